@@ -1,0 +1,1 @@
+"""The contracts: .proto files and the code generated from them (`make protos`). Nothing else is shared between services."""

@@ -1,0 +1,139 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    uptime_s: float
+    policy: str
+    policy_parameters: str
+    waiting: int
+    waiting_tokens: int
+    runners: _containers.RepeatedCompositeFieldContainer[RunnerStatus]
+    totals: Totals
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+
+class RunnerStatus(_message.Message):
+    __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PLANS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    device: str
+    model: str
+    slots: int
+    running: int
+    blocks: int
+    free_blocks: int
+    cached_blocks: int
+    block_size: int
+    plans_in_flight: int
+    last_plan: int
+    def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ...) -> None: ...
+
+class Totals(_message.Message):
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    refused: int
+    finished: int
+    sampled_tokens: int
+    prefill_tokens: int
+    preemptions: int
+    cached_tokens: int
+    dropped_rows: int
+    policy_failures: int
+    plans: int
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ...) -> None: ...
+
+class WatchStepsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchStepsResponse(_message.Message):
+    __slots__ = ("number", "runner", "time_s", "rows", "joined", "left", "slots", "waiting", "free_blocks", "blocks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    runner: str
+    time_s: float
+    rows: _containers.RepeatedCompositeFieldContainer[StepRow]
+    joined: _containers.RepeatedCompositeFieldContainer[SequenceRef]
+    left: _containers.RepeatedCompositeFieldContainer[Leave]
+    slots: int
+    waiting: int
+    free_blocks: int
+    blocks: int
+    def __init__(self, number: _Optional[int] = ..., runner: _Optional[str] = ..., time_s: _Optional[float] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[SequenceRef, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Leave, _Mapping]]] = ..., slots: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class SequenceRef(_message.Message):
+    __slots__ = ("request_id", "index", "slot")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    index: int
+    slot: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class StepRow(_message.Message):
+    __slots__ = ("sequence", "start", "count", "sample")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceRef
+    start: int
+    count: int
+    sample: bool
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("sequence", "reason")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceRef
+    reason: str
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,275 @@
+from protos import admin_pb2 as _admin_pb2
+from protos import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToEngine(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[Command]
+    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_BY_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_QUERY_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    submit: Submit
+    cut: Cut
+    cancel: Cancel
+    cancel_by_id: CancelById
+    attach: Attach
+    disconnect: Disconnect
+    status_query: StatusQuery
+    watch: Watch
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    def __init__(self, worker: _Optional[int] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    ITL_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_MS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tenant: str
+    request_id: str
+    digest: bytes
+    body: bytes
+    prompt: bytes
+    received: bytes
+    sampling: _plan_pb2.Sampling
+    n: int
+    seed: int
+    max_tokens: int
+    priority: int
+    ttft_target_ms: int
+    itl_target_ms: int
+    timeout_ms: int
+    keep_ms: int
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("sequence_id", "num_tokens", "stop_string")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    num_tokens: int
+    stop_string: str
+    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., stop_string: _Optional[str] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class CancelById(_message.Message):
+    __slots__ = ("handle", "tenant", "request_id")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tenant: str
+    request_id: str
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("handle", "tenant", "request_id")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    tenant: str
+    request_id: str
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Disconnect(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class StatusQuery(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class Watch(_message.Message):
+    __slots__ = ("on",)
+    ON_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    def __init__(self, on: _Optional[bool] = ...) -> None: ...
+
+class FromEngine(_message.Message):
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    DETACHED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_REPLY_FIELD_NUMBER: _ClassVar[int]
+    STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
+    model: ModelState
+    accepted: Accepted
+    refused: Refused
+    attached: Attached
+    detached: Detached
+    step: Step
+    done: Done
+    status_reply: StatusReply
+    step_report: _admin_pb2.WatchStepsResponse
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ...) -> None: ...
+
+class ModelState(_message.Message):
+    __slots__ = ("model", "ready", "draining", "pool_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: _plan_pb2.Model
+    ready: bool
+    draining: bool
+    pool_tokens: int
+    def __init__(self, model: _Optional[_Union[_plan_pb2.Model, _Mapping]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("handle", "first_sequence_id", "seed")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    first_sequence_id: int
+    seed: int
+    def __init__(self, handle: _Optional[int] = ..., first_sequence_id: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("handle", "code", "message", "field", "retry_after_ms")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    code: int
+    message: str
+    field: str
+    retry_after_ms: int
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("handle", "body", "prompt", "num_received", "choices", "prompt_logprobs", "cached_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    body: bytes
+    prompt: bytes
+    num_received: int
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceRecord]
+    prompt_logprobs: _plan_pb2.RowLogprobs
+    cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., num_received: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[_plan_pb2.RowLogprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class ChoiceRecord(_message.Message):
+    __slots__ = ("sequence_id", "tokens", "logprobs", "end")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    tokens: bytes
+    logprobs: _plan_pb2.RowLogprobs
+    end: End
+    def __init__(self, sequence_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[_plan_pb2.RowLogprobs, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+
+class Detached(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("sequence_ids", "tokens", "logprobs", "prompt_logprobs", "prompt_sequence_ids", "ends")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    sequence_ids: bytes
+    tokens: bytes
+    logprobs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.RowLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.RowLogprobs]
+    prompt_sequence_ids: bytes
+    ends: _containers.RepeatedCompositeFieldContainer[End]
+    def __init__(self, sequence_ids: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_sequence_ids: _Optional[bytes] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("sequence_id", "reason", "stop_token_id", "stop_string", "message", "num_tokens", "cached_tokens")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    reason: int
+    stop_token_id: int
+    stop_string: str
+    message: str
+    num_tokens: int
+    cached_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("handle", "status")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    status: _admin_pb2.GetStatusResponse
+    def __init__(self, handle: _Optional[int] = ..., status: _Optional[_Union[_admin_pb2.GetStatusResponse, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,304 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RowStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_STATUS_UNSPECIFIED: _ClassVar[RowStatus]
+    ROW_STATUS_NOT_FINITE: _ClassVar[RowStatus]
+    ROW_STATUS_FAILED: _ClassVar[RowStatus]
+ROW_STATUS_UNSPECIFIED: RowStatus
+ROW_STATUS_NOT_FINITE: RowStatus
+ROW_STATUS_FAILED: RowStatus
+
+class ToRunner(_message.Message):
+    __slots__ = ("session", "number", "welcome", "plan", "masks", "ping", "snapshot_request", "rejection")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    number: int
+    welcome: Welcome
+    plan: Plan
+    masks: Masks
+    ping: Ping
+    snapshot_request: SnapshotRequest
+    rejection: Rejection
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., masks: _Optional[_Union[Masks, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ...) -> None: ...
+
+class ToScheduler(_message.Message):
+    __slots__ = ("session", "number", "hello", "result", "event", "snapshot", "pong")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    number: int
+    hello: Hello
+    result: Result
+    event: Event
+    snapshot: Snapshot
+    pong: Pong
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("resume",)
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    resume: bool
+    def __init__(self, resume: _Optional[bool] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    runner_id: str
+    device: str
+    num_slots: int
+    block_size: int
+    num_blocks: int
+    max_step_tokens: int
+    max_depth: int
+    model: Model
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    architecture: str
+    weights_version: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokenizer: bytes
+    chat_template: str
+    special_tokens: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    APPEND_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    APPEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_STARTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    releases: bytes
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    append_slots: bytes
+    append_indexes: bytes
+    append_blocks: bytes
+    copy_sources: bytes
+    copy_targets: bytes
+    extent_slots: bytes
+    extent_starts: bytes
+    extent_counts: bytes
+    extent_flags: bytes
+    def __init__(self, releases: _Optional[bytes] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., append_slots: _Optional[bytes] = ..., append_indexes: _Optional[bytes] = ..., append_blocks: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_targets: _Optional[bytes] = ..., extent_slots: _Optional[bytes] = ..., extent_starts: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extent_flags: _Optional[bytes] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "num_computed", "seed", "sample_index", "sampling", "blocks", "context")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    sequence_id: int
+    tokens: bytes
+    prompt_len: int
+    num_computed: int
+    seed: int
+    sample_index: int
+    sampling: Sampling
+    blocks: bytes
+    context: bytes
+    def __init__(self, slot: _Optional[int] = ..., sequence_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., num_computed: _Optional[int] = ..., seed: _Optional[int] = ..., sample_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., blocks: _Optional[bytes] = ..., context: _Optional[bytes] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "bias_values", "min_tokens", "stop_ids", "logprobs", "prompt_logprobs")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: bytes
+    bias_values: bytes
+    min_tokens: int
+    stop_ids: bytes
+    logprobs: int
+    prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[bytes] = ..., bias_values: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class Masks(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[RowMask]
+    def __init__(self, rows: _Optional[_Iterable[_Union[RowMask, _Mapping]]] = ...) -> None: ...
+
+class RowMask(_message.Message):
+    __slots__ = ("row", "bits")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    bits: bytes
+    def __init__(self, row: _Optional[int] = ..., bits: _Optional[bytes] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("statuses", "token_counts", "tokens", "logprobs", "prompt_logprobs", "timings")
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    statuses: bytes
+    token_counts: bytes
+    tokens: bytes
+    logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
+    timings: Timings
+    def __init__(self, statuses: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class RowLogprobs(_message.Message):
+    __slots__ = ("row", "first_position", "values", "top", "top_ids", "top_values")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_VALUES_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first_position: int
+    values: bytes
+    top: int
+    top_ids: bytes
+    top_values: bytes
+    def __init__(self, row: _Optional[int] = ..., first_position: _Optional[int] = ..., values: _Optional[bytes] = ..., top: _Optional[int] = ..., top_ids: _Optional[bytes] = ..., top_values: _Optional[bytes] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("idle_ns", "prepare_ns", "forward_ns", "sample_ns")
+    IDLE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_NS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_NS_FIELD_NUMBER: _ClassVar[int]
+    idle_ns: int
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+    def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("resend_from", "fault", "draining")
+    RESEND_FROM_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    resend_from: int
+    fault: str
+    draining: bool
+    def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("last_plan", "sequences")
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    last_plan: int
+    sequences: _containers.RepeatedCompositeFieldContainer[ResidentSequence]
+    def __init__(self, last_plan: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[ResidentSequence, _Mapping]]] = ...) -> None: ...
+
+class ResidentSequence(_message.Message):
+    __slots__ = ("slot", "sequence_id", "tokens", "prompt_len", "computed", "blocks", "context")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    sequence_id: int
+    tokens: bytes
+    prompt_len: int
+    computed: int
+    blocks: bytes
+    context: bytes
+    def __init__(self, slot: _Optional[int] = ..., sequence_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., context: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The typed client of Roster and the `roster` command."""

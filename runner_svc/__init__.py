@@ -1,0 +1,1 @@
+"""The runner service: executes numbered plans and returns sampled tokens; decides nothing."""

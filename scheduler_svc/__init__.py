@@ -1,0 +1,1 @@
+"""The scheduler service: decides every step, speaks gRPC, imports no torch."""

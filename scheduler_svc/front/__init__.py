@@ -1,0 +1,1 @@
+"""Front workers: gRPC, validation, chat templates, (de)tokenizing, stop strings. No scheduling."""
