@@ -1,0 +1,87 @@
+"""The seam between a runner, which knows plans, and a backend, which computes: `StepBatch` in, `StepOutput` out.
+
+`BatchState` builds the batch from a plan; a backend sees no plan, no socket and no slot bookkeeping. All arrays are
+numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of sequences that
+failed before; R rows hold T positions together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import plan_pb2
+from runner_svc.slot_state import SlotState
+
+
+@dataclass(slots=True, eq=False)
+class StepBatch:
+    """One forward pass."""
+
+    slots: NDArray[np.int32]  # [R] slot of each row
+    starts: NDArray[np.int32]  # [R] first position
+    counts: NDArray[np.int32]  # [R] positions, >= 1
+    sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
+    tokens: NDArray[np.int32]  # [T] input token ids, row after row
+    positions: NDArray[np.int32]  # [T] position of each
+    slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written
+    block_tables: NDArray[np.int32]  # [R, W] W covers the longest row; beyond a row's own table: 0, the dummy block
+    params: NDArray[np.void]  # [R] records of ROW_PARAMS
+    states: list[SlotState]  # [R]
+
+    @property
+    def ends(self) -> NDArray[np.int32]:
+        """int32 [R]: positions that each row's attention sees, and the position of the token that it samples."""
+        return self.starts + self.counts
+
+    def num_scored(self, row: int) -> int:
+        """Leading positions of the row whose logits score a prompt token (that of the next position), if it asked."""
+        if self.states[row].prompt_logprobs is None:
+            return 0
+        start, count = int(self.starts[row]), int(self.counts[row])
+        return max(0, min(count, self.states[row].prompt_len - 1 - start))
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """What came of a batch, by its rows."""
+
+    statuses: NDArray[np.uint8]  # [R] plan_pb2.RowStatus
+    token_counts: NDArray[np.uint8]  # [R] tokens sampled, 0 or 1
+    tokens: NDArray[np.int32]  # [token_counts.sum()]
+    # Of rows that asked; `row` is the batch's row.
+    logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+    @classmethod
+    def sampled(
+        cls, num_rows: int, rows: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    ) -> StepOutput:
+        """The output where the ascending `rows` [L] drew `tokens` [L], except for those that are not `finite` [L]."""
+        statuses = np.zeros(num_rows, np.uint8)
+        statuses[rows[~finite]] = plan_pb2.ROW_STATUS_NOT_FINITE
+        token_counts = np.zeros(num_rows, np.uint8)
+        token_counts[rows[finite]] = 1
+        return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
+
+
+class Backend(Protocol):
+    """Owns weights and KV; executes batches in order. An exception out of it is a fault: the session is over."""
+
+    model: plan_pb2.Model
+    device: str  # "cpu", "cuda:0", "hash", "null"
+    block_size: int  # tokens per KV block
+    num_blocks: int  # blocks that plans may name, 1 to num_blocks; block 0 is the backend's dummy
+    num_slots: int  # slots that plans may name, 0 to num_slots - 1
+    max_step_tokens: int  # most positions of one batch
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies whole blocks; all sources are read before any target is written."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row."""
