@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Runs a command with a Docker daemon of its own, for a Debian machine that has neither a Docker service nor an image
+# hub: installs the packages, starts dockerd by hand, makes a stand-in for the base image with debootstrap, runs the
+# command, and ends that daemon again.
+#
+#   sudo deploy/docker-by-hand.sh make test-compose
+#
+# DOCKER_BY_HAND_ROOT: where images and the stand-in are kept between runs (default .cache/docker, some GB).
+set -euo pipefail
+
+here="$(cd "$(dirname "$0")/.." && pwd)"
+state="${DOCKER_BY_HAND_ROOT:-$here/.cache/docker}"
+base="python:3.11-slim-bookworm"
+bundle="/etc/ssl/certs/ca-certificates.crt"
+
+die() {
+  echo "docker-by-hand: $*" >&2
+  exit 1
+}
+
+[ $# -gt 0 ] || die "say what to run, e.g. $0 make test-compose"
+[ "$(id -u)" = 0 ] || die "needs root, to install packages and to start dockerd"
+command -v apt-get >/dev/null || die "works on Debian only; elsewhere start a Docker daemon and run the command itself"
+
+packages=()
+[ -x /usr/sbin/dockerd ] || packages+=(docker.io iptables)
+[ -x /usr/bin/docker-compose ] || packages+=(docker-compose)
+[ -x /usr/sbin/debootstrap ] || packages+=(debootstrap)
+if [ ${#packages[@]} -gt 0 ]; then
+  echo "docker-by-hand: installing ${packages[*]}"
+  # policy-rc.d: a package must not start a daemon of its own here.
+  policy=/usr/sbin/policy-rc.d
+  made_policy=
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    made_policy=1
+  fi
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+  [ -z "$made_policy" ] || rm -f "$policy"
+fi
+
+# A directory that only root can enter holds the socket: whoever reaches it is root on this machine. A socket's path may
+# have 107 bytes, so it lies in /tmp whatever the repository's path.
+mkdir -p "$state"
+run="$(mktemp -d /tmp/docker-by-hand.XXXXXX)"
+export DOCKER_HOST="unix://$run/docker.sock"
+export PATH="/usr/bin:/usr/sbin:$PATH"
+
+dockerd --storage-driver="${DOCKER_STORAGE_DRIVER:-overlay2}" --data-root "$state/data" --exec-root "$run/exec" \
+  --pidfile "$run/dockerd.pid" --host "$DOCKER_HOST" >"$run/dockerd.log" 2>&1 &
+daemon=$!
+
+finish() {
+  local status=$?
+  trap - EXIT
+  kill "$daemon" 2>/dev/null || true
+  wait "$daemon" 2>/dev/null || true
+  rm -rf "$run"
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+for _ in $(seq 100); do
+  docker version >/dev/null 2>&1 && break
+  kill -0 "$daemon" 2>/dev/null || { tail -n 20 "$run/dockerd.log" >&2; die "dockerd ended at once"; }
+  sleep 0.3
+done
+docker version >/dev/null 2>&1 || { tail -n 20 "$run/dockerd.log" >&2; die "dockerd did not answer within 30 s"; }
+
+if ! docker image inspect "$base" >/dev/null 2>&1; then
+  echo "docker-by-hand: making a stand-in for $base"
+  rootfs="$state/rootfs"
+  rm -rf "$rootfs"
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$rootfs" >"$run/debootstrap.log" \
+    || { tail -n 20 "$run/debootstrap.log" >&2; die "debootstrap failed"; }
+  # The host's own certificate bundle: an index behind a private certificate answers inside the build as it does here.
+  [ ! -e "$bundle" ] || cp "$bundle" "$rootfs$bundle"
+  rm -rf "$rootfs"/var/cache/apt/archives/*.deb "$rootfs"/var/lib/apt/lists/*
+  tar -C "$rootfs" -c . | docker import - "$base" >/dev/null
+  rm -rf "$rootfs"
+fi
+
+"$@"
