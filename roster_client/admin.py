@@ -1,0 +1,53 @@
+"""The asyncio client of the operators' API, `roster.admin.v1.AdminService`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from protos import admin_pb2, admin_pb2_grpc
+
+from .errors import from_rpc_error
+from .requests import CHANNEL_OPTIONS
+
+
+class AdminClient:
+    """One channel to a scheduler's admin address."""
+
+    def __init__(self, target: str = "127.0.0.1:50062") -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def get_status(self, *, deadline_s: float | None = None) -> admin_pb2.GetStatusResponse:
+        """The state of the scheduler and its runners, now."""
+        try:
+            return await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=deadline_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def watch_steps(self) -> AsyncIterator[admin_pb2.WatchStepsResponse]:
+        """The roster of each step from now on, until the generator is closed."""
+        call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest())
+        try:
+            async for step in call:
+                yield step
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,85 @@
+"""`roster chat`: a conversation in the terminal, each answer streamed; the history goes along with every message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+
+from .errors import InvalidRequestError, OverloadedError
+from .events import Delta, Finish, FinishReason
+from .requests import Message, Options
+from .sync_client import SyncRosterClient
+
+HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."
+
+
+class ChatSession:
+    """One conversation: its messages, and what the user's lines do to it."""
+
+    def __init__(self, client: SyncRosterClient, console: Console, options: Options, system: str = "") -> None:
+        self._client = client
+        self._console = console
+        self._options = options
+        self._system = system
+        self.messages: list[Message] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything but the system message."""
+        self.messages = [Message("system", self._system)] if self._system else []
+
+    def run(self, read_line: Callable[[], str]) -> None:
+        """Reads lines until EOF or /exit. A refused message is reported and forgotten; other errors end the chat."""
+        while True:
+            try:
+                line = read_line().strip()
+            except EOFError:
+                return
+            if line in ("/exit", "/quit"):
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._say(line)
+
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        if name == "/clear":
+            self.clear()
+        elif name == "/system":
+            self._system = argument.strip()
+            self.clear()
+        else:
+            self._console.print(HELP, style="dim", highlight=False)
+
+    def _say(self, line: str) -> None:
+        self.messages.append(Message("user", line))
+        try:
+            answer = self._stream_answer()
+        except (InvalidRequestError, OverloadedError) as error:
+            self.messages.pop()
+            self._console.print(f"[red]{escape(str(error))}[/]", highlight=False)
+            return
+        self.messages.append(Message("assistant", answer))
+
+    def _stream_answer(self) -> str:
+        """Prints the answer as it comes; Ctrl-C cuts it short, and what was said stays said."""
+        answer, note = "", ""
+        with self._client.chat(self.messages, **self._options) as stream:
+            try:
+                for event in stream:
+                    if isinstance(event, Delta):
+                        answer += event.text
+                        sys.stdout.write(event.text)
+                        sys.stdout.flush()
+                    elif isinstance(event, Finish) and event.reason is not FinishReason.STOP:
+                        note = f"[ended: {event.reason.name.lower()}{': ' + event.message if event.message else ''}]"
+            except KeyboardInterrupt:
+                note = "[cut]"
+        sys.stdout.write("\n")
+        if note:
+            self._console.print(escape(note), style="dim", highlight=False)
+        return answer

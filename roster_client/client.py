@@ -1,0 +1,168 @@
+"""The asyncio client: typed events over `roster.v1.InferenceService`.
+
+    async with RosterClient("127.0.0.1:50061") as client:
+        async for event in client.generate("Once upon a time", max_tokens=64):
+            ...
+
+`sync_client.py` is its twin for code without an event loop. Both raise the exceptions of `errors.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+import grpc.aio
+
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+
+from .errors import RequestCancelledError, from_rpc_error
+from .events import Assembler, Completion, Event
+from .requests import CHANNEL_OPTIONS, Message, Options, Prompt, build_prompt, build_request, call_metadata
+
+
+class EventStream:
+    """The events of one request, in order: iterate, or await `completion()`.
+
+    Leaving it early, by `cancel()` or at the end of an `async with`, cuts the stream, which cancels the request on the
+    server unless it was sent with on_disconnect=KEEP.
+    """
+
+    def __init__(self, call: Any, assembler: Assembler) -> None:
+        self._call = call
+        self._assembler = assembler
+        self._pending: Iterator[Event] = iter(())
+        self._messages = call.__aiter__()
+        self._cut = False
+
+    @property
+    def request_id(self) -> str:
+        """The request's id; "" before the first event."""
+        return self._assembler.completion.request_id
+
+    @property
+    def received(self) -> list[int]:
+        """Tokens received of each choice: the cursors with which `attach` goes on from here."""
+        return self._assembler.received
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            event = next(self._pending, None)
+            if event is not None:
+                return event
+            try:
+                message = await self._messages.__anext__()
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            except asyncio.CancelledError:
+                if not self._cut:
+                    raise
+                # grpc.aio reports our own cancel() as if the task had been cancelled.
+                raise RequestCancelledError(grpc.StatusCode.CANCELLED, "the stream was cut by cancel()") from None
+            self._pending = self._assembler.events(_response_of(message))
+
+    async def completion(self) -> Completion:
+        """Reads to the end and returns the whole answer."""
+        async for _ in self:
+            pass
+        return self._assembler.completion
+
+    def cancel(self) -> None:
+        """Cuts the stream; harmless when it has ended."""
+        self._cut = True
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class RosterClient:
+    """One channel to one server, for one tenant. Safe to share between the tasks of one event loop.
+
+    `deadline_s` of a call is in seconds and covers it whole; None means no deadline.
+    """
+
+    def __init__(self, target: str = "127.0.0.1:50061", *, tenant: str = "") -> None:
+        self._metadata = call_metadata(tenant)
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel, for services beside this one (health, reflection)."""
+        return self._channel
+
+    def generate(self, prompt: Prompt, *, deadline_s: float | None = None, **options: Unpack[Options]) -> EventStream:
+        """Streams the answer to a prompt: text, token ids or messages. Options: see `requests.Options`."""
+        return self.send(build_request(prompt, options), deadline_s=deadline_s)
+
+    def chat(
+        self, messages: Sequence[Message], *, deadline_s: float | None = None, **options: Unpack[Options]
+    ) -> EventStream:
+        """Streams the next message of a conversation."""
+        return self.generate(messages, deadline_s=deadline_s, **options)
+
+    def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> EventStream:
+        """Streams the answer to a request that is built already."""
+        call = self._stub.Generate(request, timeout=deadline_s, metadata=self._metadata)
+        return EventStream(call, Assembler((len(request.received_token_ids),)))
+
+    def attach(self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None) -> EventStream:
+        """Resumes a request's stream after the tokens received of each choice (`EventStream.received`)."""
+        request = pb.AttachRequest(request_id=request_id, received=received)
+        call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
+        return EventStream(call, Assembler(tuple(received)))
+
+    async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
+        """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""
+        await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), deadline_s)
+
+    async def get_model(self, *, deadline_s: float | None = None) -> pb.GetModelResponse:
+        """The model that is served. Raises UnavailableError until a runner is there."""
+        return await self._unary(self._stub.GetModel, pb.GetModelRequest(), deadline_s)
+
+    async def tokenize(self, prompt: Prompt, *, deadline_s: float | None = None) -> list[int]:
+        """The prompt's token ids, exactly as generate would use them."""
+        request = pb.TokenizeRequest(prompt=build_prompt(prompt))
+        return list((await self._unary(self._stub.Tokenize, request, deadline_s)).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, deadline_s: float | None = None
+    ) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return (await self._unary(self._stub.Detokenize, request, deadline_s)).text
+
+    async def close(self) -> None:
+        """Closes the channel and cuts its streams."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
+        try:
+            return await method(request, timeout=deadline_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+
+def _response_of(message: pb.GenerateResponse | pb.AttachResponse) -> pb.GenerateResponse:
+    return message.response if isinstance(message, pb.AttachResponse) else message

@@ -1,0 +1,138 @@
+"""Exceptions of the client: one class per gRPC status that a caller may want to handle, all of them `RosterError`.
+
+The server explains refusals with google.rpc details (which field, when to come back); they are parsed here, so that a
+caller never touches gRPC metadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field that the server refused: its path in the public message, and what to change."""
+
+    field: str
+    description: str
+
+
+class RosterError(Exception):
+    """A call that failed: `code`, `message`, the fields at fault, and when to try again.
+
+    `retry_after_s` is in seconds; None where the server named no time.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        fields = [f"{v.field}: {v.description}" for v in self.violations if v.description not in self.message]
+        text = "; ".join([self.message, *fields]) if self.message else "; ".join(fields)
+        text = text or f"the call failed with {self.code.name}"
+        return text if self.retry_after_s is None else f"{text} (try again in {self.retry_after_s:g} s)"
+
+
+class InvalidRequestError(RosterError):
+    """INVALID_ARGUMENT or OUT_OF_RANGE: the request can't be served as it is; `violations` say what to change."""
+
+
+class NotFoundError(RosterError):
+    """NOT_FOUND: the tenant has no such request, or its retention time is over."""
+
+
+class AlreadyExistsError(RosterError):
+    """ALREADY_EXISTS: the request id is in use with another body."""
+
+
+class OverloadedError(RosterError):
+    """RESOURCE_EXHAUSTED: the queue is full; `retry_after_s` says when to come back."""
+
+
+class DeadlineError(RosterError):
+    """DEADLINE_EXCEEDED: the call's deadline passed."""
+
+
+class RequestCancelledError(RosterError):
+    """CANCELLED: the call was cancelled."""
+
+
+class UnavailableError(RosterError):
+    """UNAVAILABLE: no server at the address, or no runner has said hello yet."""
+
+
+class NotSupportedError(RosterError):
+    """UNIMPLEMENTED: this server doesn't do what the request asks for."""
+
+
+class StreamGapError(RosterError):
+    """A delta did not join the one before it: tokens were lost or repeated on the way."""
+
+    def __init__(self, index: int, expected: int, got: int) -> None:
+        message = f"choice {index}: the next delta starts at token {got}, expected {expected}"
+        super().__init__(grpc.StatusCode.DATA_LOSS, message)
+
+
+_CLASSES: dict[grpc.StatusCode, type[RosterError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.CANCELLED: RequestCancelledError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
+}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def from_rpc_error(error: grpc.RpcError) -> RosterError:
+    """The exception for a failed call, sync or asyncio, with the details that came in its trailing metadata."""
+    call: Any = error
+    details = status_pb2.Status()
+    for key, value in call.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY:
+            try:
+                details = status_pb2.Status.FromString(value)
+            except DecodeError:
+                details = status_pb2.Status()
+    return _build(call.code(), call.details() or details.message, details)
+
+
+def from_status(code: int, message: str, details: bytes) -> RosterError:
+    """The exception for a refusal inside a session: `roster.v1.Status`'s fields, `details` a google.rpc.Status."""
+    try:
+        status = status_pb2.Status.FromString(details)
+    except DecodeError:
+        status = status_pb2.Status()
+    return _build(_CODES.get(code, grpc.StatusCode.UNKNOWN), message or status.message, status)
+
+
+def _build(code: grpc.StatusCode, message: str, status: status_pb2.Status) -> RosterError:
+    violations: list[FieldViolation] = []
+    retry_after_s: float | None = None
+    bad_request, retry_info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status.details if status.code != code_pb2.OK else ():
+        if detail.Unpack(bad_request):
+            violations += [FieldViolation(v.field, v.description) for v in bad_request.field_violations]
+        elif detail.Unpack(retry_info):
+            retry_after_s = retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9
+    return _CLASSES.get(code, RosterError)(code, message, tuple(violations), retry_after_s)

@@ -1,0 +1,185 @@
+"""What a stream brings, as plain dataclasses, and the bookkeeping that both clients share.
+
+`Assembler` turns each `GenerateResponse` into events, checks that the deltas of every choice join without a gap, and
+gathers the whole answer, so that `client.py` and `sync_client.py` only move messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protos import inference_pb2 as pb
+
+from .errors import StreamGapError
+
+
+class FinishReason(Enum):
+    """Why a choice ended (roster.v1.FinishReason)."""
+
+    STOP = pb.FINISH_REASON_STOP
+    LENGTH = pb.FINISH_REASON_LENGTH
+    CANCELLED = pb.FINISH_REASON_CANCELLED
+    DEADLINE = pb.FINISH_REASON_DEADLINE
+    ERROR = pb.FINISH_REASON_ERROR
+    UNAVAILABLE = pb.FINISH_REASON_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of one token, and of the likeliest ones at its place as (token id, log-probability)."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted under this id; what was asked of its prompt (both empty otherwise).
+
+    `prompt_logprobs` speak of prompt tokens 1, 2, ...: the first has none.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens of one choice and their text; `first_index` tokens of it came before. Where asked, one logprob a token."""
+
+    index: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A choice ended; `stop_string` or `stop_token_id` is what matched, `message` explains an error."""
+
+    index: int
+    reason: FinishReason
+    num_tokens: int
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of the whole request; `cached_tokens` prompt tokens came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+Event = Started | Delta | Finish | Usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """All that a stream brought: its choices in order of index, usage once it has ended."""
+
+    request_id: str = ""
+    started: Started | None = None
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of choice 0, "" if there is none."""
+        return self.choices[0].text if self.choices else ""
+
+
+class Assembler:
+    """Gathers a stream's messages; `cursors` are the tokens of each choice that came before this stream."""
+
+    def __init__(self, cursors: tuple[int, ...] = ()) -> None:
+        self.completion = Completion()
+        self._cursors = dict(enumerate(cursors))
+
+    @property
+    def received(self) -> list[int]:
+        """Tokens received of each choice, earlier streams included: what `attach` takes to go on from here."""
+        return [self._cursors.get(index, 0) for index in range(max(self._cursors, default=-1) + 1)]
+
+    def events(self, response: pb.GenerateResponse) -> Iterator[Event]:
+        """The events of one message, in their order. Raises StreamGapError when a delta does not join."""
+        if response.request_id or response.HasField("prompt"):
+            yield self._start(response)
+        for delta in response.deltas:
+            yield self._delta(delta)
+        for finish in response.finishes:
+            event = _finish(finish)
+            self._choice(finish.index).finish = event
+            yield event
+        if response.HasField("usage"):
+            usage = response.usage
+            self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+            yield self.completion.usage
+
+    def _start(self, response: pb.GenerateResponse) -> Started:
+        completion = self.completion
+        completion.request_id = response.request_id or completion.request_id
+        prompt = response.prompt
+        started = Started(completion.request_id, tuple(prompt.token_ids), token_logprobs(prompt.logprobs))
+        completion.started = started
+        return started
+
+    def _delta(self, delta: pb.Delta) -> Delta:
+        expected = self._cursors.get(delta.index, 0)
+        if delta.first_index != expected:
+            raise StreamGapError(delta.index, expected, delta.first_index)
+        event = Delta(
+            delta.index, delta.first_index, tuple(delta.token_ids), delta.text, token_logprobs(delta.logprobs)
+        )
+        self._cursors[delta.index] = delta.first_index + len(delta.token_ids)
+        choice = self._choice(delta.index)
+        choice.text += delta.text
+        choice.token_ids += event.token_ids
+        choice.logprobs += event.logprobs
+        return event
+
+    def _choice(self, index: int) -> Choice:
+        choices = self.completion.choices
+        while len(choices) <= index:
+            choices.append(Choice(len(choices)))
+        return choices[index]
+
+
+def token_logprobs(logprobs: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
+    """Packed arrays to one `TokenLogprobs` per token."""
+    k = logprobs.top
+    ids, values = logprobs.top_token_ids, logprobs.top_logprobs
+    return tuple(
+        TokenLogprobs(sampled, tuple(zip(ids[i * k : (i + 1) * k], values[i * k : (i + 1) * k], strict=True)))
+        for i, sampled in enumerate(logprobs.sampled)
+    )
+
+
+def _finish(finish: pb.Finish) -> Finish:
+    matched = finish.WhichOneof("matched")
+    return Finish(
+        finish.index,
+        FinishReason(finish.reason),
+        finish.num_tokens,
+        finish.stop_string if matched == "stop_string" else None,
+        finish.stop_token_id if matched == "stop_token_id" else None,
+        finish.message,
+    )

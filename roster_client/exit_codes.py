@@ -1,0 +1,34 @@
+"""Exit statuses of the `roster` command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .errors import InvalidRequestError, OverloadedError, RosterError, UnavailableError
+
+
+class ExitCode(IntEnum):
+    """What a shell sees."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    REFUSED = 4
+    INCOMPLETE = 5
+    INTERRUPTED = 130
+
+
+EXPLANATION = (
+    "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no server or not ready, 4 request refused, "
+    "5 the answer was cut short (cancelled, deadline, error), 130 interrupted."
+)
+
+
+def exit_code_for(error: RosterError) -> ExitCode:
+    """The status of a command that failed with this error."""
+    if isinstance(error, UnavailableError):
+        return ExitCode.UNAVAILABLE
+    if isinstance(error, InvalidRequestError | OverloadedError):
+        return ExitCode.REFUSED
+    return ExitCode.FAILED

@@ -1,0 +1,169 @@
+"""Both services as children of this process: start, wait until they serve, swap the scheduler, stop.
+
+`roster serve`, `roster demo` and the benchmarks stand on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from protos import inference_pb2 as pb
+
+from .child_process import ChildProcess, OnLine
+from .client import RosterClient
+from .errors import UnavailableError
+
+SCHEDULER = "scheduler"
+RUNNER = "runner"
+_MODULES = {SCHEDULER: "scheduler_svc.main", RUNNER: "runner_svc.main"}
+_POLL_S = 0.2
+# The scheduler gives running requests its drain time on SIGTERM; the runner has nothing to wait for.
+_GRACE_S = {SCHEDULER: 40.0, RUNNER: 10.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the services meet: gRPC addresses as host:port, the link as a ZeroMQ endpoint."""
+
+    listen: str = "127.0.0.1:50061"
+    admin_listen: str = "127.0.0.1:50062"
+    link: str = "tcp://127.0.0.1:50063"
+
+    @classmethod
+    def free(cls) -> Self:
+        """Loopback ports that are free right now."""
+        ports = free_ports(3)
+        return cls(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", f"tcp://127.0.0.1:{ports[2]}")
+
+
+class ServiceDiedError(Exception):
+    """A service ended that should have kept running."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        code = child.returncode
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        last = child.tail[-1] if child.tail else "it printed nothing"
+        super().__init__(f"the {child.name} died with {how}: {last}")
+        self.child = child
+
+
+class NotReadyError(Exception):
+    """The services run but did not become ready in time."""
+
+
+class Stack:
+    """A scheduler and a runner. Use as `async with`: whatever happens, both are stopped at the end.
+
+    Flags are settings by their name (`{"policy": "static"}` becomes `--policy static`); what is not given comes from
+    the `ROSTER_*` environment and the services' defaults.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        *,
+        scheduler: Mapping[str, object] | None = None,
+        runner: Mapping[str, object] | None = None,
+        on_line: OnLine = lambda name, line: None,
+    ) -> None:
+        self.endpoints = endpoints
+        self._flags = {
+            SCHEDULER: {
+                "listen": endpoints.listen,
+                "admin_listen": endpoints.admin_listen,
+                "link": endpoints.link,
+                **(scheduler or {}),
+            },
+            RUNNER: {"link": endpoints.link, **(runner or {})},
+        }
+        self._on_line = on_line
+        self._children: dict[str, ChildProcess] = {}
+
+    async def start(self) -> None:
+        """Starts both services; they find each other in any order."""
+        for name in (SCHEDULER, RUNNER):
+            await self._start(name)
+
+    async def swap_scheduler(self, **flags: object) -> None:
+        """Ends the scheduler and starts another with these flags changed; the runner keeps its weights."""
+        await self._stop(SCHEDULER)
+        self._flags[SCHEDULER] |= flags
+        await self._start(SCHEDULER)
+
+    async def wait_ready(self, timeout_s: float) -> pb.GetModelResponse:
+        """Waits until requests are taken, and returns the model. Raises ServiceDiedError or NotReadyError."""
+        deadline = time.monotonic() + timeout_s
+        async with RosterClient(self.endpoints.listen) as client:
+            while time.monotonic() < deadline:
+                self._check_alive()
+                try:
+                    return await client.get_model(deadline_s=2)
+                except UnavailableError:
+                    await asyncio.sleep(_POLL_S)
+        raise NotReadyError(f"the services did not become ready within {timeout_s:g} s")
+
+    async def wait_death(self) -> ServiceDiedError:
+        """Waits until one of the services ends by itself."""
+        tasks = {asyncio.create_task(child.wait()): child for child in self._children.values()}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return ServiceDiedError(tasks[done.pop()])
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def stop(self) -> None:
+        """Stops the scheduler, whose streams may need the runner to finish, then the runner."""
+        try:
+            await self._stop(SCHEDULER)
+        finally:
+            await self._stop(RUNNER)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _start(self, name: str) -> None:
+        flags = [
+            part for key, value in self._flags[name].items() for part in (f"--{key.replace('_', '-')}", str(value))
+        ]
+        self._children[name] = await ChildProcess.start(
+            name, [sys.executable, "-m", _MODULES[name], *flags], self._on_line
+        )
+
+    async def _stop(self, name: str) -> None:
+        if child := self._children.pop(name, None):
+            await child.stop(_GRACE_S[name])
+
+    def _check_alive(self) -> None:
+        for child in self._children.values():
+            if child.returncode is not None:
+                raise ServiceDiedError(child)
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct loopback TCP ports that nothing listens on right now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

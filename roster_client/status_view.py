@@ -1,0 +1,45 @@
+"""How `roster status` shows `roster.admin.v1.GetStatusResponse`."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protos import admin_pb2
+
+
+def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
+    """A headline, one row per runner, and the counts since the start."""
+    headline = Text(
+        f"roster {status.version}, policy {status.policy}, up {status.uptime_s:,.0f} s, "
+        f"{status.waiting} waiting ({status.waiting_tokens:,} prompt tokens)"
+    )
+    totals = status.totals
+    counts = Text(
+        f"{totals.requests:,} requests, {totals.refused:,} refused, {totals.finished:,} sequences finished, "
+        f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
+        f"{totals.preemptions:,} preemptions, {totals.plans:,} plans",
+        style="dim",
+    )
+    return Group(headline, _runners(status), counts)
+
+
+def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
+    if not status.runners:
+        return Text("no runner", style="red")
+    table = Table()
+    for heading in ("runner", "device", "model", "slots in use", "free blocks", "block size", "in flight", "last plan"):
+        table.add_column(heading)
+    for runner in status.runners:
+        table.add_row(
+            runner.id,
+            runner.device,
+            runner.model,
+            f"{runner.running} / {runner.slots}",
+            f"{runner.free_blocks:,} / {runner.blocks:,}",
+            str(runner.block_size),
+            str(runner.plans_in_flight),
+            f"{runner.last_plan:,}",
+        )
+    return table
