@@ -20,13 +20,13 @@ ROW_PARAMS = np.dtype(
         ("sample_index", np.uint32),
         ("prompt_len", np.int32),
         ("temperature", np.float32),
-        ("top_k", np.int32),
+        ("top_k", np.uint32),
         ("top_p", np.float32),
         ("min_p", np.float32),
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
-        ("min_tokens", np.int32),
+        ("min_tokens", np.uint32),
         # Some penalty, bias or min_tokens is set: the row's logits are adjusted before anything is drawn.
         ("adjusted", np.bool_),
     ]

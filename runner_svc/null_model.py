@@ -1,0 +1,55 @@
+"""A backend that computes nothing: what is left of a step's time is the scheduler's, the link's and the streams'.
+
+Its tokens spell a pangram over and over, by position, so that text is ASCII and every sequence decodes alike. It never
+draws an end-of-sequence token: requests run to max_tokens or a stop string. It reports no logprobs.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner_svc.backend import StepBatch, StepOutput
+from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+
+_TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog ", np.uint8).astype(np.int32)
+
+
+class NullBackend:
+    """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take that long."""
+
+    device = "null"
+
+    def __init__(
+        self,
+        *,
+        num_slots: int = 256,
+        block_size: int = 16,
+        num_blocks: int = 65536,
+        max_step_tokens: int = 8192,
+        vocab_size: int = NUM_TOKENS,
+        context_length: int = 8192,
+        step_ms: float = 0.0,
+    ) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.max_step_tokens = max_step_tokens
+        self.model = byte_model("null", "NullModel", vocab_size, context_length)
+        self._step_s = step_ms / 1000
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Nothing to copy: there is no KV."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """The token at a position is the pangram's character there."""
+        begin_ns = time.perf_counter_ns()
+        rows = np.flatnonzero(batch.sample)
+        tokens = _TEXT[batch.ends[rows] % len(_TEXT)]
+        output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
+        if self._step_s > 0:
+            time.sleep(self._step_s)
+        output.forward_ns = time.perf_counter_ns() - begin_ns
+        return output

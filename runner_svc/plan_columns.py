@@ -1,0 +1,71 @@
+"""The packed columns of a plan as numpy arrays, and the error for a plan that can't be executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import plan_pb2
+
+SAMPLE_FLAG = 1
+AWAIT_MASK_FLAG = 2
+
+
+class PlanFault(Exception):
+    """A plan was refused before it changed anything, or failed half way; the text says which and why.
+
+    Nothing more may execute in its session.
+    """
+
+
+def int32_column(name: str, data: bytes) -> NDArray[np.int32]:
+    """A read-only view of little-endian int32 `data`; PlanFault when its length is no multiple of 4."""
+    if len(data) % 4:
+        raise PlanFault(f"{name} has {len(data)} bytes, which is no whole number of int32")
+    return np.frombuffer(data, "<i4")
+
+
+@dataclass(slots=True, eq=False)
+class PlanColumns:
+    """The columns of one plan; all int32, but for the flags (uint8). Columns of one table have equal lengths."""
+
+    releases: NDArray[np.int32]
+    append_slots: NDArray[np.int32]
+    append_indexes: NDArray[np.int32]
+    append_blocks: NDArray[np.int32]
+    copy_sources: NDArray[np.int32]
+    copy_targets: NDArray[np.int32]
+    extent_slots: NDArray[np.int32]
+    extent_starts: NDArray[np.int32]
+    extent_counts: NDArray[np.int32]
+    extent_flags: NDArray[np.uint8]
+
+    @classmethod
+    def read(cls, plan: plan_pb2.Plan) -> PlanColumns:
+        """Views into the plan's bytes; PlanFault when lengths disagree."""
+        columns = cls(
+            int32_column("releases", plan.releases),
+            int32_column("append_slots", plan.append_slots),
+            int32_column("append_indexes", plan.append_indexes),
+            int32_column("append_blocks", plan.append_blocks),
+            int32_column("copy_sources", plan.copy_sources),
+            int32_column("copy_targets", plan.copy_targets),
+            int32_column("extent_slots", plan.extent_slots),
+            int32_column("extent_starts", plan.extent_starts),
+            int32_column("extent_counts", plan.extent_counts),
+            np.frombuffer(plan.extent_flags, np.uint8),
+        )
+        _require_equal("append", columns.append_slots, columns.append_indexes, columns.append_blocks)
+        _require_equal("copy", columns.copy_sources, columns.copy_targets)
+        _require_equal(
+            "extent", columns.extent_slots, columns.extent_starts, columns.extent_counts, columns.extent_flags
+        )
+        return columns
+
+
+def _require_equal(table: str, *columns: NDArray) -> None:
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        raise PlanFault(f"the {table} columns have different lengths: {lengths}")

@@ -1,0 +1,144 @@
+"""Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from protos import plan_pb2
+from runner_svc.backend import Backend, StepOutput
+from runner_svc.batch_state import AppliedPlan, BatchState
+from runner_svc.plan_check import Limits
+from runner_svc.plan_columns import PlanFault
+
+PROTOCOL_VERSION = 1
+
+
+class Runner:
+    """One backend and its roster. Not thread-safe: one thread calls it."""
+
+    def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
+        self._backend = backend
+        self._runner_id = runner_id
+        self._max_depth = max_depth
+        model = backend.model
+        self._state = BatchState(
+            Limits(
+                num_slots=backend.num_slots,
+                num_blocks=backend.num_blocks,
+                block_size=backend.block_size,
+                max_step_tokens=backend.max_step_tokens,
+                context_length=model.context_length,
+                vocab_size=model.vocab_size,
+            )
+        )
+        self._last_plan = 0
+        self._faulted = False
+        self._last_end_ns: int | None = None
+
+    @property
+    def last_plan(self) -> int:
+        """Number of the last plan executed in this session; 0 before the first."""
+        return self._last_plan
+
+    def hello(self) -> plan_pb2.Hello:
+        """What the scheduler must know of this runner."""
+        backend = self._backend
+        return plan_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            runner_id=self._runner_id,
+            device=backend.device,
+            num_slots=backend.num_slots,
+            block_size=backend.block_size,
+            num_blocks=backend.num_blocks,
+            max_step_tokens=backend.max_step_tokens,
+            max_depth=self._max_depth,
+            model=backend.model,
+        )
+
+    def reset(self) -> None:
+        """Begins a session with an empty roster; plans count from 1 again."""
+        self._state.reset()
+        self._begin_session()
+
+    def resume(self) -> None:
+        """Begins a session that keeps the sequences; plans count from 1 again.
+
+        Raises PlanFault after a fault: a plan may have been applied half, so the roster can't be trusted.
+        """
+        if self._faulted:
+            raise PlanFault("the sequences can't be kept after a fault: begin a session without resume")
+        self._begin_session()
+
+    def snapshot(self) -> plan_pb2.Snapshot:
+        """The sequences that the runner holds, as of the last plan executed."""
+        return plan_pb2.Snapshot(last_plan=self._last_plan, sequences=self._state.residents())
+
+    def execute(self, number: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
+        """Executes the plan after `last_plan`.
+
+        Raises PlanFault when the plan is not that one, does not fit the roster (nothing of it is applied), or fails in
+        the backend; from then on every plan is refused until `reset`.
+        """
+        if self._faulted:
+            raise PlanFault("an earlier plan failed: nothing executes until a new session")
+        try:
+            if number != self._last_plan + 1:
+                raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
+            return self._execute(number, plan)
+        except PlanFault:
+            self._faulted = True
+            raise
+        except Exception as error:
+            self._faulted = True
+            raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
+
+    def _execute(self, number: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
+        begin_ns = time.perf_counter_ns()
+        idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
+        applied = self._state.apply(plan)
+        if len(applied.copy_sources):
+            self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
+        prepare_ns = time.perf_counter_ns() - begin_ns
+        if applied.batch is None:
+            result = plan_pb2.Result(statuses=_failed(applied.num_rows).tobytes(), token_counts=bytes(applied.num_rows))
+        else:
+            output = self._backend.step(applied.batch)
+            self._state.record(applied.batch, output)
+            result = _result(applied, output)
+        self._last_plan = number
+        timings = result.timings
+        timings.idle_ns = idle_ns
+        timings.prepare_ns = prepare_ns
+        self._last_end_ns = time.perf_counter_ns()
+        return result
+
+    def _begin_session(self) -> None:
+        self._last_plan = 0
+        self._faulted = False
+        self._last_end_ns = None
+
+
+def _failed(num_rows: int) -> np.ndarray:
+    return np.full(num_rows, plan_pb2.ROW_STATUS_FAILED, np.uint8)
+
+
+def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
+    """The output by plan row: rows that were left out of the batch have failed."""
+    statuses, token_counts = output.statuses, output.token_counts
+    if len(applied.rows) < applied.num_rows:
+        statuses = _failed(applied.num_rows)
+        statuses[applied.rows] = output.statuses
+        token_counts = np.zeros(applied.num_rows, np.uint8)
+        token_counts[applied.rows] = output.token_counts
+        for logprobs in (*output.logprobs, *output.prompt_logprobs):
+            logprobs.row = int(applied.rows[logprobs.row])
+    return plan_pb2.Result(
+        statuses=statuses.tobytes(),
+        token_counts=token_counts.tobytes(),
+        tokens=output.tokens.tobytes(),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+        timings=plan_pb2.Timings(forward_ns=output.forward_ns, sample_ns=output.sample_ns),
+    )
