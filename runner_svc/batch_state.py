@@ -39,7 +39,7 @@ class BatchState:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._counters = SlotCounters.empty(limits.num_slots)
-        self._states: list[SlotState | None] = [None] * limits.num_slots
+        self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None where free
         self._params = np.zeros(limits.num_slots, ROW_PARAMS)
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
@@ -138,5 +138,5 @@ class BatchState:
             slot_mapping=self._tables[row_slots, indexes].astype(np.int64) * block_size + offsets,
             block_tables=self._tables[slots, :width],
             params=self._params[slots],
-            states=[self._states[slot] for slot in slots.tolist()],  # type: ignore[misc]  # checked: resident
+            states=self._states[slots].tolist(),
         )

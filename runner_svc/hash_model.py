@@ -1,6 +1,6 @@
 """A backend for tests whose answer depends on all that it reads: races and wrong blocks become wrong tokens.
 
-The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix(token[p]) * A^p mod 2^64`,
+The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix64(token[p]) * A^p mod 2^64`,
 where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
 The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
 block that was never written holds garbage. At temperature 0 the token depends on the context alone, otherwise on
@@ -21,25 +21,11 @@ from numpy.typing import NDArray
 from protos import plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
-_MASK = (1 << 64) - 1
 _A = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5
-_GOLDEN = 0x9E3779B97F4A7C15
 _NUM_SPECIALS = NUM_TOKENS - IM_START_ID
-
-
-def mix(value: int) -> int:
-    """splitmix64's finalizer: uint64 to uint64, every bit depends on every bit."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _powers(base: int, count: int) -> NDArray[np.uint64]:
@@ -59,16 +45,15 @@ class TokenPicker:
 
     def pick(self, context_hash: int, position: int, forbidden: Iterable[int], noise: tuple[int, int] | None) -> int:
         """The token at `position` (which only matters with `noise`, the seed and sample index); none `forbidden`."""
-        value = mix(context_hash ^ _GOLDEN)
+        value = mix64(context_hash ^ GOLDEN)
         if noise is not None:
-            seed, sample_index = noise
-            value = mix(value ^ mix((seed + _GOLDEN * (position + 1)) & _MASK) ^ mix(sample_index + 1))
+            value = mix64(value ^ draw_key(*noise, position))
         banned = set(forbidden)
         while True:
             token = self._token(value)
             if token not in banned:
                 return token
-            value = mix((value + _GOLDEN) & _MASK)
+            value = mix64((value + GOLDEN) & MASK64)
 
     def _token(self, value: int) -> int:
         if value & 0xFFFFFFFF < self._eos_below:
@@ -79,7 +64,7 @@ class TokenPicker:
 
 def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> tuple[float, list[int], list[float]]:
     """The made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
-    value = -float(mix((token << 32) + position) % 1000) / 1000
+    value = -float(mix64((token << 32) + position) % 1000) / 1000
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
 
 
@@ -137,7 +122,7 @@ class HashBackend:
         return output
 
     def _write_kv(self, batch: StepBatch) -> None:
-        terms = _mix_array(batch.tokens.astype(np.uint64) + np.uint64(1)) * self._powers_a[batch.positions]
+        terms = mix64_array(batch.tokens.astype(np.uint64) + np.uint64(1)) * self._powers_a[batch.positions]
         sums = np.cumsum(terms, dtype=np.uint64)
         firsts = np.cumsum(batch.counts) - batch.counts
         before_row = sums[firsts] - terms[firsts]
@@ -214,9 +199,9 @@ def expected_tokens(
     pending = list(prompt)
     while True:
         for token in pending:
-            running = (running + mix(token + 1) * power_a) & _MASK
-            context_hash = (context_hash + running * power_b) & _MASK
-            power_a, power_b = power_a * _A & _MASK, power_b * _B & _MASK
+            running = (running + mix64(token + 1) * power_a) & MASK64
+            context_hash = (context_hash + running * power_b) & MASK64
+            power_a, power_b = power_a * _A & MASK64, power_b * _B & MASK64
             position += 1
         if len(generated) == max_tokens or (generated and generated[-1] in stop_ids):
             return generated
