@@ -102,9 +102,13 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             value = options.get(name)
             if value is not None:
                 setattr(target, name, value)
-    request.sampling.logit_bias.update(options.get("logit_bias") or {})
-    request.stop.strings.extend(options.get("stop") or ())
-    request.stop.token_ids.extend(options.get("stop_token_ids") or ())
+    # Touching a nested message marks it as set: only what was given may.
+    if bias := options.get("logit_bias"):
+        request.sampling.logit_bias.update(bias)
+    if strings := options.get("stop"):
+        request.stop.strings.extend(strings)
+    if token_ids := options.get("stop_token_ids"):
+        request.stop.token_ids.extend(token_ids)
     request.received_token_ids.extend(options.get("received_token_ids") or ())
     if (on_disconnect := options.get("on_disconnect")) is not None:
         request.on_disconnect = on_disconnect.value

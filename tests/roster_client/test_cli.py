@@ -1,0 +1,140 @@
+"""The `roster` command through typer's runner, against a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from protos import inference_pb2 as pb
+from roster_client.cli import app
+from roster_client.exit_codes import ExitCode
+from tests.support.scripted_server import ScriptedServer, prompt_text, refuse
+
+NOBODY = "127.0.0.1:1"
+
+
+def roster(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_generate_prints_the_answer_and_statistics(server: ScriptedServer) -> None:
+    result = roster("generate", "-s", server.target, "--tenant", "acme", "-m", "9", "-t", "0", "hello big world")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert result.stdout == "hello big world \n"
+    assert "3 + 3 tokens" in result.stderr and "first token after" in result.stderr
+    (request,) = server.requests
+    assert [message.role for message in request.prompt.chat.messages] == ["user"]
+    assert request.stop.max_tokens == 9 and request.sampling.HasField("temperature")
+    assert server.metadata[0]["roster-tenant"] == "acme"
+
+
+def test_raw_and_models_without_a_template_get_plain_text(server: ScriptedServer) -> None:
+    assert roster("generate", "-s", server.target, "--raw", "-q", "one two").stdout == "one two \n"
+    server.chat_template = ""
+    assert roster("generate", "-s", server.target, "-q", "-", stdin="from a pipe").stdout == "from a pipe \n"
+    assert [request.prompt.WhichOneof("kind") for request in server.requests] == ["text", "text"]
+
+
+def test_several_answers(server: ScriptedServer) -> None:
+    result = roster("generate", "-s", server.target, "-n", "2", "-q", "a b")
+    assert result.stdout == "── answer 0 ──\na b \n── answer 1 ──\na b \n"
+
+
+def test_json(server: ScriptedServer) -> None:
+    result = roster("generate", "-s", server.target, "--json", "--stop", "x", "--stop", "yy", "a bb 🙂")
+    answer = json.loads(result.stdout)
+    assert answer["choices"][0] == {
+        "index": 0, "text": "a bb 🙂 ", "token_ids": [1, 2, 1], "finish_reason": "length", "stop_string": None,
+        "stop_token_id": None,
+    }  # fmt: skip
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 1}
+    assert list(server.requests[0].stop.strings) == ["x", "yy"] and result.stderr == ""
+
+
+def test_refusal_is_one_sentence(server: ScriptedServer) -> None:
+    server.script = refuse(3, "the request is not valid", {"stop.strings[0]": "must not be empty"})
+    result = roster("generate", "-s", server.target, "--stop", "", "hi")
+    assert result.exit_code == ExitCode.REFUSED
+    assert result.stderr == "the request is not valid; stop.strings[0]: must not be empty\n" and result.stdout == ""
+
+
+def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> None:
+    def failing(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(deltas=[pb.Delta(token_ids=[1], text="so far")])
+        finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, message="logits were not finite", num_tokens=1)
+        yield pb.GenerateResponse(finishes=[finish], usage=pb.Usage(prompt_tokens=1, completion_tokens=1))
+
+    server.script = failing
+    result = roster("generate", "-s", server.target, "-q", "hi")
+    assert result.exit_code == ExitCode.INCOMPLETE and result.stdout == "so far\n"
+    assert "error): logits were not finite" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("generate", "-s", NOBODY, "hi"), ("chat", "-s", NOBODY), ("health", "-s", NOBODY),
+                                     ("status", "--admin", NOBODY)])  # fmt: skip
+def test_nobody_there(command: tuple[str, ...]) -> None:
+    result = roster(*command)
+    assert result.exit_code == ExitCode.UNAVAILABLE
+    assert result.stderr.startswith("No server is ready there") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("generate",), ("generate", "--max-tokens", "0", "hi"), ("generate", "--tenant", "müller", "hi"), ("nonsense",)],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    result = roster(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert "Traceback" not in result.output
+
+
+def test_health(server: ScriptedServer) -> None:
+    result = roster("health", "-s", server.target)
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "SERVING\n")
+
+
+def test_chat_keeps_the_history(server: ScriptedServer) -> None:
+    result = roster("chat", "-s", server.target, "--system", "be brief", stdin="hello you\nand again\n")
+    assert result.exit_code == ExitCode.OK
+    assert "hello you \n" in result.stdout and "and again \n" in result.stdout
+    told = [[(m.role, m.parts[0].text) for m in request.prompt.chat.messages] for request in server.requests]
+    first = [("system", "be brief"), ("user", "hello you")]
+    assert told == [first, [*first, ("assistant", "hello you "), ("user", "and again")]]
+
+
+def test_chat_commands(server: ScriptedServer) -> None:
+    script = "hello\n/clear\nonce more\n/system be long\n/what\nlast\n/exit\nnever\n"
+    result = roster("chat", "-s", server.target, stdin=script)
+    assert result.exit_code == ExitCode.OK and "/clear forgets" in result.stdout
+    assert [len(request.prompt.chat.messages) for request in server.requests] == [1, 1, 2]
+    assert server.requests[2].prompt.chat.messages[0].parts[0].text == "be long"
+
+
+def test_chat_survives_a_refused_message(server: ScriptedServer) -> None:
+    accept = server.script
+
+    def script(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        wanted = refuse(3, "the prompt is too long") if "long" in prompt_text(request.prompt) else accept
+        yield from wanted(request, context)
+
+    server.script = script
+    result = roster("chat", "-s", server.target, stdin="a long one\nshort\n")
+    assert result.exit_code == ExitCode.OK
+    assert "the prompt is too long" in result.stdout and "short \n" in result.stdout
+    assert len(server.requests[-1].prompt.chat.messages) == 1
+
+
+def test_chat_needs_a_template(server: ScriptedServer) -> None:
+    server.chat_template = ""
+    result = roster("chat", "-s", server.target)
+    assert result.exit_code == ExitCode.USAGE and "no chat template" in result.stderr
+
+
+def test_help_names_units_and_exit_status() -> None:
+    assert "Exit status: 0 done" in " ".join(roster("--help").stdout.split())
+    for command in ("generate", "chat", "status", "health"):
+        assert roster(command, "--help").exit_code == ExitCode.OK

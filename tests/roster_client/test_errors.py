@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from roster_client import errors
+from roster_client.errors import FieldViolation, RosterError, from_rpc_error, from_status
+
+
+class Call(grpc.RpcError):
+    """A failed call with this status and trailing metadata."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, bytes], ...]) -> None:
+        self._answers = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._answers[0]
+
+    def details(self) -> str:
+        return self._answers[1]
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._answers[2]
+
+
+def details_of(code: grpc.StatusCode, message: str, delay_ns: int) -> bytes:
+    status = status_pb2.Status(code=code.value[0], message=message)
+    violation = error_details_pb2.BadRequest.FieldViolation(field="stop.max_tokens", description="must be at least 1")
+    status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromNanoseconds(delay_ns)
+    status.details.add().Pack(retry)
+    return status.SerializeToString()
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_details_are_parsed_for_every_code_in_calls_and_sessions(code: grpc.StatusCode) -> None:
+    delay_ns = random.randrange(1, 10**11)
+    print(f"delay {delay_ns} ns")
+    details = details_of(code, "no", delay_ns)
+    call = Call(code, "no", (("other", b"x"), (errors.STATUS_DETAILS_KEY, details)))
+    for error in (from_rpc_error(call), from_status(code.value[0], "no", details)):
+        assert error.code is code and error.message == "no"
+        assert error.violations == (FieldViolation("stop.max_tokens", "must be at least 1"),)
+        assert error.retry_after_s == pytest.approx(delay_ns / 1e9)
+        assert "stop.max_tokens: must be at least 1" in str(error) and "try again in" in str(error)
+
+
+def test_classes() -> None:
+    expected = {
+        "INVALID_ARGUMENT": errors.InvalidRequestError,
+        "NOT_FOUND": errors.NotFoundError,
+        "ALREADY_EXISTS": errors.AlreadyExistsError,
+        "RESOURCE_EXHAUSTED": errors.OverloadedError,
+        "DEADLINE_EXCEEDED": errors.DeadlineError,
+        "CANCELLED": errors.RequestCancelledError,
+        "UNAVAILABLE": errors.UnavailableError,
+        "UNIMPLEMENTED": errors.NotSupportedError,
+        "INTERNAL": RosterError,
+    }
+    for name, kind in expected.items():
+        assert type(from_rpc_error(Call(grpc.StatusCode[name], "x", ()))) is kind
+
+
+@pytest.mark.parametrize("details", [b"", b"\xff\xff garbage"])
+def test_broken_details_do_not_hide_the_status(details: bytes) -> None:
+    trailing = ((errors.STATUS_DETAILS_KEY, details),)
+    error = from_rpc_error(Call(grpc.StatusCode.NOT_FOUND, "no such request", trailing))
+    assert isinstance(error, errors.NotFoundError)
+    assert (str(error), error.violations, error.retry_after_s) == ("no such request", (), None)
+    assert str(from_rpc_error(Call(grpc.StatusCode.INTERNAL, "", ()))) == "the call failed with INTERNAL"
