@@ -36,11 +36,11 @@ class SchedulerSettings(BaseSettings):
     prefix_sharing: bool = Field(False, description="Sequences share the KV blocks of equal prompt prefixes.")
     max_waiting_requests: int = Field(8192, ge=1, description="Requests that may wait; more are refused.")
     max_waiting_tokens: int = Field(16_000_000, ge=1, description="Prompt tokens that may wait; more are refused.")
-    runner_timeout_s: float = Field(
-        10.0, gt=0, description="Seconds without a message, or of age of the oldest plan, after which a runner is dead."
+    runner_timeout_s: float = Field(10.0, gt=0, description="Seconds without a message after which a runner is dead.")
+    plan_timeout_s: float = Field(
+        120.0, gt=0, description="Age in seconds at which the oldest plan proves that its runner hangs."
     )
-    plan_timeout_s: float = Field(120.0, gt=0, description="Seconds after which a runner that has a plan counts as hung.")
-    no_runner_s: float = Field(60.0, gt=0, description="Seconds without any runner after which streams end UNAVAILABLE.")
+    no_runner_s: float = Field(60.0, gt=0, description="Seconds without a runner after which streams end UNAVAILABLE.")
     retention_s: float = Field(60.0, ge=0, description="Seconds that a finished request stays attachable.")
     retention_requests: int = Field(4096, ge=0, description="Finished requests kept attachable, at most.")
     flush_ms: float = Field(

@@ -1,0 +1,54 @@
+"""What a runner must know of a sequence that takes a slot, and the names of its blocks."""
+
+from __future__ import annotations
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.block_pool import chain_hash
+from scheduler_svc.plan_draft import pack
+from scheduler_svc.sequence import Sequence
+
+
+def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admission:
+    """Full data for a new sequence: tokens, parameters, noise key, blocks, and the context for a later snapshot."""
+    request = sequence.request
+    return plan_pb2.Admission(
+        slot=sequence.slot,
+        sequence_id=sequence.id,
+        tokens=pack(sequence.tokens),
+        prompt_len=sequence.prompt_len,
+        num_computed=num_computed,
+        seed=request.seed,
+        sample_index=sequence.index,
+        sampling=request.sampling,
+        blocks=pack(sequence.blocks),
+        context=context_bytes(sequence),
+    )
+
+
+def context_bytes(sequence: Sequence) -> bytes:
+    """What a new scheduler needs to know of this sequence's request besides its tokens: a Submit without the prompt."""
+    request = sequence.request
+    return engine_pb2.Submit(
+        handle=request.handle,
+        tenant=request.tenant,
+        request_id=request.request_id,
+        digest=request.digest,
+        body=request.body,
+        sampling=request.sampling,
+        n=len(request.sequences),
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        ttft_target_ms=request.ttft_target_ms,
+        itl_target_ms=request.itl_target_ms,
+        keep_ms=int(request.keep_s * 1000),
+    ).SerializeToString()
+
+
+def block_hashes(sequence: Sequence, count: int, block_size: int, root: bytes) -> list[bytes]:
+    """Names of the first `count` full blocks of the sequence's tokens (made once, kept on the sequence)."""
+    hashes = sequence.hashes
+    while len(hashes) < count:
+        start = len(hashes) * block_size
+        hashes.append(chain_hash(hashes[-1] if hashes else root, sequence.tokens[start : start + block_size]))
+    return hashes[:count]

@@ -1,0 +1,153 @@
+"""Applying a result: tokens, counters and ends of one plan's rows, all rows at once.
+
+A row is *live* while its sequence sits in the slot under the same epoch. Other rows are stale: those of a preempted
+sequence still bring their token (the stream must not lose it) but touch no counter; those of an ended one are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import plan_pb2
+from scheduler_svc.plan_draft import InFlight
+from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
+from scheduler_svc.slot_table import SlotTable
+
+OK = plan_pb2.ROW_STATUS_UNSPECIFIED
+_MESSAGES = {
+    plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
+    plan_pb2.ROW_STATUS_FAILED: "the runner could not compute this sequence",
+}
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a result brought, in row order: `sequences[i]` got `tokens[i]`."""
+
+    sequences: list[Sequence]
+    tokens: npt.NDArray[np.int32]
+    sequence_ids: npt.NDArray[np.uint64]
+    ends: list[tuple[Sequence, End]] = field(default_factory=list)
+    late: list[Sequence] = field(default_factory=list)
+    """Waiting sequences that got a token from a row of before their preemption."""
+    dropped_rows: int = 0
+    logprobs: list[tuple[int, plan_pb2.RowLogprobs]] = field(default_factory=list)
+    """(index into `sequences`, log-probabilities)."""
+    prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
+
+
+class MalformedResult(ValueError):
+    """Columns of a result that do not fit its plan."""
+
+
+def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result) -> Applied:
+    """Moves the counters by what `result` says of `flight`'s rows. Raises MalformedResult, changing nothing."""
+    statuses = np.frombuffer(result.statuses, np.uint8)
+    token_counts = np.frombuffer(result.token_counts, np.uint8)
+    tokens = np.frombuffer(result.tokens, "<i4")
+    num_rows = len(flight.sequences)
+    if len(statuses) != num_rows or len(token_counts) != num_rows or int(token_counts.sum()) != len(tokens):
+        raise MalformedResult(f"result of plan {flight.number}: its columns do not fit {num_rows} rows")
+    got = token_counts == 1
+    if not np.array_equal(got, flight.sample & (statuses == OK)):
+        raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
+    live = table.epoch[flight.slots] == flight.epochs
+    if live.all() and got.all():
+        applied = _apply_steady(table, flight, tokens)
+        index_of_row = {row: row for row in range(num_rows)} if result.logprobs else {}
+    else:
+        applied, index_of_row = _apply_mixed(table, flight, statuses, got, live, tokens)
+    for logprobs in result.logprobs:
+        if logprobs.row in index_of_row:
+            applied.logprobs.append((index_of_row[logprobs.row], logprobs))
+    for logprobs in result.prompt_logprobs:
+        applied.prompt_logprobs.append((flight.sequences[logprobs.row], logprobs))
+    return applied
+
+
+def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32]) -> Applied:
+    """Every row is live and sampled."""
+    slots = flight.slots
+    table.in_flight[slots] -= 1
+    table.computed[slots] = flight.starts + flight.counts
+    applied = Applied(flight.sequences, tokens, table.sequence_id[slots])
+    _append(table, slots, applied)
+    return applied
+
+
+def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied) -> None:
+    """Live rows get their tokens; collects the ends."""
+    sequences, tokens = applied.sequences, applied.tokens
+    table.pending[slots] -= 1
+    table.length[slots] += 1
+    for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+        sequence.tokens.append(token)
+    stopped = (table.stops[slots] == tokens[:, None]).any(axis=1) | table.many_stops[slots]
+    for row in np.flatnonzero(stopped | (table.length[slots] >= table.limit[slots])).tolist():
+        end = end_of(sequences[row], int(tokens[row]))
+        if end is not None:
+            applied.ends.append((sequences[row], end))
+
+
+def end_of(sequence: Sequence, token: int) -> End | None:
+    """Does the sequence end with the token it just got?"""
+    if token in sequence.request.stop_ids:
+        return End(FinishReason.STOP, stop_token_id=token)
+    if len(sequence.tokens) >= sequence.limit:
+        return End(FinishReason.LENGTH)
+    return None
+
+
+def _apply_mixed(
+    table: SlotTable,
+    flight: InFlight,
+    statuses: npt.NDArray[np.uint8],
+    got: npt.NDArray[np.bool_],
+    live: npt.NDArray[np.bool_],
+    tokens: npt.NDArray[np.int32],
+) -> tuple[Applied, dict[int, int]]:
+    """Any mix of chunks, samples, stale and failed rows. Also returns where each row's token went (row -> index)."""
+    slots = flight.slots[live]
+    table.in_flight[slots] -= 1
+    table.computed[slots] = (flight.starts + flight.counts)[live]
+    index_of_token = np.cumsum(got) - 1
+    rows = np.flatnonzero(live & got)
+    applied = Applied(
+        [flight.sequences[row] for row in rows.tolist()],
+        tokens[index_of_token[rows]],
+        table.sequence_id[flight.slots[rows]],
+    )
+    _append(table, flight.slots[rows], applied)
+    index_of_row = {row: index for index, row in enumerate(rows.tolist())}
+    late_tokens: list[int] = []
+    for row in np.flatnonzero(~live | (statuses != OK)).tolist():
+        sequence = flight.sequences[row]
+        if sequence.phase is Phase.FINISHED:
+            applied.dropped_rows += 1
+            continue
+        sequence.stale -= not live[row]
+        if statuses[row] != OK:
+            message = _MESSAGES.get(int(statuses[row]), f"the runner answered status {statuses[row]}")
+            applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
+        elif got[row]:
+            index_of_row[row] = len(applied.sequences) + len(applied.late)
+            late_tokens.append(int(tokens[index_of_token[row]]))
+            _append_late(sequence, late_tokens[-1], applied)
+    if applied.late:
+        applied.sequences = applied.sequences + applied.late
+        applied.tokens = np.concatenate((applied.tokens, np.array(late_tokens, np.int32)))
+        late_ids = np.array([sequence.id for sequence in applied.late], np.uint64)
+        applied.sequence_ids = np.concatenate((applied.sequence_ids, late_ids))
+    return applied, index_of_row
+
+
+def _append_late(sequence: Sequence, token: int, applied: Applied) -> None:
+    """A waiting sequence gets the token of a row from before its preemption."""
+    sequence.tokens.append(token)
+    applied.late.append(sequence)
+    end = end_of(sequence, token)
+    if end is not None:
+        applied.ends.append((sequence, end))

@@ -1,0 +1,158 @@
+"""The pool of KV blocks of one runner: who owns which, which content may be hit, which to give next.
+
+Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, nothing worth keeping),
+*cached* (free, READY content that a prefix may hit) or *held* (reference count > 0). Giving takes blank blocks first,
+then the least recently used cached one. Content is named by a chained hash, so equal hash means equal prefix.
+
+A block with a hash is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class PoolExhausted(RuntimeError):
+    """More blocks were asked for than are free: the caller did not look at `num_free` first."""
+
+
+@dataclass(slots=True, frozen=True)
+class Match:
+    """Longest READY prefix: its blocks, and whether the next block is being computed by somebody right now."""
+
+    blocks: list[int]
+    next_is_pending: bool
+
+
+def root_hash(*parts: str) -> bytes:
+    """The parent of a first block: separates tenants' salts, adapters and weights versions. 16 bytes."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+
+def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
+    """The name of a block that holds `tokens` after the prefix named `parent`. 16 bytes, collision-resistant."""
+    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Fixed blocks with reference counts and an index of reusable content. Every operation is O(1) a block."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._references = [0] * (num_blocks + 1)
+        self._blank = list(range(num_blocks, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}  # READY and PENDING
+        self._pending: set[int] = set()
+        self.last_plan = [0] * (num_blocks + 1)
+        """Last plan that touched each freed block: any writer but compute itself waits for its result."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content may still be hit."""
+        return len(self._cached)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of `num_tokens` positions."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
+        if count > self.num_free:
+            raise PoolExhausted(f"{count} blocks asked, {self.num_free} free")
+        blocks = [self._take_one() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def _take_one(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        block, _ = self._cached.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block
+
+    def release(self, blocks: list[int], plan: int = 0) -> None:
+        """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            self.last_plan[block] = plan
+            if block in self._hash_of and block not in self._pending:
+                self._cached[block] = None
+            else:
+                self._forget(block)
+                self._blank.append(block)
+
+    def _forget(self, block: int) -> None:
+        name = self._hash_of.pop(block, None)
+        if name is not None:
+            del self._block_of[name]
+            self._pending.discard(block)
+
+    def match(self, hashes: Iterable[bytes]) -> Match:
+        """Looks up a chain of block hashes, front to back. Takes no reference: `share` does."""
+        blocks: list[int] = []
+        for name in hashes:
+            block = self._block_of.get(name)
+            if block is None:
+                break
+            if block in self._pending:
+                return Match(blocks, next_is_pending=True)
+            blocks.append(block)
+        return Match(blocks, next_is_pending=False)
+
+    def share(self, blocks: list[int]) -> None:
+        """Adds a reference to each of a match's blocks; free ones among them are pinned again."""
+        for block in blocks:
+            if not self._references[block]:
+                del self._cached[block]
+            self._references[block] += 1
+
+    def num_free_without(self, blocks: list[int]) -> int:
+        """`num_free` once `blocks` (a match) were shared."""
+        return self.num_free - sum(1 for block in blocks if not self._references[block])
+
+    def announce(self, block: int, name: bytes) -> None:
+        """Says that `block`, held and being computed, will hold the content `name` (PENDING); the first one is kept."""
+        if name not in self._block_of and block not in self._hash_of:
+            self._block_of[name] = block
+            self._hash_of[block] = name
+            self._pending.add(block)
+
+    def confirm(self, block: int) -> None:
+        """A result has confirmed the block's KV: PENDING becomes READY. No-op for blocks without a hash."""
+        self._pending.discard(block)
+
+    def check(self, tables: Iterable[list[int]]) -> None:
+        """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.
+
+        Raises RuntimeError with the first difference. O(blocks): for idle moments and tests.
+        """
+        held = Counter(block for table in tables for block in table)
+        free = Counter([*self._blank, *self._cached])
+        for block in range(1, self.num_blocks + 1):
+            if held[block] != self._references[block]:
+                raise RuntimeError(f"block {block}: {held[block]} owners, {self._references[block]} references")
+            if free[block] != (0 if held[block] else 1):
+                raise RuntimeError(f"block {block}: free {free[block]} times with {held[block]} owners")
+        if set(held) - set(range(1, self.num_blocks + 1)):
+            raise RuntimeError("a table names a block outside the pool")
+        if {name: block for block, name in self._hash_of.items()} != self._block_of:
+            raise RuntimeError("the index and the blocks' hashes differ")
+        if any(not self._references[block] for block in self._pending) or not self._pending <= set(self._hash_of):
+            raise RuntimeError("a PENDING block has no owner or no hash")
+        if any(block not in self._hash_of for block in self._cached):
+            raise RuntimeError("a cached block has no hash")

@@ -1,0 +1,178 @@
+"""What front workers ask of the engine, one function a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from protos import engine_pb2
+from scheduler_svc.intake import Refusal, build_request
+from scheduler_svc.outbox import attached_message
+from scheduler_svc.policy import Load, Refuse
+from scheduler_svc.request_view import request_view
+from scheduler_svc.sequence import End, FinishReason, Request
+from scheduler_svc.sequence_ids import SequenceIds
+from scheduler_svc.status import model_state, status
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+
+class Commands:
+    """Carries out commands on the engine. What a command can't do is answered with a refusal, never raised."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ids = SequenceIds()
+        self._table: dict[str, Callable[[bytes, Any], None]] = {
+            "hello": self._hello,
+            "submit": self._submit,
+            "cut": self._cut,
+            "cancel": self._cancel,
+            "cancel_by_id": self._cancel_by_id,
+            "attach": self._attach,
+            "disconnect": self._disconnect,
+            "status_query": self._status_query,
+            "watch": self._watch,
+        }
+
+    def take(self, worker: bytes, command: engine_pb2.Command) -> None:
+        """Carries out one command."""
+        kind = command.WhichOneof("command")
+        if kind is not None:
+            self._table[kind](worker, getattr(command, kind))
+
+    def _hello(self, worker: bytes, hello: engine_pb2.WorkerHello) -> None:
+        former = self._engine.workers.get(hello.worker)
+        if former is not None and former != worker:
+            self._engine.forget_worker(former)
+        self._engine.workers[hello.worker] = worker
+        self._engine.outbox.message(worker, model_state(self._engine))
+
+    def _submit(self, worker: bytes, submit: engine_pb2.Submit) -> None:
+        engine = self._engine
+        known = engine.book.by_key(submit.tenant, submit.request_id)
+        if known is not None and known.digest == submit.digest:
+            self._hand_over(known, submit.handle, worker)
+            return
+        request = build_request(submit, worker, self._ids.take(submit.n), engine.ledger.now_s)
+        refusal = self._refusal(request, known)
+        if refusal is not None:
+            engine.totals.refused += 1
+            engine.outbox.message(worker, refusal.to_message(submit.handle))
+            return
+        accepted = engine_pb2.Accepted(
+            handle=request.handle, first_sequence_id=request.sequences[0].id, seed=request.seed
+        )
+        engine.outbox.message(worker, engine_pb2.FromEngine(accepted=accepted))
+        engine.submit(request)
+
+    def _refusal(self, request: Request, known: Request | None) -> Refusal | None:
+        """Why this request can't wait here; None if it can."""
+        engine, settings = self._engine, self._engine.settings
+        if known is not None:
+            message = f"request_id {request.request_id!r} is in use with another body: choose another id"
+            return Refusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
+        if engine.draining:
+            return Refusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
+        if engine.pool.model is None:
+            return Refusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
+        most, needed = engine.pool.max_tokens, request.prompt_len + request.max_tokens
+        if engine.pool.schedulers and needed > most:
+            message = f"prompt and max_tokens ({needed} tokens) can never fit the KV pool of {most}: lower max_tokens"
+            return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens")
+        if len(engine.queue) + len(request.sequences) > settings.max_waiting_requests:
+            return self._full(f"{len(engine.queue)} sequences wait, the most that may")
+        new_tokens = request.prompt_len * len(request.sequences)
+        if engine.queue.num_tokens + new_tokens > settings.max_waiting_tokens:
+            return self._full(f"{engine.queue.num_tokens} prompt tokens wait, {new_tokens} more are too many")
+        answer = engine.policy.admit(request_view(request), self._load())
+        if isinstance(answer, Refuse):
+            return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
+        return None
+
+    def _full(self, what: str) -> Refusal:
+        """The queue is full; come back when about an eighth of it has been served, at the pace so far."""
+        engine = self._engine
+        pace = engine.totals.finished / max(1e-3, engine.clock() - engine.started_s)
+        wait_s = min(30.0, max(0.5, len(engine.queue) / 8 / max(pace, 1e-3)))
+        return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the queue is full ({what}): try again later", "", wait_s)
+
+    def _load(self) -> Load:
+        """The sum over all runners."""
+        loads = [s.load(self._engine.queue, s.table.num_running) for s in self._engine.pool.schedulers.values()]
+        return Load(
+            running=sum(load.running for load in loads),
+            decoding=sum(load.decoding for load in loads),
+            slots=sum(load.slots for load in loads),
+            waiting=len(self._engine.queue),
+            waiting_tokens=self._engine.queue.num_tokens,
+            free_blocks=sum(load.free_blocks for load in loads),
+            blocks=sum(load.blocks for load in loads),
+            block_size=max((load.block_size for load in loads), default=1),
+            max_step_tokens=sum(load.max_step_tokens for load in loads),
+        )
+
+    def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
+        """The text decides: what was sampled beyond the stop string is taken back, even after an end."""
+        sequence = self._engine.book.sequence(cut.sequence_id)
+        if sequence is None or sequence.num_generated < cut.num_tokens:
+            return
+        if sequence.end is not None and sequence.end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        end = End(FinishReason.STOP, stop_string=cut.stop_string)
+        if sequence.end is None:
+            self._engine.finish(sequence, end)
+        sequence.end = end
+        del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
+
+    def _cancel(self, worker: bytes, cancel: engine_pb2.Cancel) -> None:
+        request = self._engine.book.by_handle(cancel.handle)
+        if request is not None:
+            self._engine.finish_request(request, End(FinishReason.CANCELLED))
+
+    def _cancel_by_id(self, worker: bytes, cancel: engine_pb2.CancelById) -> None:
+        request = self._engine.book.by_key(cancel.tenant, cancel.request_id)
+        if request is None:
+            self._engine.outbox.message(worker, _unknown(cancel.request_id).to_message(cancel.handle))
+            return
+        self._engine.finish_request(request, End(FinishReason.CANCELLED))
+        self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=cancel.handle)))
+
+    def _attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
+        request = self._engine.book.by_key(attach.tenant, attach.request_id)
+        if request is None:
+            self._engine.outbox.message(worker, _unknown(attach.request_id).to_message(attach.handle))
+            return
+        self._hand_over(request, attach.handle, worker)
+
+    def _hand_over(self, request: Request, handle: int, worker: bytes) -> None:
+        """The request goes to another stream, of this worker or another; tokens so far go with it."""
+        outbox = self._engine.outbox
+        outbox.seal()  # steps up to here belong to the former owner
+        detached = engine_pb2.Detached(handle=request.handle)
+        outbox.message(request.owner, engine_pb2.FromEngine(detached=detached))
+        self._engine.book.rename(request, handle, worker)
+        outbox.message(worker, attached_message(handle, request.sequences))
+
+    def _disconnect(self, worker: bytes, disconnect: engine_pb2.Disconnect) -> None:
+        request = self._engine.book.by_handle(disconnect.handle)
+        if request is not None:
+            self._engine.cut_stream(request)
+
+    def _status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
+        reply = engine_pb2.StatusReply(handle=query.handle, status=status(self._engine))
+        self._engine.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
+
+    def _watch(self, worker: bytes, watch: engine_pb2.Watch) -> None:
+        if watch.on:
+            self._engine.watchers.add(worker)
+        else:
+            self._engine.watchers.discard(worker)
+
+
+def _unknown(request_id: str) -> Refusal:
+    message = f"there is no request {request_id!r}: it never was, was cancelled, or its retention time is over"
+    return Refusal(grpc.StatusCode.NOT_FOUND, message, "request_id")

@@ -1,0 +1,279 @@
+"""The engine: one loop that turns requests and results into plans and tokens.
+
+    receive -> apply -> admit -> plan -> send -> publish
+
+Apply (tokens, ends, cancels: cheap, frees blocks) comes before planning; publish (dear) comes after sending. The engine
+owns the shared queue, the request book and the ledger; each runner's roster is a `Scheduler`. It is driven by events:
+any runner with fewer plans in flight than its depth gets the next plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from protos import engine_pb2
+from scheduler_svc.applied import Applied, MalformedResult, end_of
+from scheduler_svc.commands import Commands
+from scheduler_svc.front_link import FrontLink
+from scheduler_svc.outbox import Outbox
+from scheduler_svc.policy import Ledger, PolicyGuard, StepReport
+from scheduler_svc.request_book import RequestBook
+from scheduler_svc.request_view import request_view
+from scheduler_svc.roster_check import check_roster
+from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent, RunnerLink
+from scheduler_svc.runner_pool import RunnerPool
+from scheduler_svc.scheduler import BadResult, PlannedStep
+from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.status import Totals, model_state, step_report
+from scheduler_svc.waiting_queue import WaitingQueue
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """Owns every request from Submit to End. Not thread-safe: `step` is called by one thread."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        policy: PolicyGuard,
+        fronts: FrontLink,
+        runners: RunnerLink,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.clock = clock
+        self.fronts = fronts
+        self.runners = runners
+        self.started_s = clock()
+        self.pool = RunnerPool(settings, clock)
+        self.queue = WaitingQueue()
+        self.book = RequestBook(settings.retention_s, settings.retention_requests)
+        self.ledger = Ledger()
+        self.outbox = Outbox()
+        self.totals = Totals()
+        self.workers: dict[int, bytes] = {}
+        self.watchers: set[bytes] = set()
+        self.draining = False
+        self._commands = Commands(self)
+        self._serial = 0
+        self._alone_since_s: float | None = self.started_s
+
+    # ------------------------------------------------------------------ the step
+
+    def step(self) -> None:
+        """One turn. Never blocks."""
+        commands, events = self.fronts.receive(), self.runners.receive()
+        self.ledger.now_s = self.clock()
+        self._apply(events)
+        self._admit(commands)
+        plans = self._plan()
+        self._send(plans)
+        self._publish(plans)
+
+    def _apply(self, events: list[RunnerEvent]) -> None:
+        for event in events:
+            match event:
+                case GotResult():
+                    self._apply_result(event)
+                case Joined():
+                    self._join(event)
+                case Lost():
+                    self._lose(event)
+
+    def _apply_result(self, event: GotResult) -> None:
+        scheduler = self.pool.schedulers.get(event.session)
+        if scheduler is None:
+            return
+        sent_s = scheduler.in_flight[0].sent_s if scheduler.in_flight else self.ledger.now_s
+        try:
+            applied = scheduler.apply(event.number, event.result)
+        except (BadResult, MalformedResult) as error:
+            self.runners.drop(event.session, str(error))
+            return
+        if applied is None:
+            return
+        self._record(applied)
+        for sequence, end in applied.ends:
+            self.finish(sequence, end)
+        now_s = self.ledger.now_s
+        self.policy.observe(StepReport(now_s, len(applied.sequences), len(applied.tokens), now_s - sent_s))
+
+    def _record(self, applied: Applied) -> None:
+        """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
+        self.totals.sampled_tokens += len(applied.tokens)
+        for index, logprobs in applied.logprobs:
+            applied.sequences[index].logprobs.append(logprobs)
+        applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
+        for sequence, logprobs in applied.prompt_logprobs:
+            sequence.prompt_logprobs.append(logprobs)
+        if applied.sequences or applied.prompt_logprobs:
+            self.outbox.tokens(applied)
+
+    def _admit(self, commands: list[tuple[bytes, engine_pb2.Command]]) -> None:
+        for worker, command in commands:
+            try:
+                self._commands.take(worker, command)
+            except Exception:  # one request's data must not end the process
+                log.exception("a command failed", command=command.WhichOneof("command"))
+        now_s = self.ledger.now_s
+        for request in self.book.due(now_s):
+            self._fall_due(request, now_s)
+        self.book.expire(now_s)
+        if self._alone_since_s is not None and now_s - self._alone_since_s > self.settings.no_runner_s:
+            self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
+
+    def _plan(self) -> list[tuple[int, PlannedStep]]:
+        """A plan for every runner that can take one, until none can or nothing is left to do."""
+        plans = []
+        idle: set[int] = set()
+        while ready := [item for item in self.pool.ready() if item[0] not in idle]:
+            session, scheduler = ready[0]
+            step = scheduler.plan(self.queue, self.policy)
+            if step is None:
+                idle.add(session)
+                continue
+            plans.append((session, step))
+            for sequence, _ in step.joined:
+                self.ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - sequence.cached_tokens)
+            if self.settings.check:
+                check_roster(scheduler)
+        return plans
+
+    def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
+        for session, step in plans:
+            self.runners.send_plan(session, step.number, step.plan)
+        self.totals.plans += len(plans)
+
+    def _publish(self, plans: list[tuple[int, PlannedStep]]) -> None:
+        for worker in self.watchers:
+            for session, step in plans:
+                report = step_report(self, self.pool.schedulers[session], step)
+                self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
+        for worker in self.outbox.flush(self.fronts):
+            self.forget_worker(worker)
+
+    @property
+    def wake_s(self) -> float:
+        """When the next turn is due even if nothing comes: at most half a second from now."""
+        latest = self.clock() + 0.5
+        due = self.book.next_due_s
+        return latest if due is None else min(due, latest)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> None:
+        """Queues the request's sequences, or ends them if the received tokens already did."""
+        self.book.add(request)
+        self.totals.requests += 1
+        key = self.policy.key(request_view(request), self.ledger)
+        for sequence in request.sequences:
+            self._serial += 1
+            sequence.rank = (key, self._serial)
+            end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
+            if end is not None:
+                self.finish(sequence, end)
+            else:
+                self.queue.push(sequence)
+
+    def finish(self, sequence: Sequence, end: End) -> None:
+        """Ends the sequence wherever it is. A second end is ignored."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.scheduler is not None:
+            sequence.scheduler.leave(sequence, end.reason.name.lower())
+        else:
+            self.queue.discard(sequence)
+        sequence.phase = Phase.FINISHED
+        sequence.end = end
+        self.totals.finished += 1
+        request = sequence.request
+        self.ledger.charge_sampled(request.tenant, sequence.num_generated - request.num_received)
+        self.outbox.end(sequence)
+        if request.finished:
+            self.outbox.seal()  # the ends name their owner before it may be forgotten
+            self.book.retire(request, self.ledger.now_s)
+
+    def finish_all(self, end: End) -> None:
+        """Ends everything that lives."""
+        for request in self.book.live():
+            self.finish_request(request, end)
+
+    def finish_request(self, request: Request, end: End) -> None:
+        """Ends every choice of the request that has not ended."""
+        for sequence in request.sequences:
+            self.finish(sequence, end)
+
+    def cut_stream(self, request: Request) -> None:
+        """The client's stream is gone: cancelled, or kept for its time."""
+        if request.finished or not request.keep_s:
+            self.finish_request(request, End(FinishReason.CANCELLED))
+            return
+        request.gone_s = self.ledger.now_s
+        self.book.remind(request.gone_s + request.keep_s, request)
+
+    def _fall_due(self, request: Request, now_s: float) -> None:
+        if request.deadline_s is not None and request.deadline_s <= now_s:
+            self.finish_request(request, End(FinishReason.DEADLINE))
+        elif request.gone_s is not None and request.gone_s + request.keep_s <= now_s:
+            self.finish_request(request, End(FinishReason.CANCELLED))
+
+    # ------------------------------------------------------------------ runners and workers
+
+    def _join(self, event: Joined) -> None:
+        reason = self.pool.unfit(event.hello)
+        if reason:
+            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
+            self.runners.reject(event.session, reason)
+            return
+        self.pool.add(event.session, event.hello)
+        self.runners.welcome(event.session)
+        self._alone_since_s = None
+        log.info(
+            "a runner joined",
+            runner=event.hello.runner_id,
+            device=event.hello.device,
+            model=event.hello.model.name,
+            slots=event.hello.num_slots,
+            kv_tokens=event.hello.num_blocks * event.hello.block_size,
+        )
+        self.announce()
+
+    def _lose(self, event: Lost) -> None:
+        scheduler = self.pool.remove(event.session)
+        if scheduler is None:
+            return
+        waiting = scheduler.evacuate(self.queue)
+        self.totals.keep(scheduler)
+        if not self.pool.schedulers:
+            self._alone_since_s = self.ledger.now_s
+        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
+        self.announce()
+
+    def announce(self) -> None:
+        """Tells every worker what is served now."""
+        for worker in self.workers.values():
+            self.outbox.message(worker, model_state(self))
+
+    def forget_worker(self, worker: bytes) -> None:
+        """A front worker is gone, and with it the streams of its clients."""
+        self.watchers.discard(worker)
+        self.workers = {index: identity for index, identity in self.workers.items() if identity != worker}
+        for request in self.book.live():
+            if request.owner == worker and request.gone_s is None:
+                self.cut_stream(request)
+
+    def drain(self) -> None:
+        """Takes nothing new from now on."""
+        self.draining = True
+        self.announce()
+
+    @property
+    def idle(self) -> bool:
+        """No request lives."""
+        return not self.book.num_live

@@ -1,0 +1,50 @@
+"""The engine's end of the link to its front workers: one ROUTER socket on an ipc endpoint."""
+
+from __future__ import annotations
+
+import structlog
+import zmq
+from google.protobuf.message import DecodeError
+
+from protos import engine_pb2
+
+log = structlog.get_logger()
+
+
+class FrontLink:
+    """Not thread-safe: the socket belongs to the engine's thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Workers always read; what slow clients have not taken is merged there, so no bound is needed here.
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.bind(endpoint)
+        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self.socket.close()
+
+    def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
+        """All commands that have come, each with the identity of its worker. Never blocks."""
+        commands: list[tuple[bytes, engine_pb2.Command]] = []
+        while True:
+            try:
+                identity, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+                commands.extend((identity, command) for command in engine_pb2.ToEngine.FromString(frame).commands)
+            except zmq.Again:
+                return commands
+            except (ValueError, DecodeError) as error:
+                log.warning("front link: a frame that is no message", error=str(error))
+
+    def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
+        """Sends to one worker; False if it is gone."""
+        try:
+            self.socket.send_multipart((worker, message.SerializeToString()), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("front link: a worker is unreachable", error=str(error))
+            return False
+        return True

@@ -1,0 +1,65 @@
+"""From a worker's Submit to a Request with its sequences; and the refusals that only the engine can speak."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from protos import engine_pb2
+from scheduler_svc.sequence import Request, Sequence
+
+
+@dataclass(slots=True, frozen=True)
+class Refusal:
+    """Why a request or call is refused, as a gRPC status; `retry_after_s` 0 means no RetryInfo."""
+
+    code: grpc.StatusCode
+    message: str
+    field: str = ""
+    retry_after_s: float = 0.0
+
+    def to_message(self, handle: int) -> engine_pb2.FromEngine:
+        """The answer to the worker."""
+        return engine_pb2.FromEngine(
+            refused=engine_pb2.Refused(
+                handle=handle,
+                code=self.code.value[0],
+                message=self.message,
+                field=self.field,
+                retry_after_ms=int(self.retry_after_s * 1000),
+            )
+        )
+
+
+def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: int, now_s: float) -> Request:
+    """The request and its n sequences, not queued yet."""
+    prompt = np.frombuffer(submit.prompt, "<i4").tolist()
+    received = np.frombuffer(submit.received, "<i4").tolist()
+    request = Request(
+        handle=submit.handle,
+        owner=owner,
+        tenant=submit.tenant,
+        request_id=submit.request_id,
+        digest=submit.digest,
+        body=submit.body,
+        prompt_len=len(prompt),
+        num_received=len(received),
+        sampling=submit.sampling,
+        seed=submit.seed if submit.HasField("seed") else secrets.randbits(64),
+        priority=submit.priority,
+        arrival_s=now_s,
+        deadline_s=now_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None,
+        ttft_target_ms=submit.ttft_target_ms if submit.HasField("ttft_target_ms") else None,
+        itl_target_ms=submit.itl_target_ms if submit.HasField("itl_target_ms") else None,
+        keep_s=submit.keep_ms / 1000,
+        max_tokens=submit.max_tokens,
+        stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
+    )
+    limit = len(prompt) + submit.max_tokens
+    request.sequences = [
+        Sequence(first_sequence_id + index, request, index, prompt + received, limit) for index in range(submit.n)
+    ]
+    return request

@@ -1,0 +1,144 @@
+"""What the engine owes its front workers: collected during a step, sent after the plans (publishing is dear)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.applied import Applied
+from scheduler_svc.front_link import FrontLink
+from scheduler_svc.plan_draft import pack
+from scheduler_svc.sequence import Sequence
+
+
+class Outbox:
+    """Messages per worker in the order in which they happened; tokens of one step go out as columns."""
+
+    def __init__(self) -> None:
+        self._messages: dict[bytes, list[engine_pb2.FromEngine]] = defaultdict(list)
+        self._applied: list[Applied] = []
+        self._ended: list[Sequence] = []
+
+    def message(self, worker: bytes, message: engine_pb2.FromEngine) -> None:
+        """A message that must not overtake the tokens collected before it."""
+        self.seal()
+        self._messages[worker].append(message)
+
+    def tokens(self, applied: Applied) -> None:
+        """What a result brought."""
+        self._applied.append(applied)
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence has ended; its last tokens were collected before."""
+        self._ended.append(sequence)
+
+    def seal(self) -> None:
+        """Turns collected tokens and ends into Step messages of their present owners."""
+        for applied in self._applied:
+            for worker, step in _steps(applied).items():
+                self._messages[worker].append(engine_pb2.FromEngine(step=step))
+        self._applied = []
+        for sequence in self._ended:
+            self._step_of(sequence.request.owner).ends.append(end_message(sequence))
+        self._ended = []
+
+    def _step_of(self, worker: bytes) -> engine_pb2.Step:
+        messages = self._messages[worker]
+        if not messages or not messages[-1].HasField("step"):
+            messages.append(engine_pb2.FromEngine(step=engine_pb2.Step()))
+        return messages[-1].step
+
+    def flush(self, fronts: FrontLink) -> list[bytes]:
+        """Sends everything; returns the workers that are gone."""
+        self.seal()
+        if not self._messages:
+            return []
+        gone = [
+            worker
+            for worker, messages in self._messages.items()
+            if not all(fronts.send(worker, message) for message in messages)
+        ]
+        self._messages.clear()
+        return gone
+
+
+def _steps(applied: Applied) -> dict[bytes, engine_pb2.Step]:
+    """The columns of a result, split by the workers that own the sequences."""
+    owners = {sequence.request.owner for sequence in applied.sequences}
+    owners.update(sequence.request.owner for sequence, _ in applied.prompt_logprobs)
+    if len(owners) == 1:
+        return {owners.pop(): _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
+    steps = {}
+    for owner in owners:
+        mine = np.array([sequence.request.owner == owner for sequence in applied.sequences], bool)
+        steps[owner] = _step(applied, applied.sequence_ids[mine].tobytes(), applied.tokens[mine].tobytes(), owner)
+    return steps
+
+
+def _step(applied: Applied, sequence_ids: bytes, tokens: bytes, owner: bytes | None) -> engine_pb2.Step:
+    step = engine_pb2.Step(sequence_ids=sequence_ids, tokens=tokens)
+    if applied.logprobs:
+        rank_of_index: dict[int, int] = {}
+        for index, sequence in enumerate(applied.sequences):
+            if owner is None or sequence.request.owner == owner:
+                rank_of_index[index] = len(rank_of_index)
+        for index, logprobs in applied.logprobs:
+            if index in rank_of_index:
+                step.logprobs.add().CopyFrom(logprobs)
+                step.logprobs[-1].row = rank_of_index[index]
+    mine = [(s, p) for s, p in applied.prompt_logprobs if owner is None or s.request.owner == owner]
+    for row, (_, logprobs) in enumerate(mine):
+        step.prompt_logprobs.add().CopyFrom(logprobs)
+        step.prompt_logprobs[-1].row = row
+    step.prompt_sequence_ids = np.array([s.id for s, _ in mine], "<u8").tobytes()
+    return step
+
+
+def end_message(sequence: Sequence) -> engine_pb2.End:
+    """How the sequence ended; it must have."""
+    end = sequence.end
+    if end is None:
+        raise ValueError(f"sequence {sequence.id} has not ended")
+    return engine_pb2.End(
+        sequence_id=sequence.id,
+        reason=int(end.reason),
+        stop_token_id=end.stop_token_id,
+        stop_string=end.stop_string,
+        message=end.message,
+        num_tokens=sequence.num_generated,
+        cached_tokens=sequence.cached_tokens,
+    )
+
+
+def attached_message(handle: int, sequences: list[Sequence]) -> engine_pb2.FromEngine:
+    """All that is known of a request, for the worker that takes it over."""
+    request = sequences[0].request
+    attached = engine_pb2.Attached(
+        handle=handle,
+        body=request.body,
+        prompt=pack(sequences[0].tokens[: request.prompt_len]),
+        num_received=request.num_received,
+        cached_tokens=sequences[0].cached_tokens,
+    )
+    for sequence in sequences:
+        record = attached.choices.add(sequence_id=sequence.id, tokens=pack(sequence.tokens[request.prompt_len :]))
+        if sequence.logprobs:
+            record.logprobs.CopyFrom(_joined(sequence.logprobs))
+        if sequence.end is not None:
+            record.end.CopyFrom(end_message(sequence))
+    if sequences[0].prompt_logprobs:
+        attached.prompt_logprobs.CopyFrom(_joined(sequences[0].prompt_logprobs))
+    return engine_pb2.FromEngine(attached=attached)
+
+
+def _joined(parts: list[plan_pb2.RowLogprobs]) -> plan_pb2.RowLogprobs:
+    """Consecutive log-probabilities as one."""
+    return plan_pb2.RowLogprobs(
+        first_position=parts[0].first_position,
+        top=parts[0].top,
+        values=b"".join(part.values for part in parts),
+        top_ids=b"".join(part.top_ids for part in parts),
+        top_values=b"".join(part.top_values for part in parts),
+    )

@@ -1,0 +1,35 @@
+"""Proves the invariants of a runner's roster and pool: for idle moments and, in tests, after every step."""
+
+from __future__ import annotations
+
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import Phase, Sequence
+
+
+def check_roster(scheduler: Scheduler) -> None:
+    """Raises RuntimeError with the first thing that is wrong. O(slots + blocks)."""
+    table = scheduler.table
+    running = table.running()
+    scheduler.pool.check(sequence.blocks for sequence in running)
+    for sequence in running:
+        _check_sequence(scheduler, sequence)
+    if len(running) + len(set(table.free)) != table.num_slots:
+        raise RuntimeError("a slot is lost or free twice")
+
+
+def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
+    table, slot = scheduler.table, sequence.slot
+    if table.sequences[slot] is not sequence or sequence.phase is not Phase.RUNNING:
+        raise RuntimeError(f"sequence {sequence.id} is not where it says it is")
+    length, planned, pending = int(table.length[slot]), int(table.planned[slot]), int(table.pending[slot])
+    capacity = int(table.capacity[slot])
+    if length != len(sequence.tokens) or capacity != len(sequence.blocks) * scheduler.pool.block_size:
+        raise RuntimeError(f"sequence {sequence.id}: the columns and the sequence differ")
+    if not int(table.computed[slot]) <= planned <= capacity:
+        raise RuntimeError(f"sequence {sequence.id}: computed, planned and capacity are out of order")
+    if not planned < length + pending <= int(table.limit[slot]):
+        raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
+    epoch = table.epoch[slot]
+    rows = sum(int((flight.slots[flight.epochs == epoch] == slot).sum()) for flight in scheduler.in_flight)
+    if rows != int(table.in_flight[slot]):
+        raise RuntimeError(f"sequence {sequence.id}: {rows} rows in flight, {table.in_flight[slot]} counted")

@@ -1,0 +1,310 @@
+"""The roster of one runner: its slots, its block pool, its plans in flight.
+
+`apply` takes a result and says what it brought; `plan` rebuilds the roster for the next step: decoding rows first
+(making room by preemption if blocks run out), then prompts that are under way, then whoever waits. There is no prefill
+phase: every sequence catches up on its lag within the step's budget. Plan N+1 is built while the runner executes plan
+N, so results speak of rows, and a row whose sequence has left its slot meanwhile touches no counter.
+
+A sequence gets the blocks of all its known tokens when it is admitted, so only decoding rows ever ask for one more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import plan_pb2
+from scheduler_svc.admission import admission_message, block_hashes
+from scheduler_svc.applied import Applied, apply_rows
+from scheduler_svc.block_pool import BlockPool, root_hash
+from scheduler_svc.plan_draft import InFlight, PlanDraft
+from scheduler_svc.policy import Budget, Load, PolicyGuard, RunningView
+from scheduler_svc.request_view import running_view
+from scheduler_svc.sequence import Phase, Sequence
+from scheduler_svc.slot_table import SlotTable
+from scheduler_svc.waiting_queue import WaitingQueue
+
+
+class BadResult(ValueError):
+    """A result that does not fit the oldest plan in flight: the runner must start a new session."""
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedStep:
+    """A plan ready to send, and what an observer may want to see of it."""
+
+    number: int
+    plan: plan_pb2.Plan
+    flight: InFlight
+    joined: list[tuple[Sequence, int]]
+    left: list[tuple[Sequence, int, str]]
+
+
+class Scheduler:
+    """Decides every step of one runner. Not thread-safe: it belongs to the engine's thread."""
+
+    def __init__(
+        self, hello: plan_pb2.Hello, *, prefix_sharing: bool = False, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.hello = hello
+        self.table = SlotTable(hello.num_slots)
+        self.pool = BlockPool(hello.num_blocks, hello.block_size)
+        self.in_flight: deque[InFlight] = deque()
+        self.last_plan = 0
+        self.preemptions = 0
+        self.prefill_tokens = 0
+        self.dropped_rows = 0
+        self.cached_tokens = 0
+        self._prefix_sharing = prefix_sharing
+        self._root = root_hash(hello.model.weights_version)
+        self._clock = clock
+        self._releases: list[int] = []
+        self._left: list[tuple[Sequence, int, str]] = []
+
+    # ------------------------------------------------------------------ results
+
+    def apply(self, number: int, result: plan_pb2.Result) -> Applied | None:
+        """Takes the result of the oldest plan in flight; None for a duplicate. Raises BadResult.
+
+        Sequences that ended are only told: the caller makes them `leave`.
+        """
+        if number <= self.last_plan - len(self.in_flight):
+            return None
+        if not self.in_flight or number != self.in_flight[0].number:
+            expected = self.in_flight[0].number if self.in_flight else "none"
+            raise BadResult(f"result of plan {number}, expected {expected}")
+        flight = self.in_flight[0]
+        applied = apply_rows(self.table, flight, result)
+        self.in_flight.popleft()
+        self.dropped_rows += applied.dropped_rows
+        if self._prefix_sharing:
+            self._confirm_blocks(flight)
+        return applied
+
+    def _confirm_blocks(self, flight: InFlight) -> None:
+        """Blocks that this plan filled become READY."""
+        size = self.pool.block_size
+        filled = ((flight.starts + flight.counts) // size > flight.starts // size) & (
+            self.table.epoch[flight.slots] == flight.epochs
+        )
+        for row in np.flatnonzero(filled).tolist():
+            sequence, start = flight.sequences[row], int(flight.starts[row])
+            full = (start + int(flight.counts[row])) // size
+            hashes = block_hashes(sequence, full, size, self._root)
+            for index in range(start // size, full):
+                self.pool.announce(sequence.blocks[index], hashes[index])
+                self.pool.confirm(sequence.blocks[index])
+
+    # ------------------------------------------------------------------ leaving
+
+    def leave(self, sequence: Sequence, reason: str) -> None:
+        """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
+        slot = sequence.slot
+        self.pool.release(sequence.blocks, self.last_plan)
+        sequence.blocks = []
+        self.table.vacate(slot)
+        self._releases.append(slot)
+        self._left.append((sequence, slot, reason))
+        sequence.scheduler = None
+
+    def _preempt(self, sequence: Sequence, queue: WaitingQueue) -> None:
+        """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
+        sequence.stale = int(self.table.in_flight[sequence.slot])
+        self.leave(sequence, "preempted")
+        sequence.preemptions += 1
+        self.preemptions += 1
+        queue.push(sequence)
+
+    def evacuate(self, queue: WaitingQueue) -> int:
+        """The runner is gone: all its sequences wait again, nothing in flight will come. Returns how many."""
+        for flight in self.in_flight:
+            for sequence in flight.sequences:
+                sequence.stale = 0
+        self.in_flight.clear()
+        running = self.table.running()
+        for sequence in running:
+            self.leave(sequence, "preempted")
+            queue.push(sequence)
+        return len(running)
+
+    # ------------------------------------------------------------------ planning
+
+    def plan(self, queue: WaitingQueue, policy: PolicyGuard) -> PlannedStep | None:
+        """The next step, committed to the counters; None when no sequence can move."""
+        if not self.table.num_running and not queue:
+            return None
+        decode, preempted = self._decode_rows(queue, policy)
+        draft = PlanDraft(decode)
+        self._grow_tables(draft)
+        budget = policy.budget(self.load(queue, len(decode)))
+        room = min(budget.prefill_tokens, self.hello.max_step_tokens - len(decode))
+        room = self._continue_prompts(draft, budget, room)
+        if not preempted and queue and self.table.free:
+            self._admit(draft, queue, budget, room)
+        return self._commit(draft) if draft.num_rows else None
+
+    def load(self, queue: WaitingQueue, decoding: int) -> Load:
+        """What the policy sees."""
+        return Load(
+            running=self.table.num_running,
+            decoding=decoding,
+            slots=self.table.num_slots,
+            waiting=len(queue),
+            waiting_tokens=queue.num_tokens,
+            free_blocks=self.pool.num_free,
+            blocks=self.pool.num_blocks,
+            block_size=self.pool.block_size,
+            max_step_tokens=self.hello.max_step_tokens,
+        )
+
+    def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[npt.NDArray[np.int64], bool]:
+        """Slots that decode in this step, each with room for its position, and whether somebody was preempted."""
+        table, preempted = self.table, False
+        while True:
+            active = table.active
+            known = table.length[active] + table.pending[active]
+            planned = table.planned[active]
+            movable = (known - planned == 1) & (known < table.limit[active])
+            decode = active[movable]
+            needy = decode[planned[movable] >= table.capacity[decode]]
+            shortage = len(needy) - self.pool.num_free
+            if shortage <= 0:
+                return decode, preempted
+            by_rank = sorted(needy.tolist(), key=self._rank_of)
+            victim = self._victim(by_rank[self.pool.num_free], policy)
+            if victim is None:
+                starved = by_rank[self.pool.num_free :]
+                return decode[~np.isin(decode, starved)], preempted
+            self._preempt(victim, queue)
+            preempted = True
+
+    def _grow_tables(self, draft: PlanDraft) -> None:
+        """Decoding rows whose next position begins a block get it, before anybody else may take it."""
+        table = self.table
+        needy = draft.decode[table.planned[draft.decode] >= table.capacity[draft.decode]]
+        for slot, block in zip(needy.tolist(), self.pool.allocate(len(needy)), strict=True):
+            blocks = self._at(slot).blocks
+            draft.add_append(slot, len(blocks), block)
+            blocks.append(block)
+        table.capacity[needy] += self.pool.block_size
+
+    def _rank_of(self, slot: int) -> tuple[object, int]:
+        return self._at(slot).rank
+
+    def _at(self, slot: int) -> Sequence:
+        sequence = self.table.sequences[slot]
+        if sequence is None:
+            raise RuntimeError(f"slot {slot} is vacant")
+        return sequence
+
+    def _victim(self, slot: int, policy: PolicyGuard) -> Sequence | None:
+        candidate = self._at(slot)
+        views: list[RunningView] = [running_view(s, self.table) for s in self.table.running() if s is not candidate]
+        chosen = policy.victim(views, running_view(candidate, self.table))
+        if chosen is None:
+            return None
+        return next(s for s in self.table.running() if s.id == chosen.sequence_id)
+
+    def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
+        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
+        table = self.table
+        active = table.active
+        behind = active[table.lag(active) > 1]
+        for slot in sorted(behind.tolist(), key=self._rank_of):
+            lag = int(table.length[slot] + table.pending[slot] - table.planned[slot])
+            count = self._chunk(lag, room, budget)
+            if not count:
+                break
+            draft.add_row(slot, int(table.planned[slot]), count, count == lag)
+            room -= count
+        return room
+
+    def _chunk(self, lag: int, room: int, budget: Budget) -> int:
+        """Positions of a prompt that go into this step: 0 if a whole prompt is wanted and does not fit."""
+        if budget.may_chunk or lag > self.hello.max_step_tokens:
+            return min(lag, room)
+        return lag if lag <= room else 0
+
+    def _admit(self, draft: PlanDraft, queue: WaitingQueue, budget: Budget, room: int) -> None:
+        """Seats waiting sequences in rank order until slots, blocks or budget end."""
+        passed: list[Sequence] = []  # their next block is being computed by somebody: they keep their place
+        reserve = min(self.table.num_running, self.pool.num_blocks // 64)
+        while len(draft.joined) < budget.max_new and self.table.free:
+            sequence = queue.peek()
+            if sequence is None or sequence.stale:
+                break
+            hit, next_is_pending = self._prefix_hit(sequence)
+            if next_is_pending:
+                passed.append(queue.pop())
+                continue
+            lag = len(sequence.tokens) - len(hit) * self.pool.block_size
+            count = self._chunk(lag, room, budget)
+            need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
+            if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
+                break
+            self._seat(queue.pop(), hit, need, draft)
+            if count:
+                draft.add_row(sequence.slot, len(hit) * self.pool.block_size, count, count == lag)
+                room -= count
+        for sequence in passed:
+            queue.push(sequence)
+
+    def _prefix_hit(self, sequence: Sequence) -> tuple[list[int], bool]:
+        if not self._prefix_sharing or sequence.request.sampling.HasField("prompt_logprobs"):
+            return [], False  # prompt logprobs need every position's logits
+        size = self.pool.block_size
+        match = self.pool.match(block_hashes(sequence, (len(sequence.tokens) - 1) // size, size, self._root))
+        return match.blocks, match.next_is_pending
+
+    def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
+        """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
+        self.pool.share(hit)
+        size, num_computed = self.pool.block_size, len(hit) * self.pool.block_size
+        sequence.blocks = hit + self.pool.allocate(need)
+        sequence.slot = self.table.occupy(sequence, num_computed, len(sequence.blocks) * size)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self
+        if not sequence.preemptions:
+            sequence.cached_tokens = num_computed
+            self.cached_tokens += num_computed
+        if self._prefix_sharing:
+            full = len(sequence.tokens) // size
+            for index, name in enumerate(block_hashes(sequence, full, size, self._root)[len(hit) : full], len(hit)):
+                self.pool.announce(sequence.blocks[index], name)
+        draft.joined.append(sequence)
+        draft.admissions.append(admission_message(sequence, num_computed))
+
+    def _commit(self, draft: PlanDraft) -> PlannedStep:
+        """Moves the counters and encodes the plan."""
+        table = self.table
+        slots, starts, counts, sample = draft.extents(table.planned)
+        table.planned[slots] += counts
+        table.pending[slots] += sample
+        table.in_flight[slots] += 1
+        self.prefill_tokens += sum(draft.counts)
+        self.last_plan += 1
+        by_slot = table.sequences
+        flight = InFlight(
+            self.last_plan,
+            slots,
+            table.epoch[slots],
+            starts,
+            counts,
+            sample,
+            [by_slot[slot] for slot in slots.tolist()],  # type: ignore[misc]  # rows name occupied slots only
+            self._clock(),
+        )
+        self.in_flight.append(flight)
+        step = PlannedStep(
+            flight.number,
+            draft.encode(flight, self._releases),
+            flight,
+            [(sequence, sequence.slot) for sequence in draft.joined],
+            self._left,
+        )
+        self._releases, self._left = [], []
+        return step

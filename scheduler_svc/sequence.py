@@ -1,0 +1,127 @@
+"""A request and its sequences: what the scheduler knows of each stream of tokens.
+
+The counters of a *running* sequence (planned, pending, computed, in_flight) are columns of its runner's `SlotTable`,
+because every step moves all of them at once; here stands what outlives a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any
+
+from protos import plan_pb2
+
+if TYPE_CHECKING:
+    from scheduler_svc.scheduler import Scheduler
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended; the values are those of roster.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
+    UNAVAILABLE = 6
+
+
+class Phase(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, frozen=True)
+class End:
+    """How a sequence ended: the reason and, for STOP, what matched."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str = ""
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request: prompt and sampled tokens, block table, place on a runner.
+
+    `tokens` holds the prompt, then what was sampled. `stale` counts rows still in flight from before a preemption: they
+    bring tokens but touch no counter, and the sequence is not admitted again before they are back.
+    """
+
+    id: int
+    request: Request
+    index: int
+    tokens: list[int]
+    limit: int
+    """Most tokens, prompt included: the sequence ends when it has them."""
+    rank: tuple[Any, int] = ((), 0)
+    """(policy key, serial): total order, smaller goes first."""
+    phase: Phase = Phase.WAITING
+    slot: int = -1
+    """Slot on the runner while RUNNING; meaningless otherwise."""
+    scheduler: Scheduler | None = None
+    """The roster it runs on."""
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the full blocks of `tokens`, as far as they were needed."""
+    stale: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that a prefix hit spared at the first admission."""
+    preemptions: int = 0
+    end: End | None = None
+    logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt (received tokens count as generated)."""
+        return self.request.prompt_len
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.tokens) - self.request.prompt_len
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A validated request, as the engine keeps it: identity, parameters, time, and its sequences."""
+
+    handle: int
+    """Name between the owning front worker and the engine."""
+    owner: bytes
+    """ZeroMQ identity of that worker."""
+    tenant: str
+    request_id: str
+    digest: bytes
+    body: bytes
+    prompt_len: int
+    num_received: int
+    sampling: plan_pb2.Sampling
+    seed: int
+    priority: int
+    arrival_s: float
+    deadline_s: float | None
+    ttft_target_ms: int | None
+    itl_target_ms: int | None
+    keep_s: float
+    max_tokens: int
+    sequences: list[Sequence] = field(default_factory=list)
+    stop_ids: frozenset[int] = frozenset()
+    gone_s: float | None = None
+    """When the client's stream was cut, if it is kept."""
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has ended."""
+        return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Public identity: ids belong to a tenant."""
+        return self.tenant, self.request_id

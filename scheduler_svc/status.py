@@ -1,0 +1,129 @@
+"""What the engine tells about itself: status, model state, and the roster of a step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from protos import admin_pb2, engine_pb2
+from scheduler_svc.scheduler import PlannedStep, Scheduler
+from scheduler_svc.sequence import Sequence
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start; those of lost runners are kept."""
+
+    requests: int = 0
+    refused: int = 0
+    finished: int = 0
+    sampled_tokens: int = 0
+    plans: int = 0
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    dropped_rows: int = 0
+    cached_tokens: int = 0
+
+    def keep(self, scheduler: Scheduler) -> None:
+        """Adds the counts of a roster that goes away."""
+        self.preemptions += scheduler.preemptions
+        self.prefill_tokens += scheduler.prefill_tokens
+        self.dropped_rows += scheduler.dropped_rows
+        self.cached_tokens += scheduler.cached_tokens
+
+
+def distribution_version() -> str:
+    """Version of roster-serve, or "unknown" when it runs from a bare folder."""
+    try:
+        return version("roster-serve")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def model_state(engine: Engine) -> engine_pb2.FromEngine:
+    """What front workers must know to take requests."""
+    state = engine_pb2.ModelState(
+        ready=bool(engine.pool.schedulers) and not engine.draining,
+        draining=engine.draining,
+        pool_tokens=engine.pool.max_tokens,
+    )
+    if engine.pool.model is not None:
+        state.model.CopyFrom(engine.pool.model)
+    return engine_pb2.FromEngine(model=state)
+
+
+def status(engine: Engine) -> admin_pb2.GetStatusResponse:
+    """Everything an operator asks first."""
+    totals = engine.totals
+    schedulers = list(engine.pool.schedulers.values())
+    return admin_pb2.GetStatusResponse(
+        version=distribution_version(),
+        uptime_s=engine.clock() - engine.started_s,
+        policy=engine.policy.policy.name,
+        policy_parameters=json.dumps(engine.policy.policy.parameters.model_dump()),
+        waiting=len(engine.queue),
+        waiting_tokens=engine.queue.num_tokens,
+        runners=[_runner_status(scheduler) for scheduler in schedulers],
+        totals=admin_pb2.Totals(
+            requests=totals.requests,
+            refused=totals.refused,
+            finished=totals.finished,
+            sampled_tokens=totals.sampled_tokens,
+            plans=totals.plans,
+            policy_failures=engine.policy.failures,
+            preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
+            prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
+            dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
+            cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
+        ),
+    )
+
+
+def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
+    hello = scheduler.hello
+    return admin_pb2.RunnerStatus(
+        id=hello.runner_id,
+        device=hello.device,
+        model=hello.model.name,
+        slots=hello.num_slots,
+        running=scheduler.table.num_running,
+        blocks=hello.num_blocks,
+        free_blocks=scheduler.pool.num_free,
+        cached_blocks=scheduler.pool.num_cached,
+        block_size=hello.block_size,
+        plans_in_flight=len(scheduler.in_flight),
+        last_plan=scheduler.last_plan,
+    )
+
+
+def step_report(engine: Engine, scheduler: Scheduler, step: PlannedStep) -> admin_pb2.WatchStepsResponse:
+    """The roster of a step, for those who watch."""
+    flight = step.flight
+    columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
+    rows = zip(flight.sequences, *columns, strict=True)
+    return admin_pb2.WatchStepsResponse(
+        number=step.number,
+        runner=scheduler.hello.runner_id,
+        time_s=flight.sent_s - engine.started_s,
+        rows=[
+            admin_pb2.StepRow(sequence=_reference(sequence, slot), start=start, count=count, sample=sample)
+            for sequence, slot, start, count, sample in rows
+        ],
+        joined=[_reference(sequence, slot) for sequence, slot in step.joined],
+        left=[
+            admin_pb2.Leave(sequence=_reference(sequence, slot), reason=reason) for sequence, slot, reason in step.left
+        ],
+        slots=scheduler.table.num_slots,
+        waiting=len(engine.queue),
+        free_blocks=scheduler.pool.num_free,
+        blocks=scheduler.pool.num_blocks,
+    )
+
+
+def _reference(sequence: Sequence, slot: int) -> admin_pb2.SequenceRef:
+    return admin_pb2.SequenceRef(request_id=sequence.request.request_id, index=sequence.index, slot=slot)

@@ -1,0 +1,224 @@
+"""Engine and runner in one thread, with links that a test can delay: every interleaving without a socket or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protos import engine_pb2, plan_pb2
+from runner_svc.hash_model import HashBackend, expected_tokens
+from runner_svc.runner import Runner
+from scheduler_svc.engine import Engine
+from scheduler_svc.plan_draft import pack
+from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent
+from scheduler_svc.settings import SchedulerSettings
+
+WORKER = b"worker"
+
+
+class FakeFront:
+    """Stands for the front link: commands go in, messages are collected in order."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[bytes, engine_pb2.Command]] = []
+        self.messages: list[tuple[bytes, engine_pb2.FromEngine]] = []
+
+    def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
+        commands, self.commands = self.commands, []
+        return commands
+
+    def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
+        self.messages.append((worker, engine_pb2.FromEngine.FromString(message.SerializeToString())))
+        return True
+
+    def put(self, worker: bytes = WORKER, **command: object) -> None:
+        self.commands.append((worker, engine_pb2.Command(**command)))  # type: ignore[arg-type]
+
+
+class FakeRunners:
+    """Stands for the runner link: plans are executed by real `Runner`s when the test says so."""
+
+    def __init__(self) -> None:
+        self.events: list[RunnerEvent] = []
+        self.runners: dict[int, Runner] = {}
+        self.plans: dict[int, deque[tuple[int, plan_pb2.Plan]]] = {}
+        self.results: dict[int, deque[GotResult]] = {}
+        self.rejected: dict[int, str] = {}
+
+    def connect(self, session: int, runner: Runner) -> None:
+        self.runners[session] = runner
+        self.plans[session] = deque()
+        self.results[session] = deque()
+        self.events.append(Joined(session, runner.hello()))
+
+    def kill(self, session: int) -> None:
+        for table in (self.runners, self.plans, self.results):
+            table.pop(session)
+        self.events.append(Lost(session, "killed by the test"))
+
+    def receive(self) -> list[RunnerEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def welcome(self, session: int) -> None:
+        self.runners[session].reset()
+
+    def reject(self, session: int, reason: str) -> None:
+        self.rejected[session] = reason
+
+    def drop(self, session: int, reason: str) -> None:
+        raise AssertionError(f"session {session} dropped: {reason}")
+
+    def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
+        if session in self.plans:
+            self.plans[session].append((number, plan_pb2.Plan.FromString(plan.SerializeToString())))
+
+    def execute(self, session: int) -> bool:
+        """The runner executes its oldest plan; False when it has none."""
+        if not self.plans.get(session):
+            return False
+        number, plan = self.plans[session].popleft()
+        self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan)))
+        return True
+
+    def deliver(self, session: int) -> bool:
+        """The oldest result reaches the engine; False when there is none."""
+        if not self.results.get(session):
+            return False
+        self.events.append(self.results[session].popleft())
+        return True
+
+
+@dataclass
+class Stream:
+    """What a client has got of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    end: engine_pb2.End | None = None
+
+
+@dataclass
+class Submitted:
+    """A request of the test, and what it should give."""
+
+    handle: int
+    submit: engine_pb2.Submit
+    first_sequence_id: int | None = None
+    seed: int = 0
+    refused: engine_pb2.Refused | None = None
+
+    def expected(self, index: int, eos_probability: float) -> list[int]:
+        """The choice's tokens, from the slow twin; prompt and received tokens are what it continues."""
+        received = np.frombuffer(self.submit.received, "<i4").tolist()
+        stop_ids = np.frombuffer(self.submit.sampling.stop_ids, "<i4").tolist()
+        if received and received[-1] in stop_ids:
+            return received
+        return received + expected_tokens(
+            np.frombuffer(self.submit.prompt, "<i4").tolist() + received,
+            self.submit.max_tokens - len(received),
+            temperature=self.submit.sampling.temperature,
+            seed=self.seed,
+            sample_index=index,
+            min_tokens=max(0, self.submit.sampling.min_tokens - len(received)),
+            stop_ids=stop_ids,
+            eos_probability=eos_probability,
+        )
+
+
+class Stack:
+    """Engine, fake links, hash runners, and a ledger of what each stream got."""
+
+    def __init__(self, clock: Callable[[], float] | None = None, **settings: object) -> None:
+        self.now_s = 0.0
+        self.settings = SchedulerSettings(check=True, retention_s=0, retention_requests=0, **settings)  # type: ignore[arg-type]
+        policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
+        self.front, self.runners = FakeFront(), FakeRunners()
+        self.engine = Engine(self.settings, policy, self.front, self.runners, clock or (lambda: self.now_s))  # type: ignore[arg-type]
+        self.front.put(hello=engine_pb2.WorkerHello(worker=0))
+        self.requests: dict[int, Submitted] = {}
+        self.streams: dict[int, Stream] = {}
+        self.model: engine_pb2.ModelState | None = None
+        self.others: list[engine_pb2.FromEngine] = []
+        self._sessions = 0
+
+    def add_runner(self, backend: HashBackend) -> int:
+        self._sessions += 1
+        self.runners.connect(self._sessions, Runner(backend, runner_id=f"runner-{self._sessions}"))
+        return self._sessions
+
+    def submit(self, prompt: list[int], max_tokens: int, **fields: object) -> Submitted:
+        handle = len(self.requests) + 1
+        fields.setdefault("sampling", plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1))
+        fields.setdefault("request_id", f"r{handle}")
+        fields.setdefault("n", 1)
+        submit = engine_pb2.Submit(handle=handle, prompt=pack(prompt), max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+        self.requests[handle] = Submitted(handle, submit)
+        self.front.put(submit=submit)
+        return self.requests[handle]
+
+    def step(self) -> None:
+        """One engine step; takes in what it published."""
+        self.engine.step()
+        messages, self.front.messages = self.front.messages, []
+        for _, message in messages:
+            self._take(message)
+
+    def _take(self, message: engine_pb2.FromEngine) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "accepted":
+            request = self.requests[message.accepted.handle]
+            assert request.first_sequence_id is None, "accepted twice"
+            request.first_sequence_id, request.seed = message.accepted.first_sequence_id, message.accepted.seed
+            for index in range(request.submit.n):
+                self.streams[request.first_sequence_id + index] = Stream()
+        elif kind == "refused":
+            if message.refused.handle in self.requests:
+                self.requests[message.refused.handle].refused = message.refused
+        elif kind == "model":
+            self.model = message.model
+        elif kind == "step":
+            self._take_step(message.step)
+        else:
+            self.others.append(message)
+
+    def _take_step(self, step: engine_pb2.Step) -> None:
+        ids = np.frombuffer(step.sequence_ids, "<u8").tolist()
+        tokens = np.frombuffer(step.tokens, "<i4").tolist()
+        for sequence_id, token in zip(ids, tokens, strict=True):
+            assert self.streams[sequence_id].end is None, "a token after the end"
+            self.streams[sequence_id].tokens.append(token)
+        for end in step.ends:
+            assert self.streams[end.sequence_id].end is None, "ended twice"
+            self.streams[end.sequence_id].end = end
+
+    def run(self, rng: random.Random, max_turns: int = 100_000) -> None:
+        """Random progress until everything has ended: steps, executions and deliveries in any order."""
+        for _ in range(max_turns):
+            self.turn(rng)
+            if self.engine.idle and not self.front.commands and not any(self.runners.plans.values()):
+                self.step()
+                return
+        raise AssertionError(f"not done after {max_turns} turns: {self.engine.queue.num_tokens} tokens wait")
+
+    def turn(self, rng: random.Random) -> None:
+        """One random thing happens."""
+        session = rng.choice(list(self.runners.runners)) if self.runners.runners else 0
+        choice = rng.randrange(3)
+        if choice == 0:
+            self.step()
+        elif choice == 1:
+            self.runners.execute(session)
+        else:
+            self.runners.deliver(session)
+
+    def assert_clean(self) -> None:
+        """Pool and queue are as they were before the first request."""
+        assert not self.engine.queue and not self.engine.book.num_live
+        for scheduler in self.engine.pool.schedulers.values():
+            assert scheduler.table.num_running == 0
+            assert scheduler.pool.num_free == scheduler.pool.num_blocks
