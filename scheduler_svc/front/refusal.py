@@ -1,8 +1,8 @@
 """A request that is turned away: a gRPC code, a sentence that says what to change, and google.rpc details.
 
 The details are BadRequest (the field at fault, as a path in the public message) and RetryInfo (when to come back). The
-same refusal becomes a gRPC status with `grpc-status-details-bin` in the trailing metadata, or a `roster.v1.Status` inside
-a session.
+same refusal becomes a gRPC status with `grpc-status-details-bin` in the trailing metadata, or a `roster.v1.Status`
+inside a session.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ DETAILS_KEY = "grpc-status-details-bin"
 """Metadata key of a serialized google.rpc.Status (gRPC's richer error model)."""
 
 
-class Refusal(Exception):  # noqa: N818 (it is an answer, not a fault of the program)
+class Refusal(Exception):
     """Why a request isn't served.
 
-    `code` is what gRPC answers, `message` a sentence for the caller, `field` the path of the field at fault in the public
-    message ("sampling.temperature"; "" for none), `retry_after_ms` when to come back, in milliseconds (0: no advice).
+    `code` is what gRPC answers, `message` a sentence for the caller, `field` the path of the field at fault in the
+    public message ("sampling.temperature"; "" for none), `retry_after_ms` when to come back, in milliseconds (0: no
+    advice).
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, field: str = "", retry_after_ms: int = 0) -> None:

@@ -1,0 +1,115 @@
+"""Stop strings in a stream of text: an Aho-Corasick automaton, compiled once per set of strings.
+
+The match that completes first wins: at each character, the strings are looked for that end exactly there, and of those
+the longest (the one that starts first) is the match. This rule needs no look-ahead, so the result doesn't depend on how
+the text is cut into tokens. A string that starts earlier but would complete later never gets there.
+
+The automaton works on characters. Its state also says how much text has to be held back: the longest suffix of the text
+that is a proper beginning of some stop string. A character costs amortized O(1) whatever the strings are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+ROOT = 0
+_CACHED_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stop string, and how many characters of the text that was fed last lie before its end (at least 1)."""
+
+    string: str
+    end: int
+
+
+class StopSet:
+    """The compiled automaton of a set of stop strings; immutable, shared by all choices that use them.
+
+    `strings`: any number, none empty. Memory and time to build are linear in their total length.
+    """
+
+    __slots__ = ("_children", "_fail", "_match", "first_characters", "hold")
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        if not all(strings):
+            raise ValueError("a stop string is empty")
+        self._children: list[dict[str, int]] = [{}]
+        self._fail: list[int] = [ROOT]
+        self._match: list[str | None] = [None]
+        self.hold: list[int] = [0]
+        """Per state: how many characters at the end of the text may still become a stop string."""
+        self.first_characters = frozenset(string[0] for string in strings)
+        """From the root, only these leave it."""
+        for string in strings:
+            self._add(string)
+        self._link()
+
+    def _add(self, string: str) -> None:
+        state = ROOT
+        for depth, character in enumerate(string, 1):
+            following = self._children[state].get(character)
+            if following is None:
+                following = len(self._children)
+                self._children[state][character] = following
+                self._children.append({})
+                self._fail.append(ROOT)
+                self._match.append(None)
+                self.hold.append(depth)
+            state = following
+        self._match[state] = string
+
+    def _link(self) -> None:
+        """Breadth first: failure links, the longest match of each state, and its hold-back."""
+        queue = deque(self._children[ROOT].values())
+        while queue:
+            state = queue.popleft()
+            fail = self._fail[state]
+            if self._match[state] is None:
+                self._match[state] = self._match[fail]
+            if not self._children[state]:  # a whole string that is no beginning of a longer one
+                self.hold[state] = self.hold[fail]
+            for character, child in self._children[state].items():
+                if state != ROOT:
+                    self._fail[child] = self._step(fail, character)
+                queue.append(child)
+
+    def _step(self, state: int, character: str) -> int:
+        children, fail = self._children, self._fail
+        while (following := children[state].get(character)) is None:
+            if state == ROOT:
+                return ROOT
+            state = fail[state]
+        return following
+
+    def scan(self, state: int, text: str) -> tuple[int, Match | None]:
+        """Reads `text` from a state up to the first match; returns the new state and the match."""
+        if state == ROOT and self.first_characters.isdisjoint(text):
+            return ROOT, None
+        step, match = self._step, self._match
+        for end, character in enumerate(text, 1):
+            state = step(state, character)
+            if (string := match[state]) is not None:
+                return state, Match(string, end)
+        return state, None
+
+    def advance(self, state: int, text: str) -> int:
+        """Reads `text` from a state, whatever matches in it; returns the new state."""
+        for character in text:
+            state = self._step(state, character)
+        return state
+
+
+_cached_stop_set = lru_cache(maxsize=128)(StopSet)
+
+
+def stop_set(strings: Sequence[str]) -> StopSet:
+    """The automaton of these strings; small ones are kept, as backends repeat the same stop strings."""
+    strings = tuple(strings)
+    if sum(map(len, strings)) > _CACHED_CHARACTERS:
+        return StopSet(strings)
+    return _cached_stop_set(strings)

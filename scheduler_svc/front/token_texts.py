@@ -1,0 +1,148 @@
+"""What each token id adds to the text: the decoder of a tokenizer, worked out token by token.
+
+`tokenizers` decodes a whole list of ids. The decoders of language models are sums over tokens, though, but for the very
+start of the text and for characters that several tokens share, so a table from id to text or bytes, filled as ids come,
+replaces them: a stream then costs one look-up per token and knows exactly which characters are decided.
+
+| decoder of the tokenizer                                      | a token adds                                       |
+|---------------------------------------------------------------|----------------------------------------------------|
+| ByteLevel (alone or in a sequence with Fuse)                  | its bytes                                          |
+| sequence of Replace, Metaspace, ByteFallback, Fuse, Strip     | its text, or one byte if it is called <0xNN>       |
+| Metaspace                                                     | its text, ▁ being a space (nothing at the start)   |
+| none                                                          | its text after a space (no space at the start)     |
+
+Other decoders (WordPiece, CTC, BPE suffixes) belong to no model served here and are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class UnsupportedTokenizer(ValueError):
+    """The tokenizer's decoder is none that can be streamed; the text names it and lists those that can."""
+
+
+TokenText = str | bytes
+"""`str`: whole characters. `bytes`: not UTF-8 by themselves, so part of a character, or of none."""
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in ByteLevel vocabularies (GPT-2's table): printable ones for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _as_text(data: bytes) -> TokenText:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _byte_level(token: str) -> TokenText:
+    try:
+        return _as_text(bytes(_ALPHABET[character] for character in token))
+    except KeyError:  # an added token, written as it reads
+        return token
+
+
+class _Rule:
+    """How a token's own text becomes what it adds, at the start of the text and elsewhere."""
+
+    def __init__(self, decoder: Mapping[str, Any] | None) -> None:
+        self.strip = 0
+        """How many spaces the start of the whole text loses, at most."""
+        self.start_differs = decoder is None
+        """The first token is treated in its own way."""
+        self._stages: list[Callable[[str, bool], TokenText]] = []
+        if decoder is None:
+            self._stages.append(lambda token, at_start: token if at_start else " " + token)
+            return
+        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        fused = False
+        for step in steps:
+            self._add(step, fused)
+            fused = fused or step["type"] in ("Fuse", "ByteLevel")
+
+    def _add(self, step: Mapping[str, Any], fused: bool) -> None:
+        kind = step["type"]
+        if kind == "ByteLevel" and not fused:
+            self._stages.append(lambda token, _: _byte_level(token))
+        elif kind == "Replace" and not fused and "String" in step["pattern"]:
+            old, new = step["pattern"]["String"], step["content"]
+            self._stages.append(lambda token, _: token.replace(old, new))
+        elif kind == "ByteFallback" and not fused:
+            self._stages.append(lambda token, _: _byte_fallback(token))
+        elif kind == "Metaspace" and not fused:
+            mark, keeps = step["replacement"], step.get("prepend_scheme", "always") == "never"
+            self.start_differs = not keeps
+            self._stages.append(lambda token, start: token.replace(mark, "" if start and not keeps else " "))
+        elif kind == "Strip" and fused and step["content"] == " " and not step["stop"]:
+            self.strip = step["start"]
+        elif kind != "Fuse":
+            raise UnsupportedTokenizer(
+                f"the tokenizer's decoder has a {kind} step that can not be streamed; supported are ByteLevel, "
+                "Metaspace, and sequences of Replace (of a string), Metaspace, ByteFallback, Fuse and then "
+                "Strip (of leading spaces)"
+            )
+
+    def apply(self, token: str, at_start: bool) -> TokenText:
+        """What a token adds."""
+        text: TokenText = token
+        for stage in self._stages:
+            if isinstance(text, bytes):
+                break
+            text = stage(text, at_start)
+        return text
+
+
+def _byte_fallback(token: str) -> TokenText:
+    found = _BYTE_TOKEN.fullmatch(token)
+    return _as_text(bytes([int(found[1], 16)])) if found else token
+
+
+class TokenTexts(dict[int, TokenText]):
+    """Token id to what it adds to the text anywhere but at the start; filled as ids are asked for.
+
+    `tokenizer` resolves ids, `special` maps ids of special tokens to their texts (their names in `tokenizer` don't
+    matter). With `skip_special_tokens` they add "". Ids outside the vocabulary add "" too, as in `Tokenizer.decode`.
+    Raises UnsupportedTokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: Mapping[int, str], skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._special = special
+        self._skip = skip_special_tokens
+        self._rule = _Rule(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
+        self.strip = self._rule.strip
+        """How many spaces the start of the whole text loses, at most."""
+        self.start_differs = self._rule.start_differs
+        """The first token that is not skipped adds what `at_start` says."""
+
+    def __missing__(self, token: int) -> TokenText:
+        written = self._written(token)
+        text = self[token] = "" if written is None else self._rule.apply(written, at_start=False)
+        return text
+
+    def at_start(self, token: int) -> TokenText | None:
+        """What a token adds as the first of the text; None if it is skipped and the next one is the first."""
+        written = self._written(token)
+        return None if written is None else self._rule.apply(written, at_start=True)
+
+    def _written(self, token: int) -> str | None:
+        if token in self._special:
+            return None if self._skip else self._special[token]
+        return self._tokenizer.id_to_token(token)
