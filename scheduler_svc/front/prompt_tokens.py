@@ -1,4 +1,4 @@
-"""A prompt's tokens, checked: what can be seen without tokenizing comes first, so that a bad prompt costs next to nothing.
+"""A prompt's tokens, checked: what needs no tokenizing comes first, so that a bad prompt costs next to nothing.
 
 `Generate` and `Tokenize` share it. UTF-8 needs no check here: protobuf refuses a message whose strings are anything
 else.
