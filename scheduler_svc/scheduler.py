@@ -60,6 +60,7 @@ class Scheduler:
         self.dropped_rows = 0
         self.cached_tokens = 0
         self._prefix_sharing = prefix_sharing
+        self._max_step_tokens = hello.max_step_tokens
         self._root = root_hash(hello.model.weights_version)
         self._clock = clock
         self._releases: list[int] = []
@@ -137,11 +138,9 @@ class Scheduler:
         """The next step, committed to the counters; None when no sequence can move."""
         if not self.table.num_running and not queue:
             return None
-        decode, preempted = self._decode_rows(queue, policy)
-        draft = PlanDraft(decode)
-        self._grow_tables(draft)
-        budget = policy.budget(self.load(queue, len(decode)))
-        room = min(budget.prefill_tokens, self.hello.max_step_tokens - len(decode))
+        draft, preempted = self._decode_rows(queue, policy)
+        budget = policy.budget(self.load(queue, len(draft.decode)))
+        room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
         room = self._continue_prompts(draft, budget, room)
         if not preempted and queue and self.table.free:
             self._admit(draft, queue, budget, room)
@@ -158,39 +157,38 @@ class Scheduler:
             free_blocks=self.pool.num_free,
             blocks=self.pool.num_blocks,
             block_size=self.pool.block_size,
-            max_step_tokens=self.hello.max_step_tokens,
+            max_step_tokens=self._max_step_tokens,
         )
 
-    def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[npt.NDArray[np.int64], bool]:
-        """Slots that decode in this step, each with room for its position, and whether somebody was preempted."""
+    def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
+        """A draft with the slots that decode in this step, each with a block for its position; was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            active = table.active
-            known = table.length[active] + table.pending[active]
-            planned = table.planned[active]
-            movable = (known - planned == 1) & (known < table.limit[active])
-            decode = active[movable]
-            needy = decode[planned[movable] >= table.capacity[decode]]
-            shortage = len(needy) - self.pool.num_free
-            if shortage <= 0:
-                return decode, preempted
+            known = table.length + table.pending
+            movable = (known - table.planned == 1) & (known < table.limit)
+            needy = np.flatnonzero(movable & (table.planned >= table.capacity))
+            num_free = self.pool.num_free
+            if len(needy) <= num_free:
+                break
             by_rank = sorted(needy.tolist(), key=self._rank_of)
-            victim = self._victim(by_rank[self.pool.num_free], policy)
-            if victim is None:
-                starved = by_rank[self.pool.num_free :]
-                return decode[~np.isin(decode, starved)], preempted
+            victim = self._victim(by_rank[num_free], policy)
+            if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
+                movable[by_rank[num_free:]] = False
+                needy = np.array(by_rank[:num_free], np.int64)
+                break
             self._preempt(victim, queue)
             preempted = True
+        draft = PlanDraft(np.flatnonzero(movable))
+        self._grow_tables(draft, needy)
+        return draft, preempted
 
-    def _grow_tables(self, draft: PlanDraft) -> None:
+    def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
         """Decoding rows whose next position begins a block get it, before anybody else may take it."""
-        table = self.table
-        needy = draft.decode[table.planned[draft.decode] >= table.capacity[draft.decode]]
         for slot, block in zip(needy.tolist(), self.pool.allocate(len(needy)), strict=True):
             blocks = self._at(slot).blocks
             draft.add_append(slot, len(blocks), block)
             blocks.append(block)
-        table.capacity[needy] += self.pool.block_size
+        self.table.capacity[needy] += self.pool.block_size
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
         return self._at(slot).rank
@@ -212,8 +210,7 @@ class Scheduler:
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
-        active = table.active
-        behind = active[table.lag(active) > 1]
+        behind = np.flatnonzero(table.lag > 1)
         for slot in sorted(behind.tolist(), key=self._rank_of):
             lag = int(table.length[slot] + table.pending[slot] - table.planned[slot])
             count = self._chunk(lag, room, budget)
@@ -225,7 +222,7 @@ class Scheduler:
 
     def _chunk(self, lag: int, room: int, budget: Budget) -> int:
         """Positions of a prompt that go into this step: 0 if a whole prompt is wanted and does not fit."""
-        if budget.may_chunk or lag > self.hello.max_step_tokens:
+        if budget.may_chunk or lag > self._max_step_tokens:
             return min(lag, room)
         return lag if lag <= room else 0
 

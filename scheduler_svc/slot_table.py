@@ -53,18 +53,14 @@ class SlotTable:
         """Occupied slots."""
         return self.num_slots - len(self.free)
 
-    @property
-    def active(self) -> IntColumn:
-        """Occupied slots, ascending."""
-        return np.flatnonzero(self.epoch)
-
     def running(self) -> list[Sequence]:
         """The sequences in the slots."""
         return [sequence for sequence in self.sequences if sequence is not None]
 
-    def lag(self, slots: IntColumn) -> IntColumn:
-        """Positions that each slot's sequence is behind."""
-        return self.length[slots] + self.pending[slots] - self.planned[slots]
+    @property
+    def lag(self) -> IntColumn:
+        """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
+        return self.length + self.pending - self.planned
 
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int) -> int:
         """Gives the sequence a free slot with `num_computed` positions done, and returns it."""
@@ -87,5 +83,5 @@ class SlotTable:
     def vacate(self, slot: int) -> None:
         """Frees the slot. Rows in flight no longer match its epoch."""
         self.sequences[slot] = None
-        self.epoch[slot] = 0
+        self.epoch[slot] = self.length[slot] = self.pending[slot] = self.planned[slot] = 0
         self.free.append(slot)
