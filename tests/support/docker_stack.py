@@ -1,0 +1,129 @@
+"""compose.yaml's services in real containers: a Compose project of its own on free host ports."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from roster_client.stack import free_ports
+from tests.support.compose_file import read_compose
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEELS = ROOT / "deploy" / "wheels"
+BUILD_S = 1800.0
+STOP_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image and its size in bytes, that of its base included."""
+
+    name: str
+    size: int
+
+
+class DockerStack:
+    """Images, containers, network and volume of a profile."""
+
+    def __init__(self, profile: str) -> None:
+        api, admin = free_ports(2)
+        # Debian's Docker has no BuildKit: use the builder that every Docker has.
+        buildkit = {name: os.environ.get(name, "0") for name in ("DOCKER_BUILDKIT", "COMPOSE_DOCKER_CLI_BUILD")}
+        self._environment = os.environ | buildkit | {"ROSTER_PORT": str(api), "ROSTER_ADMIN_PORT": str(admin)}
+        self._services = [service.name for service in read_compose(ROOT / "compose.yaml", profile, self._environment)]
+        project = f"roster-test-{secrets.token_hex(4)}"
+        self._compose = [*compose_command(), "--project-name", project, "--profile", profile]
+        self.address = f"127.0.0.1:{api}"
+
+    def build(self) -> None:
+        """Builds the images; a private certificate and a CPU build of torch come from this machine's pip settings."""
+        arguments = []
+        if certificate := os.environ.get("PIP_CERT"):
+            arguments += ["--build-arg", f"PIP_CERT={certificate}"]
+        with local_wheels():
+            self._show(*self._compose, "build", *arguments, *self._services, timeout_s=BUILD_S)
+
+    def start(self) -> None:
+        """Starts every service."""
+        self._show(*self._compose, "up", "--detach", "--no-build", timeout_s=STOP_S)
+
+    def dead(self) -> list[str]:
+        """Services whose container has ended, now or earlier."""
+        state = "{{.State.Running}} {{.RestartCount}}"
+        return [name for name in self._services if self._inspect(name, state) != "true 0"]
+
+    def stop(self) -> dict[str, int]:
+        """Stops the containers, and returns their exit statuses."""
+        self._show(*self._compose, "stop", timeout_s=STOP_S)
+        return {name: int(self._inspect(name, "{{.State.ExitCode}}")) for name in self._services}
+
+    def remove(self) -> None:
+        """Removes containers, network and volume."""
+        self._show(*self._compose, "down", "--volumes", "--timeout", "10", timeout_s=STOP_S)
+
+    def execute(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command inside a service's container."""
+        return self._capture("docker", "exec", self._container(service), *command)
+
+    def health(self, service: str) -> str:
+        """The state of a service's health check: starting, healthy or unhealthy."""
+        return self._inspect(service, "{{.State.Health.Status}}")
+
+    def images(self) -> list[Image]:
+        """The images of the services."""
+        names = [self._inspect(service, "{{.Config.Image}}") for service in self._services]
+        return [Image(name, int(self._output("docker", "inspect", "--format", "{{.Size}}", name))) for name in names]
+
+    def logs(self) -> str:
+        """The end of what every service printed."""
+        return self._capture(*self._compose, "logs", "--tail", "40").stdout
+
+    def _container(self, service: str) -> str:
+        return self._output(*self._compose, "ps", "--all", "--quiet", service)
+
+    def _inspect(self, service: str, template: str) -> str:
+        return self._output("docker", "inspect", "--format", template, self._container(service))
+
+    def _show(self, *command: str, timeout_s: float) -> None:
+        subprocess.run(command, cwd=ROOT, env=self._environment, check=True, timeout=timeout_s)
+
+    def _output(self, *command: str) -> str:
+        done = self._capture(*command)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+        return done.stdout.strip()
+
+    def _capture(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=60)
+
+
+def compose_command() -> list[str]:
+    """`docker compose` where the plugin is there, else `docker-compose`. Raises RuntimeError if neither is."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
+        return ["docker", "compose"]
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    raise RuntimeError("Compose is not here: install Docker's compose plugin, or docker-compose")
+
+
+@contextmanager
+def local_wheels() -> Iterator[None]:
+    """While it lasts, torch wheels of pip's find-links folders lie in deploy/wheels, where the image build looks."""
+    copied = []
+    for folder in os.environ.get("PIP_FIND_LINKS", "").split():
+        for wheel in Path(folder).glob("torch-*.whl"):
+            target = WHEELS / wheel.name
+            if not target.exists():
+                shutil.copy(wheel, target)
+                copied.append(target)
+    try:
+        yield
+    finally:
+        for target in copied:
+            target.unlink()
