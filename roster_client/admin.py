@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -13,6 +13,27 @@ from protos import admin_pb2, admin_pb2_grpc
 
 from .errors import from_rpc_error
 from .requests import CHANNEL_OPTIONS
+
+
+class StepStream:
+    """Steps as they are sent to the runners; iterate, and `cancel` when seen enough."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._messages = call.__aiter__()
+
+    def __aiter__(self) -> AsyncIterator[admin_pb2.WatchStepsResponse]:
+        return self
+
+    async def __anext__(self) -> admin_pb2.WatchStepsResponse:
+        try:
+            return await self._messages.__anext__()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def cancel(self) -> None:
+        """Ends the watch."""
+        self._call.cancel()
 
 
 class AdminClient:
@@ -29,16 +50,17 @@ class AdminClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
-    async def watch_steps(self) -> AsyncIterator[admin_pb2.WatchStepsResponse]:
-        """The roster of each step from now on, until the generator is closed."""
+    async def watch_steps(self) -> StepStream:
+        """The roster of each step from now on: it has begun when this returns."""
         call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest())
         try:
-            async for step in call:
-                yield step
+            await call.initial_metadata()
+            if call.done():
+                # Refused before it began: reading is what raises the status.
+                await call.read()
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-        finally:
-            call.cancel()
+        return StepStream(call)
 
     async def close(self) -> None:
         """Closes the channel."""

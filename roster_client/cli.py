@@ -22,6 +22,7 @@ from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import check_health
 from .requests import Message, Options, Prompt
+from .stack import Endpoints
 from .status_view import status_view
 from .sync_client import SyncRosterClient
 
@@ -72,6 +73,12 @@ Seed = Annotated[
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 System = Annotated[str, typer.Option("--system", help="System message.")]
 Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds after which to give up.")]
+
+Model = Annotated[
+    str | None, typer.Option("--model", help="What to serve: a local folder, a hub id, or smollm2 (the default).")
+]
+Device = Annotated[str | None, typer.Option("--device", help="Where the runner computes (default: cpu).")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")]
 
 DEFAULT_SERVER = "127.0.0.1:50061"
 DEFAULT_ADMIN = "127.0.0.1:50062"
@@ -168,6 +175,48 @@ def health(
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
 
+@app.command()
+def serve(
+    model: Model = None,
+    device: Device = None,
+    slots: Slots = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Scheduling policy (default: fcfs).")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
+    admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
+    link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Use free loopback ports, whichever.")] = False,
+    ready_timeout: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Seconds until the model must be loaded.")
+    ] = 600,
+) -> None:
+    """Run both services here until Ctrl-C or SIGTERM. Their other settings come from ROSTER_* variables."""
+    from .serve import serve as run_services
+
+    if free_ports and (listen or admin_listen or link):
+        raise ValueError("--free-ports chooses the addresses: leave out --listen, --admin-listen and --link")
+    addresses = {"listen": listen, "admin_listen": admin_listen, "link": link}
+    endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**addresses)
+    scheduler = _given(policy=policy)
+    runner = _given(model=model, device=device, slots=slots)
+    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout))
+    raise typer.Exit(code)
+
+
+@app.command()
+def demo(
+    model: Model = "smollm2",
+    device: Device = "cpu",
+    slots: Slots = 3,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines, as into a pipe, also on a terminal.")] = False,
+) -> None:
+    """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
+    from .demo import demo as run_demo
+
+    console = Console()
+    runner = _given(model=model, device=device, slots=slots)
+    raise typer.Exit(asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal)))
+
+
 def main() -> None:
     """Entry point of `roster`."""
     app(prog_name="roster")
@@ -188,8 +237,12 @@ def _question(client: SyncRosterClient, text: str, system: str, raw: bool) -> Pr
 
 
 def _options(**given: Any) -> Options:
-    options: Any = {name: value for name, value in given.items() if value is not None}
+    options: Any = _given(**given)
     return options
+
+
+def _given(**given: Any) -> dict[str, object]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _sentence(error: RosterError) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from protos import inference_pb2 as pb
 
@@ -35,6 +35,15 @@ class Endpoints:
     listen: str = "127.0.0.1:50061"
     admin_listen: str = "127.0.0.1:50062"
     link: str = "tcp://127.0.0.1:50063"
+
+    @classmethod
+    def from_settings(cls, **given: str | None) -> Self:
+        """What is given; the rest as `roster-scheduler` would take it from the environment and its defaults."""
+        from scheduler_svc.settings import SchedulerSettings
+
+        explicit: Any = {name: value for name, value in given.items() if value is not None}
+        settings = SchedulerSettings(**explicit)
+        return cls(settings.listen, settings.admin_listen, settings.link)
 
     @classmethod
     def free(cls) -> Self:

@@ -1,0 +1,158 @@
+"""`roster demo`: eight prompts at once, continuously batched, then the same eight in static batches, and a table.
+
+Both services run on this machine; between the two runs only the scheduler is replaced, the runner keeps its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .admin import AdminClient, StepStream
+from .client import EventStream, RosterClient
+from .demo_live import LiveView
+from .demo_plain import PlainView
+from .demo_prompts import DEMO_REQUESTS
+from .demo_state import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
+from .errors import RosterError
+from .events import Delta, Finish
+from .exit_codes import ExitCode
+from .log_view import LogView
+from .requests import Message, Prompt
+from .signals import cancelled_by_signals
+from .stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+
+POLICIES = ("fcfs", "static")
+WARM_UP_TOKENS = 4
+READY_TIMEOUT_S = 600.0
+RUN_TIMEOUT_S = 600.0
+
+
+class View(Protocol):
+    """What shows a run: `begin`, then steps, texts and finished answers as they come, then `end`."""
+
+    def begin(self, run: DemoRun) -> None: ...
+
+    def step(self, run: DemoRun, change: RosterChange | None) -> None: ...
+
+    def text(self, answer: DemoAnswer) -> None: ...
+
+    def finished(self, answer: DemoAnswer) -> None: ...
+
+    def end(self) -> None: ...
+
+
+async def demo(console: Console, runner: dict[str, object], *, plain: bool) -> ExitCode:
+    """Runs the demo with these runner settings and stops what it started, also on errors and signals."""
+    view: View = PlainView(console) if plain else LiveView(console)
+    log = LogView(console)
+    stack = Stack(Endpoints.free(), scheduler={"policy": POLICIES[0]}, runner=runner, on_line=log.line)
+    try:
+        with cancelled_by_signals():
+            async with stack:
+                measurements, same = await _compare(console, view, log, stack)
+    except asyncio.CancelledError:
+        console.print("Interrupted: both services are stopped.", highlight=False)
+        return ExitCode.INTERRUPTED
+    except (ServiceDiedError, NotReadyError, RosterError, TimeoutError) as error:
+        console.print(f"[red]{escape(str(error) or 'the run took too long')}[/]", highlight=False, soft_wrap=True)
+        return ExitCode.FAILED
+    finally:
+        view.end()
+    console.print(comparison(measurements))
+    console.print(f"{same} of {len(DEMO_REQUESTS)} answers are the same under both policies.", highlight=False)
+    return ExitCode.OK
+
+
+async def _compare(console: Console, view: View, log: LogView, stack: Stack) -> tuple[list[Measurement], int]:
+    """One run per policy; also returns how many answers came out the same."""
+    measurements: list[Measurement] = []
+    texts: list[list[str]] = []
+    for policy in POLICIES:
+        if measurements:
+            await stack.swap_scheduler(policy=policy)
+        with log.waiting(f"Starting the services under {policy} ..."):
+            model = await stack.wait_ready(READY_TIMEOUT_S)
+        log.muted = True
+        run = new_run(policy, DEMO_REQUESTS)
+        async with asyncio.timeout(RUN_TIMEOUT_S):
+            measurements.append(await run_policy(stack.endpoints, view, run, chat=bool(model.chat_template)))
+        texts.append([answer.text for answer in run.answers])
+    return measurements, sum(first == second for first, second in zip(*texts, strict=True))
+
+
+async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bool) -> Measurement:
+    """Streams all requests at once while watching the roster. Raises RosterError if one fails."""
+    async with RosterClient(endpoints.listen) as client, AdminClient(endpoints.admin_listen) as admin:
+        steps = await admin.watch_steps()
+        watching = asyncio.create_task(_watch(steps, view, run))
+        try:
+            # A short request holds the roster until all have arrived: else `static` would batch the first one alone.
+            warm_up = client.generate(_prompt("Hello", chat), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+            await _first_token(warm_up)
+            view.begin(run)
+            started = time.monotonic()
+            await asyncio.gather(*[_stream(client, view, run, answer, chat) for answer in run.answers])
+            seconds = time.monotonic() - started
+        finally:
+            steps.cancel()
+            watching.cancel()
+            view.end()
+    return run.measure(seconds)
+
+
+async def _first_token(stream: EventStream) -> None:
+    async for event in stream:
+        if isinstance(event, Delta):
+            return
+
+
+async def _stream(client: RosterClient, view: View, run: DemoRun, answer: DemoAnswer, chat: bool) -> None:
+    request = answer.request
+    answer.sent_s = time.monotonic()
+    stream = client.generate(
+        _prompt(request.question, chat),
+        request_id=str(answer.number),
+        temperature=0.0,
+        max_tokens=request.max_tokens,
+    )
+    async for event in stream:
+        if isinstance(event, Delta):
+            run.take_delta(answer, event)
+            view.text(answer)
+        elif isinstance(event, Finish):
+            run.take_finish(answer, event)
+            view.finished(answer)
+
+
+async def _watch(steps: StepStream, view: View, run: DemoRun) -> None:
+    async for report in steps:
+        view.step(run, run.take_step(report))
+
+
+def _prompt(question: str, chat: bool) -> Prompt:
+    return [Message("user", question)] if chat else question
+
+
+def comparison(measurements: Sequence[Measurement]) -> Table:
+    """The closing table: one row per policy."""
+    table = Table(title="Continuous batching (fcfs) against static batches")
+    for heading in ("policy", "tokens", "seconds", "tokens/s", "mean TTFT", "worst TTFT", "slots filled"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for run in measurements:
+        table.add_row(
+            run.policy,
+            str(run.tokens),
+            f"{run.seconds:.1f}",
+            f"{run.tokens / run.seconds:.1f}",
+            f"{run.mean_ttft_s:.2f} s",
+            f"{run.worst_ttft_s:.2f} s",
+            f"{run.mean_rows:.2f} of {run.slots}",
+        )
+    return table

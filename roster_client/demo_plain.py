@@ -1,0 +1,66 @@
+"""The demo as lines, for pipes and logs: every change of the roster, and the answers in pieces of a line."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.control import strip_control_codes
+
+from .demo_state import DemoAnswer, DemoRun, RosterChange
+
+PIECE_CHARACTERS = 72
+
+
+class PlainView:
+    """Prints as things happen. Steps at which the roster stayed the same are told as one range."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed: dict[int, int] = {}
+        self._last: RosterChange | None = None
+
+    def begin(self, run: DemoRun) -> None:
+        """A run begins."""
+        self._printed = {answer.number: 0 for answer in run.answers}
+        self._last = None
+        self._line(f"--- policy {run.policy}: {len(run.answers)} prompts at once")
+
+    def step(self, run: DemoRun, change: RosterChange | None) -> None:
+        """A step went out."""
+        if change is None:
+            return
+        last = self._last
+        if last is not None and change.step - last.step > 1:
+            self._line(f"steps {last.step + 1}-{change.step - 1}: roster unchanged")
+        parts = [f"joined #{number}" for number in change.joined]
+        parts += [f"left #{number} ({reason})" for number, reason in change.left]
+        bar = "█" * change.rows + "·" * max(0, change.slots - change.rows)
+        self._line(
+            f"step {change.step}: [{bar}] {change.rows}/{change.slots}, {', '.join(parts)}; {change.waiting} wait"
+        )
+        self._last = change
+
+    def text(self, answer: DemoAnswer) -> None:
+        """Text was added to an answer."""
+        pending = answer.text[self._printed[answer.number] :]
+        while len(pending) > PIECE_CHARACTERS:
+            cut = pending.rfind(" ", 0, PIECE_CHARACTERS) + 1 or PIECE_CHARACTERS
+            self._piece(answer, pending[:cut])
+            pending = pending[cut:]
+
+    def finished(self, answer: DemoAnswer) -> None:
+        """An answer is whole."""
+        self._piece(answer, answer.text[self._printed[answer.number] :])
+        reason = answer.finish.reason.name.lower() if answer.finish else "failed"
+        self._line(f"  #{answer.number} done ({reason}): {answer.num_tokens} tokens, first after {answer.ttft_s:.2f} s")
+
+    def end(self) -> None:
+        """The run is over."""
+
+    def _piece(self, answer: DemoAnswer, piece: str) -> None:
+        self._printed[answer.number] += len(piece)
+        shown = strip_control_codes(" ".join(piece.split()))
+        if shown:
+            self._line(f"  #{answer.number} │ {shown}")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
