@@ -1,0 +1,80 @@
+"""The operators' API: the engine's status, and its steps as they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import grpc
+
+from protos import admin_pb2, admin_pb2_grpc, engine_pb2
+from scheduler_svc.front.aborting import abort
+from scheduler_svc.front.engine_client import EngineClient
+from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.service_refusals import engine_lost
+
+STEPS_KEPT = 1024
+"""Steps that wait for a slow reader before it misses the oldest."""
+
+
+class _Watcher:
+    """The steps that one WatchSteps call has not sent yet."""
+
+    def __init__(self) -> None:
+        self.steps: deque[admin_pb2.WatchStepsResponse] = deque(maxlen=STEPS_KEPT)
+        self.filled = asyncio.Event()
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Serves `roster.admin.v1.AdminService` from the engine's answers."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._watchers: set[_Watcher] = set()
+        self._lost = False
+
+    def publish(self, report: admin_pb2.WatchStepsResponse) -> None:
+        """A step was sent: every watcher gets it."""
+        for watcher in self._watchers:
+            watcher.steps.append(report)
+            watcher.filled.set()
+
+    def lose(self) -> None:
+        """The engine is gone: ends every watch with UNAVAILABLE."""
+        self._lost = True
+        for watcher in self._watchers:
+            watcher.filled.set()
+
+    async def GetStatus(
+        self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.GetStatusResponse:
+        """The state of the engine, now."""
+        handle = self._client.new_handle()
+        try:
+            command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
+            answer = await self._client.call(handle, command)
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return answer.status_reply.status
+
+    async def WatchSteps(self, request: admin_pb2.WatchStepsRequest, context: grpc.aio.ServicerContext) -> None:
+        """Steps from now on. The engine makes reports only while somebody watches."""
+        watcher = _Watcher()
+        self._watchers.add(watcher)
+        if len(self._watchers) == 1:
+            self._watch(True)
+        try:
+            await context.send_initial_metadata(())  # tells the client that the watch has begun
+            while not self._lost:
+                await watcher.filled.wait()
+                watcher.filled.clear()
+                while watcher.steps:
+                    await context.write(watcher.steps.popleft())
+            await abort(context, engine_lost())
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self._watch(False)
+
+    def _watch(self, on: bool) -> None:
+        self._client.send(engine_pb2.Command(watch=engine_pb2.Watch(on=on)))

@@ -1,0 +1,142 @@
+"""One choice of a request as this worker streams it: tokens come in by steps, decided text goes out by messages.
+
+Tokens are turned into text when a message is about to be written, many at once, which is cheaper and costs a slow
+reader nothing. Only a choice with stop strings is `eager`: its tokens become text as they come, so that a match ends
+the sequence in the engine within a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos import engine_pb2, inference_pb2, plan_pb2
+from scheduler_svc.front.logprob_columns import LogprobColumns
+from scheduler_svc.front.text_stream import ChoiceText, Piece
+
+if TYPE_CHECKING:
+    from scheduler_svc.front.request_stream import RequestStream
+
+
+class ChoiceStream:
+    """State of one choice. `incoming` holds tokens that are not text yet; the engine client appends to it."""
+
+    __slots__ = (
+        "_finish",
+        "_finish_taken",
+        "_started",
+        "_stream",
+        "_text",
+        "cached_tokens",
+        "eager",
+        "has_ended",
+        "incoming",
+        "index",
+        "logprobs",
+        "num_tokens",
+        "sequence_id",
+    )
+
+    def __init__(
+        self, stream: RequestStream, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
+    ) -> None:
+        """`eager`: there are stop strings. `top`: alternatives per token, None without logprobs."""
+        self._stream = stream
+        self._text = text
+        self._started = False
+        self._finish: inference_pb2.Finish | None = None
+        self._finish_taken = False
+        self.index = index
+        self.sequence_id = sequence_id
+        self.incoming: list[int] = []
+        self.eager = eager
+        self.logprobs = None if top is None else LogprobColumns(top)
+        self.has_ended = False
+        self.num_tokens = 0
+        self.cached_tokens = 0
+
+    def notify(self) -> None:
+        """Tells the stream that there is something to take; the first of a choice is urgent."""
+        self._stream.touched(urgent=not self._started)
+
+    def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
+        """Log-probabilities of some of the prompt's tokens; those of choice 0 stand for all."""
+        if self.index == 0:
+            self._stream.prompt_logprobs(row)
+
+    def push_now(self) -> None:
+        """Turns the incoming tokens into text; a stop string that they complete ends the choice."""
+        self._push()
+        if self._match_stop():
+            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+        self.notify()
+
+    def ended(self, end: engine_pb2.End) -> None:
+        """The engine's last word on the sequence, which may echo a stop string found here."""
+        self._push()
+        self._match_stop()
+        self._end(end)
+        self._stream.choice_ended()
+
+    def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:
+        """Takes up a sequence from its `tokens`, received ones left out, of which the client has the first `cursor`.
+
+        Raises ValueError when there are fewer than `cursor`.
+        """
+        self._text.resume(tokens, cursor)
+        if self.logprobs is not None:
+            self.logprobs.extend(record.logprobs, skip=cursor)
+        if self._match_stop() and not record.HasField("end"):
+            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+        if record.HasField("end"):
+            self._end(record.end)
+
+    def take(self) -> Piece | None:
+        """Removes and returns what is decided and not delivered; None when there is nothing."""
+        self._push()
+        piece = self._text.take()
+        if piece is not None:
+            self._started = True
+        return piece
+
+    def take_finish(self) -> inference_pb2.Finish | None:
+        """The finish, once; call it after `take`."""
+        if self._finish is None or self._finish_taken:
+            return None
+        self._finish_taken = True
+        return self._finish
+
+    def _push(self) -> None:
+        if self.incoming:
+            tokens, self.incoming = self.incoming, []
+            if self._finish is None:
+                self._text.push(tokens)
+
+    def _match_stop(self) -> bool:
+        """Whether a stop string has just been found."""
+        if self._text.stop is None or self._finish is not None:
+            return False
+        finish = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_STOP, stop_string=self._text.stop)
+        self._finished(finish, self._text.num_tokens)
+        return True
+
+    def _end(self, end: engine_pb2.End) -> None:
+        self.has_ended = True
+        self.cached_tokens = end.cached_tokens
+        if self._finish is None:
+            self._text.finish()
+            self._finished(_finish_of(end), end.num_tokens)
+
+    def _finished(self, finish: inference_pb2.Finish, num_tokens: int) -> None:
+        finish.index = self.index
+        finish.num_tokens = num_tokens
+        self.num_tokens = num_tokens
+        self._finish = finish
+
+
+def _finish_of(end: engine_pb2.End) -> inference_pb2.Finish:
+    finish = inference_pb2.Finish(reason=end.reason, message=end.message)  # type: ignore[arg-type]
+    if end.stop_string:
+        finish.stop_string = end.stop_string
+    elif end.HasField("stop_token_id"):
+        finish.stop_token_id = end.stop_token_id
+    return finish

@@ -1,0 +1,113 @@
+"""The public gRPC service: each RPC in terms of the engine, the model's text and the streams of this worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from protos import engine_pb2, inference_pb2, inference_pb2_grpc
+from scheduler_svc.front.aborting import abort
+from scheduler_svc.front.engine_client import EngineClient
+from scheduler_svc.front.pacing import FlushGate, MessagePacer
+from scheduler_svc.front.preparation import Preparer
+from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.request_stream import RequestStream
+from scheduler_svc.front.response_stream import write_responses
+from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.session import Session
+from scheduler_svc.front.tenant import tenant_of
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves `roster.v1.InferenceService` in one worker."""
+
+    def __init__(self, client: EngineClient, served: ServedModel, preparer: Preparer, pacer: MessagePacer) -> None:
+        self._client = client
+        self._served = served
+        self._preparer = preparer
+        self._pacer = pacer
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        """Streams the answer to one request."""
+        gate = FlushGate(self._pacer)
+        try:
+            prepared = await self._preparer.prepare(request, context.time_remaining())
+            stream = RequestStream(self._client, prepared.text, prepared.valid.request_id, (), gate.notify)
+            stream.submit(prepared.valid, tenant_of(context))
+            await write_responses(stream, gate, context.write)
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    async def Attach(self, request: inference_pb2.AttachRequest, context: grpc.aio.ServicerContext) -> None:
+        """Resumes a stream from a cursor per choice."""
+
+        async def write(response: inference_pb2.GenerateResponse) -> None:
+            await context.write(inference_pb2.AttachResponse(response=response))
+
+        gate = FlushGate(self._pacer)
+        try:
+            text = self._served.text()
+            stream = RequestStream(self._client, text, request.request_id, request.received, gate.notify)
+            stream.attach(tenant_of(context))
+            await write_responses(stream, gate, write)
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[inference_pb2.SessionRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Multiplexes requests over one stream; the messages are read through `context`."""
+        session = Session(self._client, self._served, self._preparer, self._pacer, context)
+        try:
+            await session.run()
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.CancelResponse:
+        """Ends a request of this tenant, whoever follows it."""
+        handle = self._client.new_handle()
+        cancel = engine_pb2.CancelById(handle=handle, tenant=tenant_of(context), request_id=request.request_id)
+        try:
+            await self._client.call(handle, engine_pb2.Command(cancel_by_id=cancel))
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return inference_pb2.CancelResponse()
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GetModelResponse:
+        """Describes the model."""
+        try:
+            model = self._served.model
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return inference_pb2.GetModelResponse(
+            name=model.name,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            context_length=model.context_length,
+            eos_token_ids=model.eos_token_ids,
+            chat_template=model.chat_template,
+            weights_version=model.weights_version,
+        )
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a prompt."""
+        try:
+            return inference_pb2.TokenizeResponse(token_ids=await self._preparer.tokenize(request))
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        try:
+            return inference_pb2.DetokenizeResponse(text=await self._preparer.detokenize(request))
+        except Refusal as refusal:
+            await abort(context, refusal)

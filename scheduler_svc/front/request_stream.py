@@ -1,0 +1,247 @@
+"""One request as this worker follows it, from its submission to the engine to the last message to its client.
+
+| state    | entered by                           | what the client gets                                   |
+|----------|--------------------------------------|--------------------------------------------------------|
+| OPENING  | Submit or Attach sent                | nothing yet                                            |
+| OPEN     | Accepted or Attached                 | its id, deltas, finishes, usage                        |
+| FAILED   | Refused, Detached, loss of the engine| a status                                               |
+| ORPHANED | the client went and keep_ms > 0      | nothing; stop strings are still looked for             |
+| CLOSED   | usage taken, or Disconnect sent      | nothing more                                           |
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from protos import engine_pb2, inference_pb2, plan_pb2
+from scheduler_svc.front.choice_stream import ChoiceStream
+from scheduler_svc.front.little_endian import int32_list
+from scheduler_svc.front.logprob_columns import LogprobColumns
+from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.service_refusals import attached_elsewhere, cursor_past_end
+from scheduler_svc.front.tokenizer import ModelText
+from scheduler_svc.front.validation import ValidRequest
+
+if TYPE_CHECKING:
+    from scheduler_svc.front.engine_client import EngineClient
+
+
+class StreamState(enum.Enum):
+    """Where a request is in its life on this worker."""
+
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    FAILED = enum.auto()
+    ORPHANED = enum.auto()
+    CLOSED = enum.auto()
+
+
+class RequestStream:
+    """Collects what the engine says of one request until its writer takes it."""
+
+    __slots__ = (
+        "_client",
+        "_cursors",
+        "_on_touched",
+        "_prompt_ids",
+        "_prompt_logprobs",
+        "_prompt_taken",
+        "_text",
+        "choices",
+        "failure",
+        "handle",
+        "num_prompt_tokens",
+        "request",
+        "request_id",
+        "state",
+    )
+
+    def __init__(
+        self,
+        client: EngineClient,
+        text: ModelText,
+        request_id: str,
+        cursors: Sequence[int],
+        on_touched: Callable[[bool], None],
+    ) -> None:
+        """`cursors`: tokens that the client has, one per choice, used when the engine answers Attached.
+
+        `on_touched(urgent)` is called whenever there is something to take.
+        """
+        self._client = client
+        self._text = text
+        self._cursors = cursors
+        self._on_touched = on_touched
+        self._prompt_ids: list[int] = []
+        self._prompt_logprobs: LogprobColumns | None = None
+        self._prompt_taken = False
+        self.handle = client.new_handle()
+        self.request_id = request_id
+        self.request = inference_pb2.GenerateRequest()
+        self.choices: list[ChoiceStream] = []
+        self.failure: Refusal | None = None
+        self.num_prompt_tokens = 0
+        self.state = StreamState.OPENING
+
+    # What the front says.
+
+    def submit(self, valid: ValidRequest, tenant: str) -> None:
+        """Sends a request to the engine. Raises Refusal when the engine is gone."""
+        self._client.follow(self)
+        self._describe(valid.body, valid.prompt)
+        self._client.send(engine_pb2.Command(submit=valid.to_submit(self.handle, tenant)))
+
+    def attach(self, tenant: str) -> None:
+        """Asks the engine for a request that exists. Raises Refusal when the engine is gone."""
+        self._client.follow(self)
+        attach = engine_pb2.Attach(handle=self.handle, tenant=tenant, request_id=self.request_id)
+        self._client.send(engine_pb2.Command(attach=attach))
+
+    def cancel(self) -> None:
+        """The client wants the request to end; the engine answers with its Ends."""
+        self._client.send(engine_pb2.Command(cancel=engine_pb2.Cancel(handle=self.handle)))
+
+    def disconnect(self) -> None:
+        """The client is gone. Harmless after the end."""
+        if self.state not in (StreamState.OPENING, StreamState.OPEN):
+            return
+        if self.choices and self._all_ended:
+            self._close()
+            return
+        self._client.send(engine_pb2.Command(disconnect=engine_pb2.Disconnect(handle=self.handle)))
+        kept = self.request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
+        if kept and any(choice.eager and not choice.has_ended for choice in self.choices):
+            self.state = StreamState.ORPHANED
+        else:
+            self._close()
+
+    # What the engine says.
+
+    def accepted(self, message: engine_pb2.Accepted) -> None:
+        """The request is the engine's, and its sequences have ids."""
+        for index in range(self.request.n if self.request.HasField("n") else 1):
+            self.choices.append(self._choice(index, message.first_sequence_id + index))
+        self._client.follow_choices(self.choices)
+        self.state = StreamState.OPEN
+        self.touched(urgent=True)
+
+    def attached(self, message: engine_pb2.Attached) -> None:
+        """The request existed: its text is made again from its tokens, up to each cursor without being delivered."""
+        request = inference_pb2.GenerateRequest.FromString(message.body)
+        self._describe(request, int32_list(message.prompt))
+        if message.HasField("prompt_logprobs"):
+            self.prompt_logprobs(message.prompt_logprobs)
+        self.state = StreamState.OPEN
+        for index, record in enumerate(message.choices):
+            choice = self._choice(index, record.sequence_id)
+            num_received = message.num_received if index == 0 else 0
+            tokens = int32_list(record.tokens)[num_received:]
+            given = self._cursors[index] if index < len(self._cursors) else 0
+            try:
+                choice.replay(record, tokens, max(0, given - num_received))
+            except ValueError:
+                self.disconnect()
+                self.fail(cursor_past_end(index, given, num_received + len(tokens)))
+                return
+            self.choices.append(choice)
+        self._client.follow_choices([choice for choice in self.choices if not choice.has_ended])
+        self.touched(urgent=True)
+
+    def detached(self, message: engine_pb2.Detached) -> None:
+        """Another call follows the request now."""
+        self._client.forget(self)
+        if self.state is StreamState.ORPHANED:
+            self.state = StreamState.CLOSED
+        else:
+            self.fail(attached_elsewhere(self.request_id))
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the stream with a status."""
+        self.failure = refusal
+        self.state = StreamState.FAILED
+        self._on_touched(True)
+
+    def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
+        """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
+        columns = self._prompt_logprobs
+        if columns is not None:
+            expected = len(columns) + 1
+            columns.extend(row, skip=max(0, expected - row.first_position))
+
+    # What the choices say.
+
+    def touched(self, urgent: bool) -> None:
+        """There is something to take."""
+        if self.state is StreamState.ORPHANED:
+            for choice in self.choices:
+                choice.take()
+        else:
+            self._on_touched(urgent)
+
+    def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
+        """A stop string matched: tells the engine, which may have sampled further."""
+        cut = engine_pb2.Cut(sequence_id=sequence_id, num_tokens=num_tokens, stop_string=stop_string)
+        self._client.send(engine_pb2.Command(cut=cut))
+
+    def choice_ended(self) -> None:
+        """The engine said its last word on a choice."""
+        if self._all_ended:
+            self._client.forget(self)
+            if self.state is StreamState.ORPHANED:
+                self.state = StreamState.CLOSED
+                return
+        self.touched(urgent=False)
+
+    # What the writer takes.
+
+    @property
+    def prompt_pending(self) -> bool:
+        """The prompt's log-probabilities were asked for and are not complete."""
+        columns = self._prompt_logprobs
+        return columns is not None and not self._prompt_taken and len(columns) < self.num_prompt_tokens - 1
+
+    def take_prompt(self, force: bool) -> inference_pb2.PromptInfo | None:
+        """What was asked of the prompt, once and when it is complete; `force` takes it as it is."""
+        asked = self.request.output.prompt_token_ids or self._prompt_logprobs is not None
+        if self._prompt_taken or not asked or (self.prompt_pending and not force):
+            return None
+        self._prompt_taken = True
+        info = inference_pb2.PromptInfo(token_ids=self._prompt_ids)
+        if self._prompt_logprobs is not None:
+            info.logprobs.CopyFrom(self._prompt_logprobs.take(len(self._prompt_logprobs)))
+        return info
+
+    def take_usage(self) -> inference_pb2.Usage | None:
+        """The usage, once all choices have ended; nothing is left to take after it."""
+        if self.state is not StreamState.OPEN or not self._all_ended:
+            return None
+        self._close()
+        return inference_pb2.Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=self.choices[0].cached_tokens,
+        )
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(choice.has_ended for choice in self.choices)
+
+    def _close(self) -> None:
+        self.state = StreamState.CLOSED
+        self._client.forget(self)
+
+    def _describe(self, request: inference_pb2.GenerateRequest, prompt: list[int]) -> None:
+        self.request = request
+        self.num_prompt_tokens = len(prompt)
+        if request.output.prompt_token_ids:
+            self._prompt_ids = prompt
+        if request.output.HasField("prompt_logprobs"):
+            self._prompt_logprobs = LogprobColumns(request.output.prompt_logprobs)
+
+    def _choice(self, index: int, sequence_id: int) -> ChoiceStream:
+        request = self.request
+        text = self._text.choice(request, request.received_token_ids if index == 0 else ())
+        top = request.output.logprobs if request.output.HasField("logprobs") else None
+        return ChoiceStream(self, index, sequence_id, text, bool(request.stop.strings), top)

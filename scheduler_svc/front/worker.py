@@ -1,0 +1,149 @@
+"""A front worker: the gRPC server of one process (or, with no worker processes, of the engine's own).
+
+`roster-scheduler` starts each as `python -m scheduler_svc.front.worker` (see worker_start), its settings on stdin.
+The worker says WorkerHello to the engine once it listens. It lives until the other end of that pipe is closed, which
+is also what happens when the engine's process dies: then its streams end with UNAVAILABLE and it exits. It ignores
+SIGINT and SIGTERM, which reach a whole process group: whether to drain is the engine's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import admin_pb2_grpc, inference_pb2_grpc
+from scheduler_svc.front.admin_service import AdminService
+from scheduler_svc.front.engine_client import EngineClient
+from scheduler_svc.front.health import ADMIN_SERVICE, HEALTH_SERVICE, INFERENCE_SERVICE, WorkerHealth
+from scheduler_svc.front.inference_service import InferenceService
+from scheduler_svc.front.pacing import MessagePacer
+from scheduler_svc.front.preparation import Preparer
+from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.worker_start import WorkerStart
+from scheduler_svc.logs import configure_logs
+from scheduler_svc.settings import SchedulerSettings
+
+log = structlog.get_logger(__name__)
+
+LAST_MESSAGES_S = 0.1
+"""Time for what the engine sent just before it went."""
+
+STOP_GRACE_S = 2.0
+"""Time for the last messages to slow readers."""
+
+
+def run_front(settings: SchedulerSettings, worker: int, engine_endpoint: str, gone_fd: int) -> None:
+    """Serves until `gone_fd` reads end-of-file. Must be called in a process's main thread.
+
+    `settings.listen` and `settings.admin_listen` must be reserved addresses (see listen_address). Worker 0 also serves
+    the admin API. `engine_endpoint`: ZeroMQ address of the engine.
+    """
+    uvloop.run(FrontWorker(settings, worker, engine_endpoint).run(gone_fd))
+
+
+class FrontWorker:
+    """The parts of a worker, put together."""
+
+    def __init__(self, settings: SchedulerSettings, worker: int, engine_endpoint: str) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._served = ServedModel(self._model_changed)
+        self._preparer = Preparer(self._served)
+        self._client = EngineClient(engine_endpoint, worker, self._served.announce)
+        self._admin = AdminService(self._client)
+        self._client.on_step_report = self._admin.publish
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def run(self, gone_fd: int) -> None:
+        """Serves until `gone_fd` reads end-of-file."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(gone_fd, gone.set)
+        self._health = WorkerHealth()
+        servers = await self._start_servers()
+        self._client.open()
+        log.info("a front worker listens", worker=self._worker, address=self._settings.listen)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(gone_fd)
+            await self._stop(servers)
+
+    async def _start_servers(self) -> list[grpc.aio.Server]:
+        servers = [await self._start_public()]
+        if self._worker == 0 and self._settings.admin_listen:
+            servers.append(await self._start_admin())
+        return servers
+
+    async def _start_public(self) -> grpc.aio.Server:
+        server = _server(self._settings)
+        pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
+        service = InferenceService(self._client, self._served, self._preparer, pacer)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        await self._health.start()
+        reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        server.add_insecure_port(self._settings.listen)
+        await server.start()
+        return server
+
+    async def _start_admin(self) -> grpc.aio.Server:
+        server = _server(self._settings)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
+        server.add_insecure_port(self._settings.admin_listen)
+        await server.start()
+        return server
+
+    async def _stop(self, servers: list[grpc.aio.Server]) -> None:
+        await self._health.set_ready(False)
+        await asyncio.sleep(LAST_MESSAGES_S)
+        self._client.lose()
+        self._admin.lose()
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in servers))
+        self._client.close()
+        self._preparer.close()
+
+    def _model_changed(self) -> None:
+        self._spawn(self._health.set_ready(self._served.ready))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _server(settings: SchedulerSettings) -> grpc.aio.Server:
+    return grpc.aio.server(
+        options=(
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+        )
+    )
+
+
+def main() -> None:
+    """The process of a worker: its settings come in the first line of stdin, whose end is the engine's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stdin = sys.stdin.fileno()
+    with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
+        start = WorkerStart.model_validate_json(pipe.readline())
+    configure_logs(start.settings.log_format, start.settings.log_level)
+    run_front(start.settings, start.worker, start.engine_endpoint, stdin)
+
+
+if __name__ == "__main__":
+    main()

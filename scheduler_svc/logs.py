@@ -1,0 +1,28 @@
+"""Log lines of the scheduler service: structlog, as a person's console lines or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+
+def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
+    """Sets up structlog for the process: one line per event on stderr, UTC time stamps."""
+    renderer: structlog.typing.Processor
+    if log_format == "json":
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([structlog.processors.format_exc_info] if log_format == "json" else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
