@@ -1,0 +1,42 @@
+"""The paged KV cache: one tensor, cut into blocks that block tables name.
+
+Memory is not initialised: pages are committed as blocks are first written, and attention must never read a position
+that was not written (which the tests hold it to by filling the cache with NaN). Block 0 is the dummy that padding
+points to; plans can't name it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner_svc.model.config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of all layers: `data` is [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim]."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.data = torch.empty(shape, dtype=dtype, device=device)
+        # Per layer, [(num_blocks + 1) * block_size, kv_heads * head_dim]: views made once, as each step needs all.
+        self.keys: list[Tensor] = [layer[0].view(-1, config.num_kv_heads * config.head_dim) for layer in self.data]
+        self.values: list[Tensor] = [layer[1].view(-1, config.num_kv_heads * config.head_dim) for layer in self.data]
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers, to size the pool."""
+        return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        """Stores keys and values [T, kv_heads * head_dim] at int64 `slot_mapping` [T] (block * block_size + offset)."""
+        self.keys[layer].index_copy_(0, slot_mapping, keys)
+        self.values[layer].index_copy_(0, slot_mapping, values)
+
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""
+        self.data.index_copy_(2, targets, self.data.index_select(2, sources))

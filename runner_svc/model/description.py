@@ -1,0 +1,96 @@
+"""What the scheduler is told of a model: tokenizer, chat template, special tokens, sizes (plan.proto's Model)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protos import plan_pb2
+from runner_svc.model.config import ModelConfig, token_ids
+from runner_svc.model.errors import ModelNotFound
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def describe_model(name: str, folder: Path, config: ModelConfig, weights_version: str) -> plan_pb2.Model:
+    """Everything the scheduler needs to speak the model's language.
+
+    `name`: as the runner was told. Raises ModelNotFound when the folder has no tokenizer.
+    """
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    return plan_pb2.Model(
+        name=name,
+        architecture=config.architecture,
+        weights_version=weights_version,
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        eos_token_ids=_eos_token_ids(folder, config),
+        tokenizer=_tokenizer_json(folder),
+        chat_template=_chat_template(folder, tokenizer_config),
+        special_tokens=_special_tokens(folder, tokenizer_config),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's object; {} when there is no such file."""
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:
+    """Of generation_config.json first (chat models end with more than one token), then of the configuration."""
+    generation = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
+    return list(dict.fromkeys((*generation, *config.eos_token_ids)))
+
+
+def _tokenizer_json(folder: Path) -> bytes:
+    """tokenizer.json without truncation and padding, which training scripts leave behind."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        content = path.read_bytes()
+    else:
+        content = _converted_tokenizer(folder)
+    parsed = json.loads(content)
+    if parsed.get("truncation") is None and parsed.get("padding") is None:
+        return content
+    return json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False).encode()
+
+
+def _converted_tokenizer(folder: Path) -> bytes:
+    """A tokenizer in an older format, converted by transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        return str(tokenizer.backend_tokenizer.to_str()).encode()
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelNotFound(
+            f"{folder} has no tokenizer.json, nor another tokenizer that converts to one: {error}"
+        ) from error
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
+    """chat_template.jinja, or the one in tokenizer_config.json (of several, "default")."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template") or ""
+    if isinstance(template, list):
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("default", "")
+    return str(template)
+
+
+def _special_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    merged = {**read_json(folder / "special_tokens_map.json"), **tokenizer_config}
+    tokens = {}
+    for key in _SPECIAL_TOKENS:
+        value = merged.get(key)
+        if isinstance(value, dict):  # a serialized AddedToken
+            value = value.get("content")
+        if value:
+            tokens[key] = str(value)
+    return tokens

@@ -1,0 +1,88 @@
+"""Converts a GGUF file to a Hugging Face folder in safetensors, once.
+
+transformers needs 20 s to dequantize a small model, so the result is kept in a cache folder named after the file's
+content; from then on a start reads safetensors, without importing transformers at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.weights import Progress, sample_bytes
+
+# Part of the cache folder's name: raise it when a change here makes older conversions wrong.
+CONVERSION_VERSION = 1
+# Pre-tokenizers by a GGUF file's `tokenizer.ggml.pre` that transformers rebuilds as a plain ByteLevel: numbers would
+# be split into other ids than the model was trained on.
+_DIGITS_THEN_BYTES = {"smollm"}
+
+
+def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
+    """The folder that holds the converted file, which is made unless it exists.
+
+    Raises UnsupportedModel when transformers can't read the file.
+    """
+    digest = hashlib.blake2b(sample_bytes(gguf_file), digest_size=8, salt=bytes([CONVERSION_VERSION])).hexdigest()
+    target = cache_folder / f"{gguf_file.stem}-{digest}"
+    if target.is_dir():
+        return target
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    # Made under another name and then renamed: an interrupted conversion leaves nothing that looks whole.
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache_folder))
+    try:
+        _convert(gguf_file, scratch, progress)
+        try:
+            os.rename(scratch, target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
+    what = f"converting {gguf_file.name} (once)"
+    progress(f"{what}: tokenizer", 0.0)
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # seconds, and only needed here
+
+    source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        progress(f"{what}: weights", 0.3)
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, dtype="float32", quantization_config=GgufConfig(dequantize=True)
+        )
+    except (ValueError, KeyError, NotImplementedError, OSError) as error:
+        raise UnsupportedModel(f"{gguf_file} can't be converted: {error}") from error
+    if _pre_tokenizer_name(gguf_file) in _DIGITS_THEN_BYTES:
+        from tokenizers import pre_tokenizers
+
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    progress(f"{what}: saving", 0.9)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _drop_quantization(folder / "config.json")
+    progress(f"{what}: done", 1.0)
+
+
+def _pre_tokenizer_name(gguf_file: Path) -> str:
+    from gguf import GGUFReader
+
+    field = GGUFReader(gguf_file).get_field("tokenizer.ggml.pre")
+    return str(field.contents()) if field else ""
+
+
+def _drop_quantization(config_file: Path) -> None:
+    """What was saved is dequantized, whatever transformers still says about it."""
+    config = json.loads(config_file.read_text())
+    config.pop("quantization_config", None)
+    config_file.write_text(json.dumps(config, indent=2))

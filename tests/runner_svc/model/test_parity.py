@@ -1,0 +1,94 @@
+"""Greedy output equals transformers' generate in float32, for each family, however the prompts are cut."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from runner_svc.torch_backend import TorchBackend
+from tests.support.greedy_driver import RandomDriver
+from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
+
+# A first difference passes only where transformers' two top logits lie closer than this (they spread over about 10),
+NEAR_TIE = 1e-3
+# and only so often in one test.
+MAX_NEAR_TIES = 1
+MAX_TOKENS = 16
+PROMPT_LENGTHS = (1, 70)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def expected_tokens(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
+    with torch.inference_mode():
+        model(torch.tensor([prompt[:1]]))  # dynamic RoPE keeps the frequencies of the longest call until a short one
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def top_gap(model: Any, tokens: list[int]) -> float:
+    """Distance of the two top logits after `tokens`."""
+    with torch.inference_mode():
+        best = model(torch.tensor([tokens])).logits[0, -1].topk(2).values
+    return float(best[0] - best[1])
+
+
+def count_near_ties(model: Any, prompts: list[list[int]], actual: list[list[int]], max_tokens: int) -> int:
+    """Sequences whose first difference from transformers is a near tie; fails on any other difference."""
+    near_ties = 0
+    for prompt, tokens in zip(prompts, actual, strict=True):
+        expected = expected_tokens(model, prompt, max_tokens)
+        if tokens == expected:
+            continue
+        same = next(i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b)
+        gap = top_gap(model, prompt + expected[:same])
+        assert gap < NEAR_TIE, f"token {same} after {len(prompt)}: {tokens[same]}, expected {expected[same]}, gap {gap}"
+        near_ties += 1
+    return near_ties
+
+
+def load_backend(folder: Path, block_size: int, max_step_tokens: int = 256) -> TorchBackend:
+    backend = TorchBackend.load(
+        str(folder),
+        cache_folder=folder / "unused",
+        progress=lambda what, share: None,
+        num_blocks=640 // block_size,
+        block_size=block_size,
+        num_slots=4,
+        max_step_tokens=max_step_tokens,
+    )
+    backend.cache.data.fill_(torch.nan)  # nothing may be read that was not written
+    return backend
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_plans_give_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    folder = make_tiny_model(family, tmp_path / family, seed)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    near_ties = 0
+    for block_size, max_chunk in ((8, 1), (16, 9), (32, 70)):
+        prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(*PROMPT_LENGTHS))] for _ in range(3)]
+        actual = RandomDriver(load_backend(folder, block_size), rng).generate(prompts, MAX_TOKENS, max_chunk)
+        near_ties += count_near_ties(model, prompts, actual, MAX_TOKENS)
+    assert near_ties <= MAX_NEAR_TIES

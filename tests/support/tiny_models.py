@@ -1,0 +1,112 @@
+"""Small random models of each supported family, saved as Hugging Face folders with a byte-level tokenizer.
+
+Weights are wide enough that greedy decoding has clear winners, and norms and biases differ from their defaults, so
+that leaving one out shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS, build_byte_tokenizer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": IM_END_ID,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def _rope(rope_type: str, **parameters: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1000.0, **parameters}}
+
+
+FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {}),
+    "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama-biases": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-head-dim": (
+        transformers.LlamaConfig,
+        {"head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48},
+    ),
+    "llama-llama3": (
+        transformers.LlamaConfig,
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "llama-linear": (transformers.LlamaConfig, _rope("linear", factor=4.0)),
+    "llama-dynamic": (transformers.LlamaConfig, {"max_position_embeddings": 32, **_rope("dynamic", factor=4.0)}),
+    "llama-yarn": (
+        transformers.LlamaConfig,
+        _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, beta_slow=0.5),
+    ),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 11}),
+    "ministral": (
+        transformers.MinistralConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3-partial": (transformers.Phi3Config, {"sliding_window": None, **_rope("default", partial_rotary_factor=0.5)}),
+    "qwen2": (transformers.Qwen2Config, {}),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+}
+"""Name to configuration class and what differs from `SIZES`."""
+
+
+def make_tiny_model(family: str, folder: Path, seed: int = 0) -> Path:
+    """Saves a random model of the family (a key of `FAMILIES`) in `folder`, which is made; returns the folder.
+
+    The folder holds config.json, generation_config.json, model.safetensors, tokenizer.json and a chat template; the
+    weights depend on family and seed only.
+    """
+    config_class, overrides = FAMILIES[family]
+    # A copy of each value: transformers fills in the dicts that it is given.
+    config = config_class(**{key: _copied(value) for key, value in {**SIZES, **overrides}.items()})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _randomize(model)
+    model.generation_config.eos_token_id = IM_END_ID
+    model.save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=build_byte_tokenizer(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, dict | list) else value
+
+
+def _randomize(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                scale = 1.0 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5
+                parameter.normal_(0.0, scale)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            else:
+                parameter.normal_(1.0, 0.2)
