@@ -210,7 +210,7 @@ def demo(
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, as into a pipe, also on a terminal.")] = False,
 ) -> None:
     """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
-    from .demo import demo as run_demo
+    from .demo.comparison import demo as run_demo
 
     console = Console()
     runner = _given(model=model, device=device, slots=slots)

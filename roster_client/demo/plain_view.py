@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.control import strip_control_codes
 
-from .demo_state import DemoAnswer, DemoRun, RosterChange
+from .run import DemoAnswer, DemoRun, RosterChange
 
 PIECE_CHARACTERS = 72
 

@@ -1,6 +1,6 @@
 """What a run of the demo knows: the answers so far, who sits in which slot, and the measurements.
 
-The views (`demo_live.py`, `demo_plain.py`) show it; `demo.py` feeds it.
+The views (`live_view.py`, `plain_view.py`) show it; `comparison.py` feeds it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos import admin_pb2
+from roster_client.events import Delta, Finish
 
-from .demo_prompts import DemoRequest
-from .events import Delta, Finish
+from .prompts import DemoRequest
 
 RECENT_CHANGES = 12
 

@@ -14,19 +14,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .admin import AdminClient, StepStream
-from .client import EventStream, RosterClient
-from .demo_live import LiveView
-from .demo_plain import PlainView
-from .demo_prompts import DEMO_REQUESTS
-from .demo_state import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
-from .errors import RosterError
-from .events import Delta, Finish
-from .exit_codes import ExitCode
-from .log_view import LogView
-from .requests import Message, Prompt
-from .signals import cancelled_by_signals
-from .stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.admin import AdminClient, StepStream
+from roster_client.client import EventStream, RosterClient
+from roster_client.errors import RosterError
+from roster_client.events import Delta, Finish
+from roster_client.exit_codes import ExitCode
+from roster_client.log_view import LogView
+from roster_client.requests import Message, Prompt
+from roster_client.signals import cancelled_by_signals
+from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+
+from .live_view import LiveView
+from .plain_view import PlainView
+from .prompts import DEMO_REQUESTS
+from .run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
 
 POLICIES = ("fcfs", "static")
 WARM_UP_TOKENS = 4

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .demo_state import DemoAnswer, DemoRun, RosterChange
+from .run import DemoAnswer, DemoRun, RosterChange
 
 FRAMES_PER_S = 4
 ROSTER_COLUMNS = 46

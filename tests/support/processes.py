@@ -1,0 +1,144 @@
+"""Both services as real processes for end-to-end tests: free ports, a folder of their own, ended by pid.
+
+    with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
+        client = SyncRosterClient(roster.address)
+
+Everything here is synchronous and quick enough for fixtures of async tests, except `start`, which waits for readiness.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from roster_client.errors import UnavailableError
+from roster_client.stack import Endpoints
+from roster_client.sync_client import SyncRosterClient
+
+READY_S = 60.0
+STOP_S = 20.0
+MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
+
+
+class RosterProcesses:
+    """A scheduler and a runner with these settings (by name; the environment's ROSTER_* are left out)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        scheduler: Mapping[str, object] | None = None,
+        runner: Mapping[str, object] | None = None,
+    ) -> None:
+        endpoints = Endpoints.free()
+        self.address = endpoints.listen
+        self.admin_address = endpoints.admin_listen
+        self._settings = {
+            "scheduler": {
+                "listen": endpoints.listen,
+                "admin_listen": endpoints.admin_listen,
+                "link": endpoints.link,
+                **(scheduler or {}),
+            },
+            "runner": {"link": endpoints.link, **(runner or {})},
+        }
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Starts both and waits until requests are taken. Raises AssertionError with their logs if that fails."""
+        for name in MODULES:
+            self.start_one(name)
+        self.wait_ready()
+
+    def start_one(self, name: str) -> None:
+        """Starts "scheduler" or "runner"."""
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in self._settings[name].items()]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", MODULES[name], *flags],
+                env=environment | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Waits until GetModel answers."""
+        deadline = time.monotonic() + timeout_s
+        with SyncRosterClient(self.address) as client:
+            while True:
+                dead = [name for name, process in self._processes.items() if process.poll() is not None]
+                assert not dead, f"{dead} ended early\n{self.logs()}"
+                assert time.monotonic() < deadline, f"not ready within {timeout_s:g} s\n{self.logs()}"
+                try:
+                    client.get_model(deadline_s=2)
+                    return
+                except UnavailableError:
+                    time.sleep(0.05)
+
+    def pid(self, name: str) -> int:
+        """The process id of "scheduler" or "runner"."""
+        return self._processes[name].pid
+
+    def memory_bytes(self, name: str) -> int:
+        """Resident memory of a service, its child processes included."""
+        root = psutil.Process(self.pid(name))
+        return sum(process.memory_info().rss for process in [root, *root.children(recursive=True)])
+
+    def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        """Sends a signal, waits for the end (SIGKILL to its group if it does not come), returns the exit status."""
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.wait()
+
+    def stop(self) -> dict[str, int]:
+        """Ends what still runs, the scheduler first, and returns the exit statuses."""
+        return {name: self.end(name) for name in MODULES if name in self._processes}
+
+    def logs(self) -> str:
+        """The end of what each service printed."""
+        paths = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in paths)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is not None:
+            print(self.logs())
+
+
+@contextmanager
+def roster_processes(
+    folder: Path, *, scheduler: Mapping[str, object] | None = None, runner: Mapping[str, object] | None = None
+) -> Iterator[RosterProcesses]:
+    """Both services, up; on the way out both must end with status 0."""
+    processes = RosterProcesses(folder, scheduler=scheduler, runner=runner)
+    with processes:
+        yield processes
+        assert processes.stop() == {"scheduler": 0, "runner": 0}, processes.logs()
