@@ -63,7 +63,8 @@ def test_serves(stack: DockerStack | LocalStack) -> None:
 
         def serving() -> bool:
             try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+                request = health_pb2.HealthCheckRequest(service="roster.v1.InferenceService")
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
             except grpc.RpcError:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -125,7 +125,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
     server = grpc.server(ThreadPoolExecutor(8))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
     healthy = health.HealthServicer()
-    healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    healthy.set("roster.v1.InferenceService", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     service.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
