@@ -1,0 +1,27 @@
+"""Log lines of the runner service: structlog, as a person's console lines or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+
+def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
+    """Sets up structlog for the process: one line per event on stderr, UTC time stamps."""
+    rendering: list[structlog.typing.Processor]
+    if log_format == "json":
+        rendering = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        rendering = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *rendering,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )

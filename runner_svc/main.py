@@ -1,0 +1,95 @@
+"""`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
+
+Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import structlog
+import zmq
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.loading_progress import LoadingProgress
+from runner_svc.logs import configure_logs
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.plan_socket import PlanSocket, Rejected
+from runner_svc.runner import Runner
+from runner_svc.settings import RunnerSettings
+
+# The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
+_SWITCH_INTERVAL_S = 0.0002
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        settings = RunnerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
+    except (ValidationError, SettingsError) as error:
+        sys.exit(_complain(_sentences(error)))
+    configure_logs(settings.log_format, settings.log_level)
+    sys.exit(serve(settings))
+
+
+def serve(settings: RunnerSettings) -> int:
+    """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave_at_once)
+    try:
+        with LoadingProgress() as progress:
+            backend = build_backend(settings, progress)
+        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
+    except (UnusableSettings, ModelNotFound, UnsupportedModel) as error:
+        return _complain(str(error))
+    except zmq.ZMQError as error:
+        return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
+
+    def finish(number: int, frame: FrameType | None) -> None:
+        link.stop()
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, finish)
+    log.info(
+        "ready",
+        model=backend.model.name,
+        device=backend.device,
+        slots=backend.num_slots,
+        blocks=backend.num_blocks,
+        block_size=backend.block_size,
+        context_length=backend.model.context_length,
+        link=settings.link,
+    )
+    try:
+        link.run()
+    except Rejected as rejection:
+        log.error("the scheduler can't use this runner", reason=str(rejection))
+        return 1
+    log.info("stopped")
+    return 0
+
+
+def _leave_at_once(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)  # nothing has begun yet
+
+
+def _complain(text: str) -> int:
+    print(f"roster-runner: {text}", file=sys.stderr)
+    return 2
+
+
+def _sentences(error: ValidationError | SettingsError) -> str:
+    if isinstance(error, SettingsError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+
+
+if __name__ == "__main__":
+    main()

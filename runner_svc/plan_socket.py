@@ -1,0 +1,255 @@
+"""The runner's end of the link to the scheduler: one ZeroMQ DEALER, sessions, heartbeats, resending.
+
+| situation | what is said |
+| --- | --- |
+| no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
+| Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
+| a plan that was executed before | its result once more |
+| a plan after a missing one | Event: resend from the missing one |
+| a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
+| Ping | Pong, also while a plan computes |
+| silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
+
+Sequences and KV survive the scheduler: only a Welcome without `resume` releases them. The identity is random for each
+socket, since a ROUTER silently ignores a new connection under an identity that it believes alive; for the same reason a
+socket that gets no answer is replaced.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import deque
+
+import structlog
+import zmq
+from google.protobuf.message import DecodeError
+
+from protos import plan_pb2
+from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Stop, TakeSnapshot
+from runner_svc.runner import Runner
+
+HELLO_INTERVAL_S = 1.0
+_LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
+_UNANSWERED_HELLOS = 10  # after so many the socket is replaced
+_KEPT_RESULTS = 8  # more than any depth
+_RETRY_S = 0.05  # between attempts while not connected
+_LINGER_MS = 1000
+
+log = structlog.get_logger()
+
+
+class Rejected(Exception):
+    """The scheduler can't use this runner; the text says why."""
+
+
+class PlanSocket:
+    """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
+
+    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0) -> None:
+        self._endpoint = endpoint
+        self._silence_s = silence_s
+        self._hello = runner.hello()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        wake_endpoint = f"inproc://wake-{id(self)}"
+        self._wake = self._context.socket(zmq.PAIR)
+        self._wake.bind(wake_endpoint)
+        self._compute = ComputeThread(runner, self._context, wake_endpoint)
+        self._connect()
+        self._outbox: deque[bytes] = deque()  # what could not be sent yet
+        self._stopping = False
+        self._session = 0
+        self._next_plan = 1
+        self._last_done = 0
+        self._faulted = False
+        self._results: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_RESULTS)
+        self._heard_s = 0.0
+        self._seeking = True  # says Hello until answered
+        self._hellos = 0  # since the last answer
+        self._next_hello_s = 0.0
+
+    def stop(self) -> None:
+        """Makes `run` finish the plans it has and return."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serves until `stop`. Raises Rejected when the scheduler turns the runner away."""
+        self._compute.start()
+        try:
+            while not self._stopping:
+                self._turn()
+            self._post(plan_pb2.ToScheduler(session=self._session, event=plan_pb2.Event(draining=True)))
+            self._compute.submit(Stop())
+            while self._compute.is_alive() or self._compute.finished:
+                self._turn()
+            self._flush()
+        finally:
+            self._compute.submit(Stop())
+            self._disconnect(linger_ms=_LINGER_MS)
+            self._wake.close(linger=0)
+            self._context.term()
+
+    def _connect(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, b"runner-" + secrets.token_bytes(12))
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._socket.connect(self._endpoint)
+        self._poller = zmq.Poller()
+        for socket in (self._socket, self._wake, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _disconnect(self, linger_ms: int = 0) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)
+
+    # ------------------------------------------------------------------ one turn of the loop
+
+    def _turn(self) -> None:
+        now_s = time.monotonic()
+        wait_s = _LONGEST_POLL_S
+        if self._seeking:
+            wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
+        ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
+        if self._wake in ready:
+            self._forward()
+        if self._monitor in ready:
+            self._monitor.recv_multipart()
+            self._seek()
+        if self._socket in ready:
+            self._receive()
+        self._flush()
+        if not self._stopping:
+            self._greet(time.monotonic())
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._take(plan_pb2.ToRunner.FromString(frames[-1]))
+            except DecodeError:
+                log.warning("a frame that is no message", bytes=len(frames[-1]))
+
+    def _forward(self) -> None:
+        """Sends what the compute thread has finished, unless its session is over."""
+        while self._wake.poll(0):
+            self._wake.recv()
+        while self._compute.finished:
+            message = self._compute.finished.popleft()
+            if message.session != self._session:
+                continue
+            kind = message.WhichOneof("body")
+            if kind == "event":
+                self._faulted = True
+                self._seek()
+            frame = self._post(message)
+            if kind == "result":
+                self._last_done = message.number
+                self._results.append((message.number, frame))
+
+    def _greet(self, now_s: float) -> None:
+        if not self._seeking and now_s - self._heard_s > self._silence_s:
+            log.warning("the scheduler is silent", seconds=round(now_s - self._heard_s, 1))
+            self._seek()
+        if not self._seeking or now_s < self._next_hello_s:
+            return
+        if self._hellos >= _UNANSWERED_HELLOS:
+            self._hellos = 0
+            self._disconnect()
+            self._connect()
+        hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
+        if self._send(hello.SerializeToString()):
+            self._hellos += 1
+            self._next_hello_s = now_s + HELLO_INTERVAL_S
+        else:
+            self._next_hello_s = now_s + _RETRY_S
+
+    def _seek(self) -> None:
+        self._seeking = True
+        self._next_hello_s = 0.0
+
+    # ------------------------------------------------------------------ messages
+
+    def _take(self, message: plan_pb2.ToRunner) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "welcome":
+            self._begin(message.session, message.welcome.resume)
+            return
+        if kind == "rejection" and self._seeking:
+            raise Rejected(message.rejection.reason)
+        if message.session != self._session or self._session == 0:
+            return
+        self._heard()
+        if kind == "plan":
+            self._plan(message.number, message.plan)
+        elif kind == "ping":
+            self._post(plan_pb2.ToScheduler(session=self._session, number=message.number, pong=plan_pb2.Pong()))
+        elif kind == "snapshot_request":
+            self._compute.submit(TakeSnapshot(self._session))
+
+    def _begin(self, session: int, resume: bool) -> None:
+        if session in (0, self._session):
+            return  # the Welcome that answered a second Hello
+        log.info("session begins", session=session, resume=resume)
+        self._session = self._compute.session = session
+        self._next_plan, self._last_done, self._faulted = 1, 0, False
+        self._results.clear()
+        self._outbox.clear()
+        self._seeking = False
+        self._hellos = 0
+        self._heard_s = time.monotonic()
+        self._compute.submit(BeginSession(session, resume))
+
+    def _heard(self) -> None:
+        self._heard_s = time.monotonic()
+        self._hellos = 0
+        if not self._seeking or self._faulted:
+            return
+        self._seeking = False
+        for _, frame in self._results:
+            self._send_later(frame)
+        event = plan_pb2.Event(resend_from=self._next_plan)
+        self._post(plan_pb2.ToScheduler(session=self._session, event=event))
+
+    def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
+        if self._faulted:
+            return
+        if number == self._next_plan:
+            self._next_plan += 1
+            self._compute.submit(ExecutePlan(self._session, number, plan))
+        elif number > self._next_plan:
+            event = plan_pb2.Event(resend_from=self._next_plan)
+            self._post(plan_pb2.ToScheduler(session=self._session, event=event))
+        else:
+            for done, frame in self._results:
+                if done == number:
+                    self._send_later(frame)
+
+    # ------------------------------------------------------------------ sending
+
+    def _post(self, message: plan_pb2.ToScheduler) -> bytes:
+        frame = message.SerializeToString()
+        self._send_later(frame)
+        return frame
+
+    def _send_later(self, frame: bytes) -> None:
+        """In order behind what waits already; at once where nothing does."""
+        if self._outbox or not self._send(frame):
+            self._outbox.append(frame)
+
+    def _flush(self) -> None:
+        while self._outbox and self._send(self._outbox[0]):
+            self._outbox.popleft()
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:  # not connected: with IMMEDIATE nothing is queued for a peer that may never come
+            return False
+        return True

@@ -1,0 +1,79 @@
+"""Settings of the runner service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
+
+Every field states its unit; `roster-runner --help` prints them all. Both services may share one file or environment:
+each ignores what it does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import (
+    BaseSettings,
+    JsonConfigSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+
+def _default_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
+
+
+class RunnerSettings(BaseSettings):
+    """What an operator may set on `roster-runner`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-runner"
+    )
+
+    link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.")
+    runner_id: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        description="Name of this runner, unique among the scheduler's and stable over restarts; default: host name.",
+    )
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="Model to serve: a folder, a .gguf file, a hub id, or 'smollm2', which needs no hub.",
+    )
+    device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
+        "auto", description="What computes; 'hash' and 'null' are test backends without a model."
+    )
+    slots: int = Field(8, ge=1, le=4096, description="Sequences that can run at once.")
+    block_size: int = Field(16, ge=1, le=1024, description="Size of a KV block, in tokens.")
+    kv_tokens: int = Field(16384, ge=1, description="Size of the KV cache, in tokens.")
+    max_step_tokens: int = Field(512, ge=1, description="Most positions computed in one step, in tokens.")
+    context_length: int | None = Field(
+        None, ge=2, description="Most positions of one sequence, in tokens; default: what the model can."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads that compute; 0: one per core.")
+    cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of converted models.")
+    silence_s: float = Field(
+        3.0, gt=0, description="Seconds without a word of the scheduler after which the runner says hello again."
+    )
+    vocab_size: int = Field(259, ge=259, description="Vocabulary of the test backends, in tokens.")
+    eos_probability: float = Field(
+        1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
+    )
+    step_ms: float = Field(0.0, ge=0, description="Least time of a step of the test backends, in milliseconds.")
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and arguments win over the environment, which wins over the file."""
+        file = JsonConfigSettingsSource(settings_cls, json_file=os.environ.get("ROSTER_SETTINGS"))
+        return init_settings, env_settings, file
