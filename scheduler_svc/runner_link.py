@@ -192,14 +192,18 @@ class RunnerLink:
     # ------------------------------------------------------------------ sending
 
     def welcome(self, session: int) -> None:
-        """Opens the session: the runner drops whatever it held."""
-        peer = self._sessions[session]
+        """Opens the session: the runner drops whatever it held. Nothing happens if the session was lost meanwhile."""
+        peer = self._sessions.get(session)
+        if peer is None:
+            return
         peer.welcomed = True
         self._send(peer, plan_pb2.ToRunner(session=session, welcome=plan_pb2.Welcome()).SerializeToString())
 
     def reject(self, session: int, reason: str) -> None:
         """Tells the runner why it can't serve here, and forgets it."""
-        peer = self._sessions[session]
+        peer = self._sessions.get(session)
+        if peer is None:
+            return
         rejection = plan_pb2.Rejection(reason=reason)
         self._send(peer, plan_pb2.ToRunner(session=session, rejection=rejection).SerializeToString())
         self._forget(session)

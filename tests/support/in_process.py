@@ -66,7 +66,8 @@ class FakeRunners:
         return events
 
     def welcome(self, session: int) -> None:
-        self.runners[session].reset()
+        if session in self.runners:
+            self.runners[session].reset()
 
     def reject(self, session: int, reason: str) -> None:
         self.rejected[session] = reason
