@@ -28,7 +28,11 @@ class RunnerSettings(BaseSettings):
     """What an operator may set on `roster-runner`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-runner"
+        env_prefix="ROSTER_",
+        extra="ignore",
+        cli_kebab_case=True,
+        cli_prog_name="roster-runner",
+        cli_parse_none_str="none",  # by default "null", which is a device here
     )
 
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.")
