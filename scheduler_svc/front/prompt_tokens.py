@@ -19,6 +19,7 @@ def prompt_tokens(prompt: inference_pb2.Prompt, text: ModelText) -> list[int]:
     if kind == "token_ids":
         field = "prompt.token_ids.ids"
         _check_length(len(prompt.token_ids.ids), field, text)
+        check_ids(prompt.token_ids.ids, field, text.vocab_size)
     elif kind == "text":
         field = "prompt.text"
         _check_bytes(len(prompt.text.encode()), field, text)
@@ -29,7 +30,10 @@ def prompt_tokens(prompt: inference_pb2.Prompt, text: ModelText) -> list[int]:
         raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
     tokens = text.encode_prompt(prompt)
     _check_length(len(tokens), field, text)
-    check_ids(tokens, field, text.vocab_size)
+    if (largest := max(tokens)) >= text.vocab_size:  # only a tokenizer with more tokens than its model gets here
+        raise invalid(
+            field, f"it holds {text.decode([largest], False)!r}, which is no token of this model; leave it out"
+        )
     return tokens
 
 

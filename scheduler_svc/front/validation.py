@@ -189,18 +189,15 @@ def _max_tokens(request: inference_pb2.GenerateRequest, prompt_len: int, context
 
 
 def _check_received(received: list[int], sampling: plan_pb2.Sampling, max_tokens: int) -> None:
-    """A continuation must have something left to generate."""
-    if len(received) >= max_tokens:
+    """Received tokens must be what a choice can have generated. A complete one may come: the engine ends it at once."""
+    if len(received) > max_tokens:
         raise invalid(
-            "received_token_ids",
-            f"there are {len(received)} of them and {max_tokens} tokens can be generated: nothing is left to continue",
+            "received_token_ids", f"there are {len(received)} of them, and a choice has {max_tokens} tokens at most"
         )
     stops = set(np.frombuffer(sampling.stop_ids, dtype="<i4").tolist())
-    for index in range(sampling.min_tokens, len(received)):
+    for index in range(sampling.min_tokens, len(received) - 1):
         if received[index] in stops:
-            raise invalid(
-                f"received_token_ids[{index}]", f"{received[index]} ends a choice: nothing is left to continue"
-            )
+            raise invalid(f"received_token_ids[{index}]", f"{received[index]} ends a choice, and others follow it")
 
 
 def _timeout_ms(request: inference_pb2.GenerateRequest, remaining_ms: int | None) -> int | None:

@@ -1,0 +1,123 @@
+"""Small tokenizers of the kinds that language models have, built without training; and the models that carry them."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from protos import plan_pb2
+from runner_svc.byte_tokenizer import build_byte_tokenizer
+
+SPACE_MARK = "▁"
+LETTERS = "abcdefghijklmnopqrstuvwxyz<>|/[]ABCINST_é中"
+WORDS = ("th", "the", "▁the", "▁t", "▁a", "he", "in", "ing", "▁▁")
+
+
+def byte_level() -> Tokenizer:
+    """One token per byte, a few longer ones (some cut characters), specials."""
+    tokenizer = build_byte_tokenizer()
+    # In GPT-2's alphabet "ðŁ" is f0 9f, the first half of most emoji, and "Ġ" is a space.
+    tokenizer.add_tokens(["<think>", "foo bar"])
+    return tokenizer
+
+
+def merged_byte_level() -> Tokenizer:
+    """ByteLevel BPE with merges across and within characters."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    merges = [
+        ("ð", "Ł"),
+        ("ðŁ", "ĺ"),
+        ("ðŁĺ", "Ģ"),
+        ("Ġ", "a"),
+        ("e", "â"),
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("Ģ", "x"),
+    ]
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken("<|im_start|>", normalized=False), AddedToken("<|im_end|>", normalized=False)]
+    )
+    return tokenizer
+
+
+def _byte_fallback() -> Tokenizer:
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)}
+    for piece in (SPACE_MARK, *LETTERS, *WORDS):
+        vocabulary.setdefault(piece, len(vocabulary))
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "t"), ("▁", "a"), ("h", "e"), ("i", "n"), ("▁", "▁")]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def llama_like() -> Tokenizer:
+    """Byte fallback with a space before the text, added by the normalizer and stripped by the decoder."""
+    tokenizer = _byte_fallback()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), normalizers.Replace(" ", SPACE_MARK)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def gemma_like() -> Tokenizer:
+    """Byte fallback, no space before the text."""
+    tokenizer = _byte_fallback()
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def metaspace_first() -> Tokenizer:
+    """Byte fallback with Metaspace, which adds a space at the very start only."""
+    tokenizer = _byte_fallback()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    """Whole words and no decoder: texts are joined by spaces."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2, "three": 3}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<unk>", "<eos>"])
+    return tokenizer
+
+
+BYTE_LEVEL = {"byte_level": byte_level, "merged_byte_level": merged_byte_level}
+BYTE_FALLBACK = {"llama_like": llama_like, "gemma_like": gemma_like, "metaspace_first": metaspace_first}
+ALL = BYTE_LEVEL | BYTE_FALLBACK | {"words": words}
+
+
+def model_of(tokenizer: Tokenizer, chat_template: str = "", context_length: int = 4096) -> plan_pb2.Model:
+    """A model that speaks with this tokenizer; its end of sequence is the last special token."""
+    added = tokenizer.get_added_tokens_decoder()
+    specials = {index: token.content for index, token in added.items() if token.special}
+    eos = max(specials)
+    return plan_pb2.Model(
+        name="small",
+        architecture="TestForCausalLM",
+        weights_version="1",
+        vocab_size=tokenizer.get_vocab_size(),
+        context_length=context_length,
+        eos_token_ids=[eos],
+        tokenizer=tokenizer.to_str().encode(),
+        chat_template=chat_template,
+        special_tokens={
+            "eos_token": specials[eos],
+            "bos_token": "<s>" if "<s>" in specials.values() else specials[min(specials)],
+        },
+    )
