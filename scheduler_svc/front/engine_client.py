@@ -59,12 +59,12 @@ class EngineClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTING_ID, b"front-" + secrets.token_bytes(12))
         self._socket.connect(self._endpoint)
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
+        self._loop.add_reader(self._socket.FD, self._drain)
         self.send(engine_pb2.Command(hello=engine_pb2.WorkerHello(worker=self._worker)))
 
     def close(self) -> None:
         """Leaves the loop and closes the socket; sends what is still in the outbox."""
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._loop.remove_reader(self._socket.FD)
         if not self._lost:
             self._send_outbox()
         self._socket.close(linger=200)

@@ -64,6 +64,11 @@ class FrontWorker:
         self._client.on_step_report = self._admin.publish
         self._background: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that this worker follows for a client, or for a client that may come back."""
+        return self._client.num_requests
+
     async def run(self, gone_fd: int) -> None:
         """Serves until `gone_fd` reads end-of-file."""
         loop = asyncio.get_running_loop()
