@@ -1,13 +1,12 @@
 # `make help` lists the targets. Everything runs from .venv, which each target sets up when it is not there yet.
 
 PYTHON ?= python3
+# Test processes at once; each computes with one thread.
 JOBS   ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 BUF    := .cache/buf/node_modules/.bin/buf
 
-# Two services and their tests share a few cores: each process computes with the threads it is told to, no more.
-export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -43,7 +42,7 @@ serve: venv ## keep both services up, for `roster generate` and `roster chat`
 	$(BIN)/roster serve
 
 test: venv ## the whole suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-compose: venv ## build the images, stream from real containers, take them down
 	@if docker info >/dev/null 2>&1; then \
