@@ -15,7 +15,7 @@ def configure_logs(log_format: Literal["console", "json"], level: Literal["debug
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.dev.ConsoleRenderer()
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -161,7 +161,7 @@ class Scheduler:
         )
 
     def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
-        """A draft with the slots that decode in this step, each with a block for its position; was somebody preempted?"""
+        """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
             known = table.length + table.pending

@@ -1,0 +1,56 @@
+"""Keeps the front worker processes alive: one that dies is started again, at most once a second each."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+import structlog
+
+from scheduler_svc.front.worker_start import start_worker
+from scheduler_svc.settings import SchedulerSettings
+
+RESTART_S = 1.0
+STOP_S = 5.0
+
+log = structlog.get_logger()
+
+
+class WorkerSupervisor:
+    """Starts `settings.front_workers` processes and watches them from a thread."""
+
+    def __init__(self, settings: SchedulerSettings, engine_endpoint: str) -> None:
+        self._settings = settings
+        self._endpoint = engine_endpoint
+        self._stopping = threading.Event()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._thread = threading.Thread(target=self._watch, name="worker-supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Starts all workers."""
+        self._processes = [self._start(index) for index in range(self._settings.front_workers)]
+        self._thread.start()
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        return start_worker(self._settings, index, self._endpoint)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(RESTART_S):
+            for index, process in enumerate(self._processes):
+                if process.poll() is not None and not self._stopping.is_set():
+                    log.error("a front worker died: starting it again", worker=index, status=process.returncode)
+                    self._processes[index] = self._start(index)
+
+    def stop(self) -> None:
+        """Tells the workers that the engine is gone and waits for them; kills one that does not go."""
+        self._stopping.set()
+        self._thread.join()
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
