@@ -34,16 +34,17 @@ class FrontStack:
     admin: admin_pb2_grpc.AdminServiceStub
     address: str
 
-    async def ready(self) -> None:
-        """Returns once the worker knows its model."""
-        while True:
-            try:
-                await self.stub.GetModel(inference_pb2.GetModelRequest(), wait_for_ready=True)
-                return
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(0.01)
+
+async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
+    """Returns once the worker behind `stub` knows its model."""
+    while True:
+        try:
+            await stub.GetModel(inference_pb2.GetModelRequest(), wait_for_ready=True)
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -76,7 +77,7 @@ async def front_stack(step_s: float = 0.002, flush_ms: float = 30.0, with_model:
         )
         try:
             if with_model:
-                await stack.ready()
+                await model_known(stack.stub)
             yield stack
         finally:
             os.close(alive)

@@ -1,0 +1,228 @@
+"""A worker as a whole: health, reflection, the model's RPCs, the admin API, and its ends as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos import admin_pb2, engine_pb2, inference_pb2_grpc
+from protos import inference_pb2 as pb
+from runner_svc.byte_tokenizer import byte_model
+from scheduler_svc.front.listen_address import reserve
+from scheduler_svc.front.worker_start import start_worker
+from scheduler_svc.settings import SchedulerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.front_stack import FrontStack, front_stack, model_known
+from tests.support.gathered import echo, gather, random_text, request
+
+READINESS = health_pb2.HealthCheckRequest(service="roster.v1.InferenceService")
+
+
+def _changed(stack: FrontStack, **fields: bool) -> engine_pb2.ModelState:
+    state = engine_pb2.ModelState()
+    state.CopyFrom(stack.engine.state)
+    for name, value in fields.items():
+        setattr(state, name, value)
+    return state
+
+
+async def test_health_follows_the_runner_and_the_draining() -> None:
+    async with front_stack(with_model=False) as stack:
+        health = health_pb2_grpc.HealthStub(stack.channel)
+        alive = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        assert alive.status == health_pb2.HealthCheckResponse.SERVING
+        watch = health.Watch(READINESS)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        for call in (stack.stub.GetModel(pb.GetModelRequest()), stack.stub.Generate(request("a", 1)).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        state = _changed(stack, ready=True)
+        state.model.CopyFrom(byte_model("late", "Fake", 300, 64))
+        stack.engine.state = state
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await stack.stub.GetModel(pb.GetModelRequest())).name == "late"
+        stack.engine.state = _changed(stack, ready=False)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stack.engine.state = _changed(stack, ready=True)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running = asyncio.create_task(gather(stack.stub.Generate(request("a", 60))))
+        while not stack.engine.commands_of("submit"):
+            await asyncio.sleep(0.005)
+        stack.engine.state = _changed(stack, draining=True)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await gather(stack.stub.Generate(request("a", 1)))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert len((await running).tokens[0]) == 60
+        watch.cancel()
+
+
+async def test_a_model_that_can_not_be_served_is_named() -> None:
+    async with front_stack(with_model=False) as stack:
+        state = _changed(stack, ready=True)
+        state.model.name = "broken"
+        state.model.tokenizer = b"{}"
+        stack.engine.state = state
+        async with asyncio.timeout(5):
+            while True:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stack.stub.GetModel(pb.GetModelRequest(), wait_for_ready=True)
+                if refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    break
+        health = health_pb2_grpc.HealthStub(stack.channel)
+        assert (await health.Check(READINESS)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_model_and_text() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    text = random_text(random.Random(seed), 50)
+    async with front_stack() as stack:
+        model = await stack.stub.GetModel(pb.GetModelRequest())
+        assert (model.name, model.vocab_size, list(model.eos_token_ids)) == ("fake", 512, [257])
+        tokens = await stack.stub.Tokenize(pb.TokenizeRequest(prompt=pb.Prompt(text=text)))
+        assert list(tokens.token_ids) == list(text.encode())
+        back = await stack.stub.Detokenize(pb.DetokenizeRequest(token_ids=[*tokens.token_ids, 257]))
+        assert back.text == text
+        whole = pb.DetokenizeRequest(token_ids=[*tokens.token_ids, 257], skip_special_tokens=False)
+        assert (await stack.stub.Detokenize(whole)).text == text + "<|im_end|>"
+        part = pb.ContentPart(text="hi <|im_end|>")
+        chat = pb.Prompt(chat=pb.Chat(messages=[pb.ChatMessage(role="user", parts=[part])]))
+        rendered = list((await stack.stub.Tokenize(pb.TokenizeRequest(prompt=chat))).token_ids)
+        assert rendered == [256, *b"user\nhi <|im_end|>", 257, *b"\n", 256, *b"assistant\n"]
+        for bad in (
+            stack.stub.Detokenize(pb.DetokenizeRequest(token_ids=[512])),
+            stack.stub.Tokenize(pb.TokenizeRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await bad
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with front_stack() as stack:
+        stub = reflection_pb2_grpc.ServerReflectionStub(stack.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        listed = {service.name for service in (await call.read()).list_services_response.service}
+        assert {"roster.v1.InferenceService", "grpc.health.v1.Health"} <= listed
+
+
+async def test_status_and_steps() -> None:
+    async with front_stack(step_s=0.001) as stack:
+        assert (await stack.admin.GetStatus(admin_pb2.GetStatusRequest(), wait_for_ready=True)).waiting == 7
+        watches = [stack.admin.WatchSteps(admin_pb2.WatchStepsRequest()) for _ in range(2)]
+        for watch in watches:
+            numbers = [(await watch.read()).number for _ in range(5)]
+            assert numbers == list(range(numbers[0], numbers[0] + 5))
+        assert [command.watch.on for command in stack.engine.commands_of("watch")] == [True]
+        watches[0].cancel()
+        await watches[1].read()
+        watches[1].cancel()
+        async with asyncio.timeout(5):
+            while [command.watch.on for command in stack.engine.commands_of("watch")] != [True, False]:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def _processes(count: int) -> AsyncIterator[tuple[list[subprocess.Popen[bytes]], str]]:
+    """Worker processes that share a port, behind one fake engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{Path(folder) / 'engine'}"
+        engine = FakeEngine(endpoint, byte_model("fake", "Fake", 300, 4096)).start()
+        public = reserve("127.0.0.1:0")
+        settings = SchedulerSettings(listen=public.address, admin_listen="", front_workers=count)
+        workers = [start_worker(settings, index, endpoint) for index in range(count)]
+        try:
+            async with asyncio.timeout(30):
+                while len(engine.commands_of("hello")) < count:
+                    await asyncio.sleep(0.01)
+            yield workers, public.address
+        finally:
+            for worker in workers:
+                if worker.stdin is not None:
+                    worker.stdin.close()
+                worker.wait(10)
+            engine.stop()
+            public.close()
+
+
+async def test_worker_processes_share_a_port_and_end_with_the_engine() -> None:
+    async with _processes(2) as (workers, address):
+        channels = [
+            grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), ("number", number)])
+            for number in range(8)
+        ]
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        for stub in stubs:
+            await model_known(stub)
+        answers = await asyncio.gather(*(gather(stub.Generate(request("shared", 50))) for stub in stubs))
+        assert all(answer.tokens[0] == echo("shared", 50) for answer in answers)
+        calls = [stub.Generate(request("open", 4000)) for stub in stubs]
+        for call in calls:
+            await call.read()
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [await asyncio.to_thread(worker.wait, 10) for worker in workers] == [0, 0]
+        for channel in channels:
+            await channel.close()
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie that nobody reaps has."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_does_not_outlive_a_killed_parent() -> None:
+    parent = textwrap.dedent(
+        """
+        import sys, time
+        from scheduler_svc.front.listen_address import reserve
+        from scheduler_svc.front.worker_start import start_worker
+        from scheduler_svc.settings import SchedulerSettings
+        address = reserve("127.0.0.1:0")
+        worker = start_worker(SchedulerSettings(listen=address.address, admin_listen=""), 0, sys.argv[1])
+        print(worker.pid, flush=True)
+        time.sleep(60)
+        """
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"ipc://{Path(folder) / 'engine'}"
+        engine = FakeEngine(endpoint, byte_model("fake", "Fake", 300, 4096)).start()
+        process = subprocess.Popen([sys.executable, "-c", parent, endpoint], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        _wait(lambda: bool(engine.commands_of("hello")))
+        assert not _gone(pid)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        _wait(lambda: _gone(pid))
+        engine.stop()
