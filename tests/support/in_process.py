@@ -136,7 +136,7 @@ class Stack:
 
     def __init__(self, clock: Callable[[], float] | None = None, **settings: object) -> None:
         self.now_s = 0.0
-        self.settings = SchedulerSettings(check=True, retention_s=0, retention_requests=0, **settings)  # type: ignore[arg-type]
+        self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
         policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = Engine(self.settings, policy, self.front, self.runners, clock or (lambda: self.now_s))  # type: ignore[arg-type]
