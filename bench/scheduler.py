@@ -123,7 +123,12 @@ def main() -> None:
     for row in rows:
         print(f"{row['sequences']:>9} {row['step_us']:>9} {row['step_p90_us']:>9} {row['us_per_sequence']:>12}")
     if options.json:
-        record = {"command": " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__, "rows": rows}
+        record = {
+            "command": " ".join(sys.argv),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

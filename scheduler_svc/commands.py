@@ -123,10 +123,11 @@ class Commands:
         if sequence.end is not None and sequence.end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         end = End(FinishReason.STOP, stop_string=cut.stop_string)
+        del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
+        del sequence.logprobs[max(0, cut.num_tokens - sequence.request.num_received) :]
         if sequence.end is None:
             self._engine.finish(sequence, end)
         sequence.end = end
-        del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
 
     def _cancel(self, worker: bytes, cancel: engine_pb2.Cancel) -> None:
         request = self._engine.book.by_handle(cancel.handle)

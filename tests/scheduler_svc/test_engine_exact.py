@@ -95,7 +95,12 @@ def test_a_tiny_pool_preempts_hundreds_of_times_and_changes_nothing() -> None:
     print(f"seed {seed}")
     stack = Stack(depth=2)
     hashes = HashBackend(
-        num_slots=8, block_size=4, num_blocks=24, max_step_tokens=32, context_length=256, eos_probability=EOS_PROBABILITY
+        num_slots=8,
+        block_size=4,
+        num_blocks=24,
+        max_step_tokens=32,
+        context_length=256,
+        eos_probability=EOS_PROBABILITY,
     )
     session = stack.add_runner(hashes)
     for _ in range(250):

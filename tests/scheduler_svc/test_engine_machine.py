@@ -133,7 +133,11 @@ class EngineMachine(RuleBasedStateMachine):
             for session in list(self.stack.runners.runners):
                 self.stack.runners.execute(session)
                 self.stack.runners.deliver(session)
-            if self.stack.engine.idle and not self.stack.runners.events and not any(self.stack.runners.results.values()):
+            if (
+                self.stack.engine.idle
+                and not self.stack.runners.events
+                and not any(self.stack.runners.results.values())
+            ):
                 break
         self.stack.step()
         for request in self.stack.requests.values():
@@ -142,5 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.assert_clean()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None, phases=(Phase.generate,))
+EngineMachine.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+)
 TestEngine = EngineMachine.TestCase
