@@ -26,7 +26,7 @@ from runner_svc.logit_adjustments import adjust_logits
 from runner_svc.noise import draw_keys
 
 # Likeliest ids that top_p looks at first; it takes eight times as many while their mass does not reach p.
-_TOP_P_CANDIDATES = 256
+_TOP_P_CANDIDATES = 1024
 
 
 @dataclass(slots=True, eq=False)

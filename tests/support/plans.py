@@ -1,0 +1,63 @@
+"""Plans by hand, for tests of the runner: keyword arguments in, protobuf out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from protos import plan_pb2
+
+SAMPLE = 1
+
+
+def int32s(values: Iterable[int]) -> bytes:
+    """Little-endian int32 column."""
+    return np.array(list(values), "<i4").tobytes()
+
+
+def ints(column: bytes) -> list[int]:
+    """What `int32s` packed."""
+    return np.frombuffer(column, "<i4").tolist()
+
+
+def sampling(**fields: Any) -> plan_pb2.Sampling:
+    """Greedy without any adjustment, but for `fields`; id columns may be given as lists."""
+    defaults: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    for name in ("bias_ids", "stop_ids"):
+        if name in fields:
+            fields[name] = int32s(fields[name])
+    if "bias_values" in fields:
+        fields["bias_values"] = np.array(fields["bias_values"], "<f4").tobytes()
+    return plan_pb2.Sampling(**(defaults | fields))
+
+
+def admission(slot: int, tokens: Sequence[int], blocks: Sequence[int], **fields: Any) -> plan_pb2.Admission:
+    """A sequence whose tokens are all prompt, with sequence id 100 + slot, but for `fields`."""
+    defaults: dict[str, Any] = {"sequence_id": 100 + slot, "prompt_len": len(tokens), "sampling": sampling()}
+    return plan_pb2.Admission(slot=slot, tokens=int32s(tokens), blocks=int32s(blocks), **(defaults | fields))
+
+
+def plan(
+    *,
+    releases: Sequence[int] = (),
+    admissions: Sequence[plan_pb2.Admission] = (),
+    appends: Sequence[tuple[int, int, int]] = (),
+    copies: Sequence[tuple[int, int]] = (),
+    extents: Sequence[tuple[int, int, int, int]] = (),
+) -> plan_pb2.Plan:
+    """`appends` are (slot, index, block), `copies` (source, target), `extents` (slot, start, count, flags)."""
+    return plan_pb2.Plan(
+        releases=int32s(releases),
+        admissions=admissions,
+        append_slots=int32s(slot for slot, _, _ in appends),
+        append_indexes=int32s(index for _, index, _ in appends),
+        append_blocks=int32s(block for _, _, block in appends),
+        copy_sources=int32s(source for source, _ in copies),
+        copy_targets=int32s(target for _, target in copies),
+        extent_slots=int32s(slot for slot, _, _, _ in extents),
+        extent_starts=int32s(start for _, start, _, _ in extents),
+        extent_counts=int32s(count for _, _, count, _ in extents),
+        extent_flags=bytes(flags for _, _, _, flags in extents),
+    )
