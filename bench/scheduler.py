@@ -1,9 +1,10 @@
 """Cost of a scheduler step: apply + plan, in µs per sequence, with the plan encoded and results decoded.
 
-    python bench/scheduler.py [--policy fcfs] [--sequences 32 128 256 512 1024] [--waiting 0] [--json FILE]
+    python -m bench.scheduler [--policy fcfs] [--sequences 32 128 256 512 1024] [--waiting 0] [--json FILE]
 
-A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady decoding:
-every sequence gets a token a step and a KV block every 16 steps. Prints the median over the steps and the 90th percentile.
+A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady
+decoding: every sequence gets a token a step and a KV block every 16 steps. Prints the median over the steps and the
+90th percentile.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_cancel_ends_a_request_wherever_it_is(steps: int) -> None:
 
 
 def test_cancel_by_id_answers_whether_there_is_such_a_request() -> None:
-    stack, session = stack_with_runner()
+    stack, _ = stack_with_runner()
     stack.submit([1], 50, request_id="mine", tenant="t")
     stack.step()
     for handle, tenant in ((70, "t"), (71, "other")):

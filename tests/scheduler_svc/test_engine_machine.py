@@ -1,4 +1,4 @@
-"""Hypothesis drives the engine: admit, cancel, preempt, expire, attach, kill, in whatever order and with late results."""
+"""Hypothesis drives the engine: admit, cancel, cut, preempt, expire, kill, in whatever order, with late results."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""The process of `roster-scheduler`: what it refuses, how it drains, that a dead front worker comes back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from roster_client.errors import RosterError, UnavailableError
+from roster_client.events import Delta, Finish, FinishReason
+from roster_client.sync_client import SyncRosterClient
+from tests.support.processes import RosterProcesses
+
+SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scheduler_svc.main", "--listen=127.0.0.1:0", "--admin-listen=", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--policy=fcsf", "there is no policy 'fcsf'; installed are: fcfs, orca, static"),
+        ('--policy-parameters={"tokens": 3}', "It knows: step_tokens"),
+        ("--depth=9", "setting depth"),
+        ("--link=nowhere", "link 'nowhere' can't be bound"),
+        ("--listen=nowhere", "is not an address"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_told_in_a_sentence(flag: str, sentence: str) -> None:
+    ended = run("--link=tcp://127.0.0.1:*", flag)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr and "Traceback" not in ended.stderr
+
+
+class Stream:
+    """A stream read by a thread of its own."""
+
+    def __init__(self, client: SyncRosterClient, max_tokens: int) -> None:
+        self.num_tokens = 0
+        self.reason: FinishReason | None = None
+        self.error: RosterError | None = None
+        self._thread = threading.Thread(target=self._read, args=(client, max_tokens))
+        self._thread.start()
+
+    def _read(self, client: SyncRosterClient, max_tokens: int) -> None:
+        try:
+            for event in client.generate("a stream", max_tokens=max_tokens):
+                if isinstance(event, Delta):
+                    self.num_tokens += len(event.token_ids)
+                if isinstance(event, Finish):
+                    self.reason = event.reason
+        except RosterError as error:
+            self.error = error
+
+    def await_tokens(self) -> None:
+        deadline = time.monotonic() + 20
+        while not self.num_tokens:
+            assert time.monotonic() < deadline and self.error is None, self.error
+            time.sleep(0.01)
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sigterm_lets_streams_finish_and_takes_nothing_new(tmp_path: Path, workers: int) -> None:
+    with RosterProcesses(tmp_path, scheduler={"front_workers": workers}, runner=SLOW) as roster:
+        with SyncRosterClient(roster.address) as client:
+            stream = Stream(client, max_tokens=40)
+            stream.await_tokens()
+            psutil.Process(roster.pid("scheduler")).send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            with pytest.raises(UnavailableError):
+                list(client.generate("too late", max_tokens=2))
+            stream.join()
+        assert (stream.reason, stream.num_tokens) == (FinishReason.LENGTH, 40)
+        assert roster.stop()["scheduler"] == 0
+
+
+def test_the_drain_has_a_limit_and_streams_are_told(tmp_path: Path) -> None:
+    with RosterProcesses(tmp_path, scheduler={"drain_s": 0.5}, runner=SLOW) as roster:
+        with SyncRosterClient(roster.address) as client:
+            stream = Stream(client, max_tokens=2000)
+            stream.await_tokens()
+            start = time.monotonic()
+            assert roster.end("scheduler") == 0
+            assert time.monotonic() - start < 8
+            stream.join()
+        assert stream.reason is FinishReason.UNAVAILABLE and stream.error is None
+
+
+def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
+    with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
+        (worker,) = psutil.Process(roster.pid("scheduler")).children()
+        worker.kill()
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                with SyncRosterClient(roster.address) as client:
+                    assert list(client.generate("again", max_tokens=3))
+                break
+            except RosterError:
+                assert time.monotonic() < deadline, roster.logs()
+                time.sleep(0.2)
+        assert roster.stop() == {"scheduler": 0, "runner": 0}
