@@ -23,9 +23,11 @@ class KVCache:
         self.block_size = block_size
         shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.data = torch.empty(shape, dtype=dtype, device=device)
-        # Per layer, [(num_blocks + 1) * block_size, kv_heads * head_dim]: views made once, as each step needs all.
-        self.keys: list[Tensor] = [layer[0].view(-1, config.num_kv_heads * config.head_dim) for layer in self.data]
-        self.values: list[Tensor] = [layer[1].view(-1, config.num_kv_heads * config.head_dim) for layer in self.data]
+        # Views made once, as each step needs those of all layers. Per layer, [2 * (num_blocks + 1), block's elements]:
+        # the blocks of the keys, then those of the values;
+        self.blocks: list[Tensor] = [layer.view(2 * (num_blocks + 1), -1) for layer in self.data]
+        # and [2, (num_blocks + 1) * block_size, kv_heads * head_dim]: their positions.
+        self._positions = [layer.view(2, -1, config.num_kv_heads * config.head_dim).unbind() for layer in self.data]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -34,8 +36,9 @@ class KVCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Stores keys and values [T, kv_heads * head_dim] at int64 `slot_mapping` [T] (block * block_size + offset)."""
-        self.keys[layer].index_copy_(0, slot_mapping, keys)
-        self.values[layer].index_copy_(0, slot_mapping, values)
+        key_positions, value_positions = self._positions[layer]
+        key_positions.index_copy_(0, slot_mapping, keys)
+        value_positions.index_copy_(0, slot_mapping, values)
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""

@@ -1,14 +1,14 @@
-"""Paged attention on a CPU, in torch: gathered keys and values through `scaled_dot_product_attention`.
+"""Paged attention on a CPU, in torch: gathered blocks through `scaled_dot_product_attention`.
 
-Split as flashinfer is: `plan` once a step works out which positions each query reads (the indices are the same for
-all layers of one window), `run` once a layer only gathers and multiplies. Notable choices:
+Split as flashinfer is: `plan` once a step works out which blocks each query reads (the same for all layers of one
+window), `run` once a layer only gathers and multiplies. Notable choices:
 
 - Rows of one position (decode) are vectorised over the batch, in groups of similar length so that one long sequence
   doesn't pad all others; longer rows (prefill chunks) run one by one.
+- Whole blocks are gathered, keys and values in one call: that is twice as fast as position by position. What a block
+  holds beyond its sequence's end is then zeroed, because a mask alone would not do: 0 x NaN is NaN.
 - Grouped queries need no repeated keys: in a decode row the query heads of a key-value head become its query rows; in
   a chunk the keys are expanded with stride 0.
-- An index beyond a row's length points at the row's own first key. What attention never reads can't poison it: a mask
-  alone would not do, since 0 x NaN is NaN.
 """
 
 from __future__ import annotations
@@ -24,32 +24,37 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from runner_svc.kv_cache import KVCache
 
-# A row joins a group of longer rows where the keys wasted on padding it stay below this many: gathering them costs
-# about what one more group does.
+# A row joins a group of longer rows while the padding of the whole group stays below this many positions, or a quarter
+# of what the group attends to: reading them costs about what one more group does.
 MAX_PADDING = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeGroup:
-    """Rows of one position each, padded to the longest."""
+    """R rows of one position each. Each reads W blocks, of which the first `length` = S positions count."""
 
     # int64 [R]: index of each row's query among the step's T positions; None when they are all of them in order.
     queries: Tensor | None
-    # int64 [R * S]: where in the cache each row's keys are.
-    keys: Tensor
-    # float [R, 1, 1, S]: 0 or -inf; None when no row is padded.
+    # int64 [2 * R * W]: blocks of the keys, then of the values.
+    blocks: Tensor
+    # int64: gathered positions, of the 2 * R * W * block_size, that lie beyond their row's end; None when none does.
+    beyond: Tensor | None
+    # float [R, 1, 1, S]: 0 or -inf; None when all rows see all S positions.
     mask: Tensor | None
     num_rows: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """A row of many positions."""
+    """A row of C positions, which sees S positions."""
 
     # Its queries among the step's T positions.
     queries: slice
-    # int64 [S]: where in the cache its keys are.
-    keys: Tensor
+    # int64 [2 * W]: blocks of the keys, then of the values.
+    blocks: Tensor
+    # Which positions of the gathered blocks it sees.
+    seen: slice
     # float [C, S]: 0 or -inf; None when the plain causal mask serves (no keys before the chunk, no window cuts).
     mask: Tensor | None
 
@@ -71,8 +76,8 @@ class CpuAttention:
 
     def __init__(self, cache: KVCache, num_heads: int, num_kv_heads: int, windows: Sequence[int | None]) -> None:
         self._cache = cache
-        self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
+        self._group_size = num_heads // num_kv_heads
         self._windows = tuple(windows)
 
     def plan(
@@ -100,35 +105,31 @@ class CpuAttention:
     def _run_group(self, layer: int, group: DecodeGroup, queries: Tensor) -> Tensor:
         """[R, num_heads, head_dim] queries, one per row, to [R, num_heads * head_dim]."""
         rows, kv_heads, head_dim = group.num_rows, self._num_kv_heads, queries.shape[-1]
-        keys, values = self._gather(layer, group.keys)
+        gathered = self._cache.blocks[layer].index_select(0, group.blocks)
+        if group.beyond is not None:
+            gathered.view(-1, kv_heads * head_dim).index_fill_(0, group.beyond, 0.0)
+        # [2, R, kv_heads, S, head_dim]
+        seen = gathered.view(2, rows, -1, kv_heads, head_dim)[:, :, : group.length].transpose(2, 3)
         attended = scaled_dot_product_attention(
-            queries.reshape(rows, kv_heads, -1, head_dim),
-            keys.view(rows, -1, kv_heads, head_dim).transpose(1, 2),
-            values.view(rows, -1, kv_heads, head_dim).transpose(1, 2),
-            attn_mask=group.mask,
+            queries.reshape(rows, kv_heads, -1, head_dim), seen[0], seen[1], attn_mask=group.mask
         )
         return attended.reshape(rows, -1)
 
     def _run_chunk(self, layer: int, chunk: Chunk, queries: Tensor) -> Tensor:
         """[C, num_heads, head_dim] queries of one sequence to [C, num_heads * head_dim]."""
         kv_heads, head_dim = self._num_kv_heads, queries.shape[-1]
-        group_size = self._num_heads // kv_heads
-        keys, values = (
-            gathered.view(-1, kv_heads, 1, head_dim).permute(1, 2, 0, 3).expand(-1, group_size, -1, -1)
-            for gathered in self._gather(layer, chunk.keys)
-        )
+        gathered = self._cache.blocks[layer].index_select(0, chunk.blocks)
+        seen = gathered.view(2, -1, kv_heads, 1, head_dim)[:, chunk.seen]
+        # [2, kv_heads, group_size, S, head_dim], the group's stride being 0
+        seen = seen.permute(0, 2, 3, 1, 4).expand(-1, -1, self._group_size, -1, -1)
         attended = scaled_dot_product_attention(
-            queries.unflatten(1, (kv_heads, group_size)).permute(1, 2, 0, 3),
-            keys,
-            values,
+            queries.unflatten(1, (kv_heads, self._group_size)).permute(1, 2, 0, 3),
+            seen[0],
+            seen[1],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
         )
         return attended.permute(2, 0, 1, 3).reshape(queries.shape[0], -1)
-
-    def _gather(self, layer: int, indices: Tensor) -> tuple[Tensor, Tensor]:
-        cache = self._cache
-        return cache.keys[layer].index_select(0, indices), cache.values[layer].index_select(0, indices)
 
     def _plan_window(
         self,
@@ -143,78 +144,92 @@ class CpuAttention:
         offsets = np.cumsum(counts) - counts
         decode_rows = np.flatnonzero(counts == 1)
         groups = [
-            self._plan_group(rows, offsets, firsts, ends, block_tables)
+            self._plan_group(rows, offsets, firsts[rows], ends[rows], block_tables[rows])
             for rows in group_by_length(decode_rows, (ends - firsts)[decode_rows])
         ]
         chunks = [
-            self._plan_chunk(offsets[row], firsts[row], starts[row], ends[row], block_tables[row], window)
-            for row in np.flatnonzero(counts > 1)
+            self._plan_chunk(int(offsets[row]), int(firsts[row]), int(starts[row]), int(ends[row]), table, window)
+            for row, table in enumerate(block_tables)
+            if counts[row] > 1
         ]
         return WindowPlan(groups, chunks)
 
     def _plan_group(
         self,
         rows: NDArray[np.intp],
-        offsets: NDArray[np.int32],
+        offsets: NDArray[np.int64],
         firsts: NDArray[np.int32],
         ends: NDArray[np.int32],
         block_tables: NDArray[np.int32],
     ) -> DecodeGroup:
-        lengths = ends[rows] - firsts[rows]
-        steps = np.arange(lengths.max())
-        valid = steps < lengths[:, None]
-        positions = firsts[rows][:, None] + np.where(valid, steps, 0)
-        keys = self._cache_index(
-            np.take_along_axis(block_tables[rows], positions // self._cache.block_size, 1), positions
+        """`rows` index all rows of the step, as `offsets` does; the other arrays are of the group's rows."""
+        block_size = self._cache.block_size
+        first_blocks = firsts // block_size
+        width = int((-(-ends // block_size) - first_blocks).max())
+        # A row with fewer blocks repeats its table's last column; all of that lies beyond its end.
+        columns = np.minimum(first_blocks[:, None] + np.arange(width), block_tables.shape[1] - 1)
+        blocks = self._keys_and_values(np.take_along_axis(block_tables, columns, 1).ravel())
+        bases = first_blocks[:, None] * block_size
+        positions = bases + np.arange(width * block_size)
+        length = int((ends[:, None] - bases).max())
+        beyond = (positions >= ends[:, None])[:, :length]
+        hidden = beyond | (positions < firsts[:, None])[:, :length]
+        in_order = len(rows) == len(offsets) and bool((rows == np.arange(len(rows))).all())
+        return DecodeGroup(
+            queries=None if in_order else torch.from_numpy(offsets[rows]),
+            blocks=blocks,
+            beyond=_gathered_indices(beyond, width * block_size) if beyond.any() else None,
+            mask=self._mask(~hidden).view(len(rows), 1, 1, -1) if hidden.any() else None,
+            num_rows=len(rows),
+            length=length,
         )
-        mask = None
-        if not valid.all():
-            mask = self._mask(valid).view(len(rows), 1, 1, -1)
-        queries = None if len(rows) == len(offsets) and _is_in_order(rows) else torch.from_numpy(offsets[rows])
-        return DecodeGroup(queries, torch.from_numpy(keys.ravel()), mask, len(rows))
 
     def _plan_chunk(
-        self,
-        offset: np.int32,
-        first: np.int32,
-        start: np.int32,
-        end: np.int32,
-        block_table: NDArray[np.int32],
-        window: int | None,
+        self, offset: int, first: int, start: int, end: int, block_table: NDArray[np.int32], window: int | None
     ) -> Chunk:
-        positions = np.arange(first, end)
-        keys = self._cache_index(block_table[positions // self._cache.block_size], positions)
+        block_size = self._cache.block_size
+        first_block = first // block_size
+        base = first_block * block_size
         mask = None
         if start > 0 or (window is not None and end > window):
-            queries = np.arange(start, end)[:, None]
+            positions, queries = np.arange(first, end), np.arange(start, end)[:, None]
             visible = positions <= queries
             if window is not None:
                 visible &= positions > queries - window
             mask = self._mask(visible)
-        return Chunk(slice(int(offset), int(offset + end - start)), torch.from_numpy(keys), mask)
+        return Chunk(
+            queries=slice(offset, offset + end - start),
+            blocks=self._keys_and_values(block_table[first_block : -(-end // block_size)]),
+            seen=slice(first - base, end - base),
+            mask=mask,
+        )
 
-    def _cache_index(self, blocks: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        block_size = self._cache.block_size
-        return blocks.astype(np.int64) * block_size + positions % block_size
+    def _keys_and_values(self, blocks: NDArray[np.int32]) -> Tensor:
+        """int64 [2 * N]: rows of `KVCache.blocks` that hold the keys of `blocks` [N], then those of their values."""
+        keys = torch.from_numpy(blocks.astype(np.int64))
+        return torch.cat((keys, keys + self._cache.num_blocks + 1))
 
     def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(np.where(visible, np.float32(0), np.float32("-inf"))).to(self._cache.data.dtype)
+
+
+def _gathered_indices(beyond: NDArray[np.bool_], gathered_length: int) -> Tensor:
+    """int64: where `beyond` [R, S] is set, among R rows of `gathered_length` positions, for keys and for values."""
+    rows, positions = np.nonzero(beyond)
+    indices = torch.from_numpy(rows * gathered_length + positions)
+    return torch.cat((indices, indices + len(beyond) * gathered_length))
 
 
 def group_by_length(rows: NDArray[np.intp], lengths: NDArray[np.int32]) -> list[NDArray[np.intp]]:
     """Splits `rows` [R] with `lengths` [R] into groups that waste little on padding, each in the order of `rows`."""
     groups: list[list[int]] = []
     padding = longest = 0
-    for index in np.argsort(-lengths, kind="stable"):
+    for index in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[index])
-        if groups and padding + longest - length <= MAX_PADDING + longest * len(groups[-1]) // 4:
+        if groups and padding + longest - length <= max(MAX_PADDING, longest * len(groups[-1]) // 4):
             padding += longest - length
-            groups[-1].append(int(index))
+            groups[-1].append(index)
         else:
-            groups.append([int(index)])
+            groups.append([index])
             padding, longest = 0, length
     return [rows[np.sort(np.array(group))] for group in groups]
-
-
-def _is_in_order(rows: NDArray[np.intp]) -> bool:
-    return bool((rows == np.arange(len(rows))).all())

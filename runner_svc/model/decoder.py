@@ -80,7 +80,7 @@ class DecoderLayer:
         hidden = hidden + self._output(attention(self._index, queries))
         normed = functional.rms_norm(hidden, self._mlp_norm.shape, self._mlp_norm, self._eps)
         gate, up = self._gate_up(normed).chunk(2, dim=-1)
-        return hidden + self._down(self._activation(gate) * up)
+        return hidden + self._down(self._activation(gate).mul_(up))
 
     def _project(self, normed: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache) -> Tensor:
         """Writes keys and values of the step into the cache; returns the queries [T, num_heads, head_dim]."""
