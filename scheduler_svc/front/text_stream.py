@@ -163,7 +163,6 @@ class ChoiceText:
 
     def _push_one(self, token: int) -> None:
         detokenizer = self._detokenizer
-        was_open = detokenizer.pending
         text = detokenizer.push(token)
         self.num_tokens += 1
         before = len(self._held_text)
@@ -172,7 +171,7 @@ class ChoiceText:
         self._held_ends.append(self._held_start + before + len(text))
         if not detokenizer.pending:
             self._settled = len(self._held_tokens)
-        elif text or not was_open:  # the open character begins in this token
+        elif text:  # what was open is decided, so the character that is open now begins in this token
             self._settled = len(self._held_tokens) - 1
         hold = 0
         if self._stops is not None:

@@ -144,6 +144,7 @@ def test_the_text_of_a_delta_depends_on_its_tokens_only(
     for piece in run(stream(kind, options), tokens, seed):
         last = piece.first_index + len(piece.tokens)
         assert piece.text == whole[ends[piece.first_index] : ends[last]]
+        assert whole.startswith(model_text(kind).decode(tokens[:last]))  # no delta ends within a character
 
 
 @pytest.mark.parametrize("kind", KINDS)
