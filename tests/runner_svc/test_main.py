@@ -1,0 +1,114 @@
+"""The command as an operator runs it: what it needs, how it ends, what it says when it can't start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protos import plan_pb2
+from tests.support.fake_scheduler import FakeScheduler
+from tests.support.plans import SAMPLE, admission, plan
+
+COMMAND = [sys.executable, "-m", "runner_svc.main"]
+ROOT = Path(__file__).parents[2]
+
+
+def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROSTER_")}
+    return inherited | {"PYTHONPATH": str(ROOT)}
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *flags], capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_plan_and_ends_with_0(tmp_path: Path, ending: signal.Signals) -> None:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
+    flags = ["--device", "hash", "--link", scheduler.endpoint, "--step-ms", "600", "--log-format", "json"]
+    process = subprocess.Popen([*COMMAND, *flags], stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert scheduler.welcome().device == "hash"
+        scheduler.send(number=1, plan=plan(admissions=[admission(0, [1], [1])], extents=[(0, 0, 1, SAMPLE)]))
+        scheduler.send(number=1, ping=plan_pb2.Ping())
+        scheduler.expect("pong")
+        process.send_signal(ending)
+        assert scheduler.expect("event").event.draining
+        assert scheduler.expect("result").number == 1
+        _, stderr = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+        scheduler.close()
+    assert process.returncode == 0
+    events = [json.loads(line) for line in stderr.splitlines()]
+    assert [event["event"] for event in events] == ["ready", "session begins", "stopped"]
+    assert events[0]["slots"] == 8
+
+
+def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
+    process = subprocess.Popen(
+        [*COMMAND, "--device", "null", "--link", scheduler.endpoint],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        scheduler.expect("hello")
+        scheduler.send(rejection=plan_pb2.Rejection(reason="block sizes differ"))
+        _, stderr = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+        scheduler.close()
+    assert process.returncode == 1
+    assert "block sizes differ" in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--device", "tpu"], "device: Input should be"),
+        (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
+        (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block of 16"),
+        (["--device", "hash", "--link", "nowhere"], "link is 'nowhere', which is no ZeroMQ endpoint"),
+        (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
+    ],
+)
+def test_what_can_not_be_served_is_one_sentence(flags: list[str], sentence: str) -> None:
+    finished = run(*flags)
+    assert finished.returncode == 2
+    assert sentence in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert len(finished.stderr.strip().splitlines()) == 1
+
+
+def test_help_documents_every_setting() -> None:
+    finished = run("--help")
+    assert finished.returncode == 0
+    for flag in ("--link", "--model", "--device", "--slots", "--kv-tokens", "--max-step-tokens"):
+        assert flag in finished.stdout
+
+
+def test_the_test_backends_start_without_torch() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from runner_svc import main\n"
+        "from runner_svc.backend_factory import build_backend\n"
+        "from runner_svc.settings import RunnerSettings\n"
+        "for device in ('hash', 'null'):\n"
+        "    print(build_backend(RunnerSettings(device=device), print).device)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+    assert (finished.stdout.split(), finished.returncode) == (["hash", "null"], 0), finished.stderr
