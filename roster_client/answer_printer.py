@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .events import Completion, Delta, Event, Finish, FinishReason, Usage
+from .terminal_text import without_controls
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -40,7 +41,7 @@ class AnswerPrinter:
         if self._first_token is None:
             self._first_token = time.monotonic()
         if self._live:
-            self._out.write(delta.text)
+            self._out.write(self._shown(delta.text))
             self._out.flush()
         else:
             self._texts[delta.index] = self._texts.get(delta.index, "") + delta.text
@@ -49,12 +50,16 @@ class AnswerPrinter:
         if self._live:
             self._out.write("\n")
         else:
-            self._out.write(f"── answer {finish.index} ──\n{self._texts.get(finish.index, '')}\n")
+            self._out.write(f"── answer {finish.index} ──\n{self._shown(self._texts.get(finish.index, ''))}\n")
         self._out.flush()
         if finish.reason not in _WHOLE:
             reason = finish.reason.name.lower()
             text = f"The answer was cut short ({reason}){': ' + finish.message if finish.message else '.'}"
             self._notes.print(f"[red]{escape(text)}[/]", highlight=False, soft_wrap=True)
+
+    def _shown(self, text: str) -> str:
+        """What goes out: exact into a pipe, harmless on a terminal."""
+        return without_controls(text) if self._out.isatty() else text
 
     def _statistics(self, usage: Usage) -> None:
         seconds = time.monotonic() - self._started

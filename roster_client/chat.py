@@ -12,6 +12,7 @@ from .errors import InvalidRequestError, OverloadedError
 from .events import Delta, Finish, FinishReason
 from .requests import Message, Options
 from .sync_client import SyncRosterClient
+from .terminal_text import without_controls
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."
 
@@ -73,7 +74,7 @@ class ChatSession:
                 for event in stream:
                     if isinstance(event, Delta):
                         answer += event.text
-                        sys.stdout.write(event.text)
+                        sys.stdout.write(without_controls(event.text))
                         sys.stdout.flush()
                     elif isinstance(event, Finish) and event.reason is not FinishReason.STOP:
                         note = f"[ended: {event.reason.name.lower()}{': ' + event.message if event.message else ''}]"

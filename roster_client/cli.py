@@ -249,3 +249,7 @@ def _sentence(error: RosterError) -> str:
     if isinstance(error, UnavailableError):
         return f"No server is ready there: {error}. Is `roster serve` running?"
     return str(error)
+
+
+if __name__ == "__main__":
+    main()

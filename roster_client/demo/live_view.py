@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.control import strip_control_codes
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from roster_client.terminal_text import one_line
+
 from .run import DemoAnswer, DemoRun, RosterChange
 
 FRAMES_PER_S = 4
-ROSTER_COLUMNS = 46
+ROSTER_COLUMNS = 38
 MAX_ROWS = 42
-BAR_CELLS = 20
+BAR_CELLS = 14
 _COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green")
 
 
@@ -80,7 +81,7 @@ class _Frame:
             state = f"done, {answer.num_tokens} tokens"
         else:
             state = "waiting" if answer.slot is None else f"slot {answer.slot}, {answer.num_tokens} tokens"
-        question = " ".join(answer.request.question.split())
+        question = one_line(answer.request.question)
         room = columns - cell_len(state) - 7
         question = question if len(question) <= room else question[: room - 1] + "…"
         heading = Text.assemble((f"#{answer.number} ", _colour(answer)), (question, "bold"), (f"  {state}", "dim"))
@@ -89,7 +90,7 @@ class _Frame:
 
     def _roster(self, lines: int) -> RenderableType:
         run = self._run
-        rows: list[Text] = [Text(f"step {run.step:>5}   batch {run.rows}/{run.slots}   waiting {run.waiting}"), Text()]
+        rows: list[Text] = [Text(f"step {run.step}  batch {run.rows}/{run.slots}  {run.waiting} waiting"), Text()]
         for slot in range(run.slots):
             rows.append(_slot(slot, run.seated.get(slot)))
         rows.append(Text())
@@ -103,7 +104,7 @@ def _slot(slot: int, answer: DemoAnswer | None) -> Text:
         return Text(f"slot {slot} {'·' * BAR_CELLS} empty", style="dim")
     full = round(BAR_CELLS * min(1.0, answer.num_tokens / answer.request.max_tokens))
     bar = "█" * full + "░" * (BAR_CELLS - full)
-    return Text.assemble(f"slot {slot} ", (bar, _colour(answer)), f" #{answer.number} {answer.num_tokens} tokens")
+    return Text.assemble(f"slot {slot} ", (bar, _colour(answer)), f" #{answer.number} {answer.num_tokens} tok")
 
 
 def _change(change: RosterChange) -> Text:
@@ -116,10 +117,10 @@ def _change(change: RosterChange) -> Text:
 
 
 def _tail(text: str, columns: int, lines: int) -> list[Text]:
-    """The last lines of an answer that fit: wrapping only as much of it as can be seen keeps a frame cheap."""
-    words = strip_control_codes(" ".join(text.split()))
-    visible = words[-columns * lines + 1 :]
-    return [Text(visible[i : i + columns], no_wrap=True) for i in range(0, len(visible), columns)]
+    """The last lines of an answer. Lines break at fixed places, so that they do not shift as it grows."""
+    flat = one_line(text)
+    first = max(0, -(-len(flat) // columns) - lines) * columns
+    return [Text(flat[i : i + columns], no_wrap=True) for i in range(first, len(flat), columns)]
 
 
 def _colour(answer: DemoAnswer) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.control import strip_control_codes
+
+from roster_client.terminal_text import one_line
 
 from .run import DemoAnswer, DemoRun, RosterChange
 
@@ -28,9 +29,7 @@ class PlainView:
         """A step went out."""
         if change is None:
             return
-        last = self._last
-        if last is not None and change.step - last.step > 1:
-            self._line(f"steps {last.step + 1}-{change.step - 1}: roster unchanged")
+        self._unchanged(change.step)
         parts = [f"joined #{number}" for number in change.joined]
         parts += [f"left #{number} ({reason})" for number, reason in change.left]
         bar = "█" * change.rows + "·" * max(0, change.slots - change.rows)
@@ -56,10 +55,15 @@ class PlainView:
     def end(self) -> None:
         """The run is over."""
 
+    def _unchanged(self, step: int) -> None:
+        first = self._last.step + 1 if self._last is not None else step
+        if first < step:
+            steps = f"step {first}" if first == step - 1 else f"steps {first}-{step - 1}"
+            self._line(f"{steps}: roster unchanged")
+
     def _piece(self, answer: DemoAnswer, piece: str) -> None:
         self._printed[answer.number] += len(piece)
-        shown = strip_control_codes(" ".join(piece.split()))
-        if shown:
+        if shown := one_line(piece):
             self._line(f"  #{answer.number} │ {shown}")
 
     def _line(self, text: str) -> None:

@@ -15,7 +15,7 @@ from roster_client.events import Delta, Finish
 
 from .prompts import DemoRequest
 
-RECENT_CHANGES = 12
+RECENT_CHANGES = 40
 
 
 @dataclass(slots=True)

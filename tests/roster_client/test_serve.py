@@ -1,0 +1,73 @@
+"""`roster serve` as a process: it comes up, stops cleanly, and says when a service dies."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from roster_client.errors import UnavailableError
+from roster_client.exit_codes import ExitCode
+from roster_client.sync_client import SyncRosterClient
+from tests.support.roster_command import RosterCommand, assert_gone, roster_command
+
+SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")
+
+
+def wait_ready(command: RosterCommand) -> str:
+    """The address that it serves."""
+    line = command.wait_for(lambda line: line.startswith("Ready after"))
+    address = re.search(r"at ([\d.]+:\d+), admin", line)
+    assert address is not None, line
+    return address[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serves_until_a_signal(number: signal.Signals) -> None:
+    with roster_command(*SERVE) as command:
+        address = wait_ready(command)
+        with SyncRosterClient(address) as client:
+            completion = client.generate([1, 2], max_tokens=7, ignore_eos=True).completion()
+            assert len(completion.choices[0].token_ids) == 7
+        started = command.descendants()
+        assert len(started) >= 2
+        command.process.send_signal(number)
+        assert command.exit_status() == ExitCode.OK, command.output
+        assert_gone(started)
+        assert command.lines[-1] == "Stopped."
+        assert any(line.startswith("   runner │") for line in command.lines), command.output
+        with SyncRosterClient(address) as client, pytest.raises(UnavailableError):
+            client.get_model(deadline_s=2)
+
+
+def test_a_signal_during_the_start_stops_what_was_started() -> None:
+    with roster_command(*SERVE) as command:
+        command.wait_for(lambda line: line.startswith("Starting"))
+        started = command.descendants()
+        command.process.send_signal(signal.SIGTERM)
+        assert command.exit_status() == ExitCode.OK, command.output
+        assert_gone(started)
+
+
+@pytest.mark.parametrize("victim", ["runner", "scheduler"])
+def test_the_death_of_a_service_ends_it(victim: str) -> None:
+    with roster_command(*SERVE) as command:
+        wait_ready(command)
+        started = command.descendants()
+        command.service(f"{victim}_svc.main").kill()
+        assert command.exit_status() == ExitCode.FAILED
+        assert_gone(started)
+        assert f"the {victim} died with signal 9" in command.output
+
+
+def test_a_service_that_can_not_start_is_explained() -> None:
+    with roster_command("serve", "--free-ports", "--model", "/nonexistent/model", "--device", "cpu") as command:
+        assert command.exit_status() == ExitCode.FAILED
+        assert "the runner died with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
+
+
+def test_addresses_and_free_ports_exclude_each_other() -> None:
+    with roster_command("serve", "--free-ports", "--listen", "127.0.0.1:1") as command:
+        assert command.exit_status() == ExitCode.USAGE
+        assert "--free-ports chooses the addresses" in command.output

@@ -1,0 +1,96 @@
+"""The `roster` command as a real process, for tests of signals and lifetimes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+SERVICES = ("scheduler_svc.main", "runner_svc.main")
+
+
+class RosterCommand:
+    """A running `roster`; its lines (stdout and stderr) are read as they come."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "roster_client.cli", *arguments],
+            env=inherited | {"OMP_NUM_THREADS": "1", "COLUMNS": "160", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, accept: Callable[[str], bool], timeout_s: float = 60) -> str:
+        """Waits for a line and returns it."""
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        while time.monotonic() < deadline:
+            while seen < len(self.lines):
+                seen += 1
+                if accept(self.lines[seen - 1]):
+                    return self.lines[seen - 1]
+            assert self.process.poll() is None or self._reader.is_alive(), self.output
+            time.sleep(0.02)
+        raise AssertionError(f"the line did not come within {timeout_s} s:\n{self.output}")
+
+    def service(self, module: str) -> psutil.Process:
+        """The child that runs this module."""
+        (child,) = [child for child in psutil.Process(self.process.pid).children() if module in child.cmdline()]
+        return child
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes that it started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def exit_status(self, timeout_s: float = 60) -> int:
+        """Waits for its end."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+@contextmanager
+def roster_command(*arguments: str, **environment: str) -> Iterator[RosterCommand]:
+    """Starts it; at the end kills what is left of it and of what it started."""
+    command = RosterCommand(arguments, environment)
+    left: list[psutil.Process] = []
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            left = [*command.descendants(), psutil.Process(command.process.pid)]
+        for process in left:
+            if process.is_running():
+                process.kill()
+        command.process.wait(10)
+
+
+def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
+    """None of these processes is left."""
+    _, alive = psutil.wait_procs(processes, timeout_s)
+    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not alive, [process.cmdline() for process in alive]
