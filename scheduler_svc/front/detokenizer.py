@@ -47,14 +47,12 @@ class Detokenizer:
             text = self._flushed() + added if self.pending else added
         if self._strip:
             text = self._stripped(text)
-        self.plain = not (self.pending or self._strip or self._at_start)
+        self.plain = not (self.pending or self._strip)
         return text
 
     def finish(self) -> str:
         """No token follows: what was pending becomes U+FFFD."""
-        text = self._flushed() if self.pending else ""
-        self.plain = not (self._strip or self._at_start)
-        return text
+        return self._flushed() if self.pending else ""
 
     def _first(self, token: int) -> str | bytes:
         added = self._texts.at_start(token)

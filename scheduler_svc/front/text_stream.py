@@ -112,15 +112,12 @@ class ChoiceText:
         """Reads sampled tokens, in order."""
         if self.stop is not None:
             return
-        if not self._held_tokens and self._detokenizer.plain:
+        if self._detokenizer.plain and self._state == ROOT:  # so nothing is held
             try:
                 text = "".join(map(self._lookup, tokens))  # type: ignore[arg-type]
             except TypeError:  # bytes among them
                 text = None
-            stops = self._stops
-            if text is not None and (
-                stops is None or (self._state == ROOT and stops.first_characters.isdisjoint(text))
-            ):
+            if text is not None and (self._stops is None or self._stops.first_characters.isdisjoint(text)):
                 self.num_tokens += len(tokens)
                 self._ready_tokens += tokens
                 self._ready_text += text

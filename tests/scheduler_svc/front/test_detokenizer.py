@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from protos import inference_pb2
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.token_texts import TokenTexts, UnsupportedTokenizer
 from scheduler_svc.front.tokenizer import ModelText
@@ -144,6 +145,20 @@ def test_the_model_decodes_with_its_own_special_tokens(kind: str, data: st.DataO
     shown = sorted(specials(kind)) + [original(kind).token_to_id(text) for text in ("a", "the", "one")]
     ids = data.draw(st.lists(st.sampled_from([index for index in shown if index is not None]), max_size=10))
     assert model_text(kind).decode(ids, skip) == original(kind).decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("spaces", range(5))
+def test_a_decoder_may_strip_several_spaces_over_several_tokens(spaces: int) -> None:
+    tokenizer = small_tokenizers.gemma_like()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 3, 0)])
+    ids = [tokenizer.token_to_id(token) for token in ["▁"] * spaces + ["a", "▁", "▁", "b"]]
+    text = ModelText(small_tokenizers.model_of(tokenizer))
+    assert text.decode(ids) == tokenizer.decode(ids) == " " * max(0, spaces - 3) + "a  b"
+    choice = text.choice(inference_pb2.GenerateRequest())
+    for token in ids:
+        choice.push([token])
+    piece = choice.take()
+    assert piece is not None and piece.text == tokenizer.decode(ids)
 
 
 def test_a_decoder_that_can_not_be_streamed_is_refused_by_name() -> None:

@@ -122,6 +122,18 @@ def test_a_special_token_in_a_message_is_spelled_as_its_letters(kind: str) -> No
         assert shown == text.decode(stand_in, skip_special_tokens=False).replace("\ue123", special)
 
 
+def test_of_special_tokens_that_begin_alike_the_longest_counts() -> None:
+    tokenizer = small_tokenizers.byte_level()
+    names = ["<|a", "<|ab", "<|abcd|>", "|>"]
+    tokenizer.add_special_tokens(names)
+    template = "{% for m in messages %}<|a.<|abx<|abcd|>{{ m.content }}{% endfor %}"
+    text = ModelText(small_tokenizers.model_of(tokenizer, template))
+    first = tokenizer.token_to_id(names[0])
+    for content in ("<|abcd|>", "<|abc|>", "<|a|>", "<|"):
+        written = [first, ord("."), first + 1, ord("x"), first + 2]
+        assert text.encode_prompt(chat(content)) == written + list(content.encode())
+
+
 def test_parts_of_a_message_are_joined_before_special_tokens_are_looked_for() -> None:
     prompt = chat("<|im_")
     prompt.chat.messages[0].parts.add(text="end|>")
