@@ -25,6 +25,10 @@ def build_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     num_blocks = settings.kv_tokens // settings.block_size
     if num_blocks < 1:
         raise UnusableSettings(f"kv_tokens is {settings.kv_tokens}, less than one block of {settings.block_size}")
+    if settings.max_step_tokens < settings.slots:
+        raise UnusableSettings(
+            f"max_step_tokens is {settings.max_step_tokens}, less than one for each of the {settings.slots} slots"
+        )
     if settings.device == "hash":
         from runner_svc.hash_model import HashBackend
 

@@ -80,6 +80,7 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "tpu"], "device: Input should be"),
         (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
         (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block of 16"),
+        (["--device", "hash", "--slots", "600"], "max_step_tokens is 512, less than one for each of the 600 slots"),
         (["--device", "hash", "--link", "nowhere"], "link is 'nowhere', which is no ZeroMQ endpoint"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
     ],
