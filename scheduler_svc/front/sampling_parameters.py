@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protos import inference_pb2, plan_pb2
+from scheduler_svc.front.little_endian import int32_bytes
 from scheduler_svc.front.refusal import invalid
 from scheduler_svc.front.tokenizer import ModelText
 from scheduler_svc.front.value_range import check_range
@@ -68,7 +69,7 @@ def _bias(asked: inference_pb2.SamplingParameters, vocab_size: int) -> tuple[byt
             )
         check_range(bias[token], f"sampling.logit_bias[{token}]", -MAX_BIAS, MAX_BIAS)
     values = [bias[token] for token in ids]
-    return np.asarray(ids, dtype="<i4").tobytes(), np.asarray(values, dtype="<f4").tobytes()
+    return int32_bytes(ids), np.asarray(values, dtype="<f4").tobytes()
 
 
 def _stop_ids(stop: inference_pb2.StopConditions, eos_token_ids: tuple[int, ...]) -> bytes:
@@ -76,4 +77,4 @@ def _stop_ids(stop: inference_pb2.StopConditions, eos_token_ids: tuple[int, ...]
     if len(stop.token_ids) > MAX_STOP_TOKENS:
         raise invalid("stop.token_ids", f"there are {len(stop.token_ids)} of them; send at most {MAX_STOP_TOKENS}")
     ids = set(stop.token_ids) if stop.ignore_eos else {*stop.token_ids, *eos_token_ids}
-    return np.asarray(sorted(ids), dtype="<i4").tobytes()
+    return int32_bytes(sorted(ids))

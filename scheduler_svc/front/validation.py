@@ -10,9 +10,8 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-import numpy as np
-
 from protos import engine_pb2, inference_pb2, plan_pb2
+from scheduler_svc.front.little_endian import int32_bytes, int32_list
 from scheduler_svc.front.prompt_tokens import check_ids, prompt_tokens
 from scheduler_svc.front.refusal import invalid, unimplemented
 from scheduler_svc.front.sampling_parameters import resolve_sampling
@@ -59,8 +58,8 @@ class ValidRequest:
             request_id=self.request_id,
             digest=digest(body),
             body=body.SerializeToString(),
-            prompt=_int32(self.prompt),
-            received=_int32(self.received),
+            prompt=int32_bytes(self.prompt),
+            received=int32_bytes(self.received),
             sampling=self.sampling,
             n=self.n,
             max_tokens=self.max_tokens,
@@ -194,7 +193,7 @@ def _check_received(received: list[int], sampling: plan_pb2.Sampling, max_tokens
         raise invalid(
             "received_token_ids", f"there are {len(received)} of them, and a choice has {max_tokens} tokens at most"
         )
-    stops = set(np.frombuffer(sampling.stop_ids, dtype="<i4").tolist())
+    stops = set(int32_list(sampling.stop_ids))
     for index in range(sampling.min_tokens, len(received) - 1):
         if received[index] in stops:
             raise invalid(f"received_token_ids[{index}]", f"{received[index]} ends a choice, and others follow it")
@@ -206,7 +205,3 @@ def _timeout_ms(request: inference_pb2.GenerateRequest, remaining_ms: int | None
     if remaining_ms is not None:
         limits.append(min(max(remaining_ms, 1), 2**32 - 1))
     return min(limits, default=None)
-
-
-def _int32(ids: list[int]) -> bytes:
-    return np.asarray(ids, dtype="<i4").tobytes()
