@@ -1,18 +1,16 @@
 """What turning tokens into deltas costs: CPU-µs per token of ChoiceText, push and take, in one process.
 
-Run: python bench/text_stream.py [--tokenizer tokenizer.json]. Without a tokenizer the built-in byte-level one is used.
+Run: python -m bench.text_stream [--tokenizer tokenizer.json]. Without a tokenizer the built-in byte-level one is used.
 Prints the best of several runs, so that a busy machine shows in the spread only.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
+from bench.provenance import provenance
 from protos import inference_pb2, plan_pb2
 from runner_svc.byte_tokenizer import build_byte_tokenizer
 from scheduler_svc.front.tokenizer import ModelText
@@ -50,8 +48,7 @@ def main() -> None:
     path = parser.parse_args().tokenizer
     serialized = path.read_bytes() if path else build_byte_tokenizer().to_str().encode()
     text = ModelText(plan_pb2.Model(tokenizer=serialized, vocab_size=1 << 31, context_length=1 << 20))
-    print("$ python", " ".join(sys.argv))
-    print(f"{platform.machine()}, Python {platform.python_version()}, tokenizers {version('tokenizers')}")
+    print("\n".join(f"{key}: {value}" for key, value in provenance("bench.text_stream", ["tokenizers"]).items()))
     print(f"{'CPU-µs per token, tokens at a time:':44}" + "".join(f"{batch:>7}" for batch in BATCHES))
     for name, sample in (("English", ENGLISH), ("mixed scripts", MIXED)):
         tokens = text.encode(sample * 60)

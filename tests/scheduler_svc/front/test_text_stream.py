@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import inference_pb2
@@ -116,6 +116,7 @@ def any_tokens(kind: str) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 1000), skip=st.booleans())
 def test_deltas_join_to_the_whole_text(kind: str, data: st.DataObject, seed: int, skip: bool) -> None:
     tokens = data.draw(any_tokens(kind))
