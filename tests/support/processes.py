@@ -39,6 +39,7 @@ class RosterProcesses:
         *,
         scheduler: Mapping[str, object] | None = None,
         runner: Mapping[str, object] | None = None,
+        ready_s: float = READY_S,
     ) -> None:
         endpoints = Endpoints.free()
         self.address = endpoints.listen
@@ -53,6 +54,7 @@ class RosterProcesses:
             "runner": {"link": endpoints.link, **(runner or {})},
         }
         self._folder = folder
+        self._ready_s = ready_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -75,14 +77,14 @@ class RosterProcesses:
                 start_new_session=True,
             )
 
-    def wait_ready(self, timeout_s: float = READY_S) -> None:
+    def wait_ready(self) -> None:
         """Waits until GetModel answers."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self._ready_s
         with SyncRosterClient(self.address) as client:
             while True:
                 dead = [name for name, process in self._processes.items() if process.poll() is not None]
                 assert not dead, f"{dead} ended early\n{self.logs()}"
-                assert time.monotonic() < deadline, f"not ready within {timeout_s:g} s\n{self.logs()}"
+                assert time.monotonic() < deadline, f"not ready within {self._ready_s:g} s\n{self.logs()}"
                 try:
                     client.get_model(deadline_s=2)
                     return
@@ -135,10 +137,13 @@ class RosterProcesses:
 
 @contextmanager
 def roster_processes(
-    folder: Path, *, scheduler: Mapping[str, object] | None = None, runner: Mapping[str, object] | None = None
+    folder: Path,
+    *,
+    scheduler: Mapping[str, object] | None = None,
+    runner: Mapping[str, object] | None = None,
+    ready_s: float = READY_S,
 ) -> Iterator[RosterProcesses]:
     """Both services, up; on the way out both must end with status 0."""
-    processes = RosterProcesses(folder, scheduler=scheduler, runner=runner)
-    with processes:
+    with RosterProcesses(folder, scheduler=scheduler, runner=runner, ready_s=ready_s) as processes:
         yield processes
         assert processes.stop() == {"scheduler": 0, "runner": 0}, processes.logs()
