@@ -97,7 +97,13 @@ def running_stack(arguments: argparse.Namespace, folder: Path) -> Iterator[Stack
     turnarounds = folder / "turnarounds"
     runner = subprocess.Popen(
         [
-            *(sys.executable, "-m", "bench.frontend_runner", f"--link={endpoints.link}", f"--slots={arguments.clients}"),
+            *(
+                sys.executable,
+                "-m",
+                "bench.frontend_runner",
+                f"--link={endpoints.link}",
+                f"--slots={arguments.clients}",
+            ),
             *(f"--step-ms={arguments.step_ms}", f"--depth={arguments.depth}", f"--out={turnarounds}"),
         ],
         env=environment,
@@ -166,7 +172,9 @@ def _ask(clients: subprocess.Popen[bytes]) -> dict[str, int]:
 
 def report(loads: list[Load]) -> None:
     """Prints a table, and what the streams add to the engine's lateness."""
-    print(f"{'load':10}{'tokens/s':>10}{'tok/msg':>9}{'service':>9}{'engine':>8}{'workers':>9}{'runner':>8}{'clients':>9}")
+    print(
+        f"{'load':10}{'tokens/s':>10}{'tok/msg':>9}{'service':>9}{'engine':>8}{'workers':>9}{'runner':>8}{'clients':>9}"
+    )
     for load in loads:
         parts = "".join(f"{load.cpu_us[part]:>{width}.1f}" for part, width in COLUMNS.items())
         print(f"{load.name:10}{load.tokens_per_s:>10,.0f}{load.tokens_per_message:>9.1f}{load.service_us:>9.1f}{parts}")

@@ -22,12 +22,12 @@ class ChoiceStream:
 
     __slots__ = (
         "_finish",
-        "_finish_taken",
         "_started",
         "_stream",
         "_text",
         "cached_tokens",
         "eager",
+        "finish_pending",
         "has_ended",
         "incoming",
         "index",
@@ -44,7 +44,8 @@ class ChoiceStream:
         self._text = text
         self._started = False
         self._finish: inference_pb2.Finish | None = None
-        self._finish_taken = False
+        self.finish_pending = False
+        """`take_finish` has something to give."""
         self.index = index
         self.sequence_id = sequence_id
         self.incoming: list[int] = []
@@ -56,7 +57,7 @@ class ChoiceStream:
 
     def notify(self) -> None:
         """Tells the stream that there is something to take; the first of a choice is urgent."""
-        self._stream.touched(urgent=not self._started)
+        self._stream.touched(not self._started)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of some of the prompt's tokens; those of choice 0 stand for all."""
@@ -92,17 +93,18 @@ class ChoiceStream:
 
     def take(self) -> Piece | None:
         """Removes and returns what is decided and not delivered; None when there is nothing."""
-        self._push()
+        if self.incoming:
+            self._push()
         piece = self._text.take()
         if piece is not None:
             self._started = True
         return piece
 
-    def take_finish(self) -> inference_pb2.Finish | None:
-        """The finish, once; call it after `take`."""
-        if self._finish is None or self._finish_taken:
-            return None
-        self._finish_taken = True
+    def take_finish(self) -> inference_pb2.Finish:
+        """The finish, once: call it only while `finish_pending`, and after `take`."""
+        if self._finish is None:
+            raise RuntimeError("the choice has not finished")
+        self.finish_pending = False
         return self._finish
 
     def _push(self) -> None:
@@ -131,6 +133,7 @@ class ChoiceStream:
         finish.num_tokens = num_tokens
         self.num_tokens = num_tokens
         self._finish = finish
+        self.finish_pending = True
 
 
 def _finish_of(end: engine_pb2.End) -> inference_pb2.Finish:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 
-MESSAGES_PER_SECOND = 10_000
-"""Written by all workers of the service together before deltas merge: about 0.45 cores of gRPC work."""
+MESSAGES_PER_SECOND = 5_000
+"""Written by all workers of the service together before deltas merge: about a quarter of a core of gRPC work."""
 
 BURST_MESSAGES = 32
 """Messages that may leave at once after a pause, so that a few streams in step are not spread out."""

@@ -44,18 +44,19 @@ class RequestStream:
     __slots__ = (
         "_client",
         "_cursors",
-        "_on_touched",
         "_prompt_ids",
         "_prompt_logprobs",
-        "_prompt_taken",
+        "_prompt_wanted",
         "_text",
         "choices",
         "failure",
         "handle",
         "num_prompt_tokens",
+        "open_choices",
         "request",
         "request_id",
         "state",
+        "touched",
     )
 
     def __init__(
@@ -68,21 +69,23 @@ class RequestStream:
     ) -> None:
         """`cursors`: tokens that the client has, one per choice, used when the engine answers Attached.
 
-        `on_touched(urgent)` is called whenever there is something to take.
+        `on_touched(urgent)` is called whenever there is something to take, so once per token at worst: make it cheap.
         """
         self._client = client
         self._text = text
         self._cursors = cursors
-        self._on_touched = on_touched
         self._prompt_ids: list[int] = []
         self._prompt_logprobs: LogprobColumns | None = None
-        self._prompt_taken = False
+        self._prompt_wanted = False
+        self.touched = on_touched
         self.handle = client.new_handle()
         self.request_id = request_id
         self.request = inference_pb2.GenerateRequest()
         self.choices: list[ChoiceStream] = []
         self.failure: Refusal | None = None
         self.num_prompt_tokens = 0
+        self.open_choices = 0
+        """Choices on which the engine has not said its last word, once the request is open."""
         self.state = StreamState.OPENING
 
     # What the front says.
@@ -107,13 +110,14 @@ class RequestStream:
         """The client is gone. Harmless after the end."""
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
-        if self.choices and self._all_ended:
+        if self.choices and not self.open_choices:
             self._close()
             return
         self._client.send(engine_pb2.Command(disconnect=engine_pb2.Disconnect(handle=self.handle)))
         kept = self.request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
         if kept and any(choice.eager and not choice.has_ended for choice in self.choices):
             self.state = StreamState.ORPHANED
+            self.touched = self._drop
         else:
             self._close()
 
@@ -123,9 +127,10 @@ class RequestStream:
         """The request is the engine's, and its sequences have ids."""
         for index in range(self.request.n if self.request.HasField("n") else 1):
             self.choices.append(self._choice(index, message.first_sequence_id + index))
+        self.open_choices = len(self.choices)
         self._client.follow_choices(self.choices)
         self.state = StreamState.OPEN
-        self.touched(urgent=True)
+        self.touched(True)
 
     def attached(self, message: engine_pb2.Attached) -> None:
         """The request existed: its text is made again from its tokens, up to each cursor without being delivered."""
@@ -146,8 +151,10 @@ class RequestStream:
                 self.fail(cursor_past_end(index, given, num_received + len(tokens)))
                 return
             self.choices.append(choice)
-        self._client.follow_choices([choice for choice in self.choices if not choice.has_ended])
-        self.touched(urgent=True)
+        open_choices = [choice for choice in self.choices if not choice.has_ended]
+        self.open_choices = len(open_choices)
+        self._client.follow_choices(open_choices)
+        self.touched(True)
 
     def detached(self, message: engine_pb2.Detached) -> None:
         """Another call follows the request now."""
@@ -161,7 +168,7 @@ class RequestStream:
         """Ends the stream with a status."""
         self.failure = refusal
         self.state = StreamState.FAILED
-        self._on_touched(True)
+        self.touched(True)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
@@ -172,14 +179,6 @@ class RequestStream:
 
     # What the choices say.
 
-    def touched(self, urgent: bool) -> None:
-        """There is something to take."""
-        if self.state is StreamState.ORPHANED:
-            for choice in self.choices:
-                choice.take()
-        else:
-            self._on_touched(urgent)
-
     def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
         """A stop string matched: tells the engine, which may have sampled further."""
         cut = engine_pb2.Cut(sequence_id=sequence_id, num_tokens=num_tokens, stop_string=stop_string)
@@ -187,12 +186,18 @@ class RequestStream:
 
     def choice_ended(self) -> None:
         """The engine said its last word on a choice."""
-        if self._all_ended:
+        self.open_choices -= 1
+        if not self.open_choices:
             self._client.forget(self)
             if self.state is StreamState.ORPHANED:
                 self.state = StreamState.CLOSED
                 return
-        self.touched(urgent=False)
+        self.touched(False)
+
+    def _drop(self, urgent: bool) -> None:
+        """Nobody reads what an orphan has to say."""
+        for choice in self.choices:
+            choice.take()
 
     # What the writer takes.
 
@@ -200,14 +205,13 @@ class RequestStream:
     def prompt_pending(self) -> bool:
         """The prompt's log-probabilities were asked for and are not complete."""
         columns = self._prompt_logprobs
-        return columns is not None and not self._prompt_taken and len(columns) < self.num_prompt_tokens - 1
+        return self._prompt_wanted and columns is not None and len(columns) < self.num_prompt_tokens - 1
 
     def take_prompt(self, force: bool) -> inference_pb2.PromptInfo | None:
         """What was asked of the prompt, once and when it is complete; `force` takes it as it is."""
-        asked = self.request.output.prompt_token_ids or self._prompt_logprobs is not None
-        if self._prompt_taken or not asked or (self.prompt_pending and not force):
+        if not self._prompt_wanted or (self.prompt_pending and not force):
             return None
-        self._prompt_taken = True
+        self._prompt_wanted = False
         info = inference_pb2.PromptInfo(token_ids=self._prompt_ids)
         if self._prompt_logprobs is not None:
             info.logprobs.CopyFrom(self._prompt_logprobs.take(len(self._prompt_logprobs)))
@@ -215,7 +219,7 @@ class RequestStream:
 
     def take_usage(self) -> inference_pb2.Usage | None:
         """The usage, once all choices have ended; nothing is left to take after it."""
-        if self.state is not StreamState.OPEN or not self._all_ended:
+        if self.open_choices or self.state is not StreamState.OPEN:
             return None
         self._close()
         return inference_pb2.Usage(
@@ -223,10 +227,6 @@ class RequestStream:
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].cached_tokens,
         )
-
-    @property
-    def _all_ended(self) -> bool:
-        return all(choice.has_ended for choice in self.choices)
 
     def _close(self) -> None:
         self.state = StreamState.CLOSED
@@ -239,6 +239,7 @@ class RequestStream:
             self._prompt_ids = prompt
         if request.output.HasField("prompt_logprobs"):
             self._prompt_logprobs = LogprobColumns(request.output.prompt_logprobs)
+        self._prompt_wanted = request.output.prompt_token_ids or self._prompt_logprobs is not None
 
     def _choice(self, index: int, sequence_id: int) -> ChoiceStream:
         request = self.request

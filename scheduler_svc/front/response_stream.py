@@ -47,10 +47,9 @@ def _next_response(stream: RequestStream, announced: bool) -> inference_pb2.Gene
             )
             if choice.logprobs is not None:
                 delta.logprobs.CopyFrom(choice.logprobs.take(len(piece.tokens)))
-        finish = choice.take_finish()
-        if finish is not None:
+        if choice.finish_pending:
             filled = True
-            response.finishes.append(finish)
+            response.finishes.append(choice.take_finish())
     if not announced:
         if stream.prompt_pending and not filled:
             return None  # the first message carries the prompt

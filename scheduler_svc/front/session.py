@@ -26,7 +26,7 @@ from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session_columns import SessionColumns
 from scheduler_svc.front.tenant import tenant_of
 
-ROWS_PER_MESSAGE_COST = 16
+ROWS_PER_MESSAGE_COST = 4
 """Rows of a message that cost as much as a message of its own, for the pacer."""
 
 
@@ -160,7 +160,11 @@ class Session:
         if not tagged.dirty:
             tagged.dirty = True
             self._dirty.append(tagged)
-        self._gate.notify(urgent)
+            if len(self._dirty) == 1:
+                self._gate.notify(urgent)
+                return
+        if urgent:
+            self._gate.notify(True)
 
     def _flush(self) -> inference_pb2.SessionResponse | None:
         """What all requests got since the last flush; None when that is nothing."""
@@ -192,14 +196,13 @@ class Session:
             if piece is not None:
                 filled = True
                 columns.add(tag, choice, piece)
-            finish = choice.take_finish()
-            if finish is not None:
+            if choice.finish_pending:
                 filled = True
-                columns.events.add(tag=tag, finish=finish)
+                columns.events.add(tag=tag, finish=choice.take_finish())
         prompt = stream.take_prompt(force=filled)
         if prompt is not None:
             columns.events.add(tag=tag, prompt=prompt)
-        usage = stream.take_usage()
+        usage = None if stream.open_choices else stream.take_usage()
         if usage is None:
             return False
         columns.events.add(tag=tag, usage=usage)

@@ -15,7 +15,6 @@ class SessionColumns:
         "_first_indexes",
         "_indexes",
         "_response",
-        "_text_lengths",
         "_texts",
         "_token_ids",
         "events",
@@ -30,12 +29,10 @@ class SessionColumns:
         self._first_indexes: list[int] = []
         self._counts: list[int] = []
         self._token_ids: list[int] = []
-        self._text_lengths: list[int] = []
-        self._texts: list[bytes] = []
+        self._texts: list[str] = []
 
     def add(self, tag: int, choice: ChoiceStream, piece: Piece) -> None:
         """Adds a row: consecutive tokens of one choice."""
-        text = piece.text.encode()
         if choice.logprobs is not None:
             logprobs = choice.logprobs.take(len(piece.tokens))
             self._response.logprobs.add(row=len(self.tags), logprobs=logprobs)
@@ -44,8 +41,7 @@ class SessionColumns:
         self._first_indexes.append(piece.first_index)
         self._counts.append(len(piece.tokens))
         self._token_ids += piece.tokens
-        self._text_lengths.append(len(text))
-        self._texts.append(text)
+        self._texts.append(piece.text)
 
     def response(self) -> inference_pb2.SessionResponse | None:
         """The message; None when there is neither a row nor an event."""
@@ -56,8 +52,12 @@ class SessionColumns:
         response.tags.extend(self.tags)
         response.first_indexes.extend(self._first_indexes)
         response.token_ids.extend(self._token_ids)
-        response.text_lengths.extend(self._text_lengths)
-        response.text = b"".join(self._texts)
+        text = "".join(self._texts)
+        if text.isascii():
+            response.text_lengths.extend(map(len, self._texts))
+        else:
+            response.text_lengths.extend(len(part.encode()) for part in self._texts)
+        response.text = text.encode()
         if any(self._indexes):
             response.indexes.extend(self._indexes)
         if len(self._token_ids) != rows:

@@ -48,7 +48,9 @@ async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
 
 
 @asynccontextmanager
-async def front_stack(step_s: float = 0.002, flush_ms: float = 30.0, with_model: bool = True) -> AsyncIterator[FrontStack]:
+async def front_stack(
+    step_s: float = 0.002, flush_ms: float = 30.0, with_model: bool = True
+) -> AsyncIterator[FrontStack]:
     """Starts both, and ends both."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"

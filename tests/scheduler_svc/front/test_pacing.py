@@ -17,7 +17,7 @@ def test_few_streams_never_wait() -> None:
         assert all(pacer.reserve(now) == now for _ in range(BURST_MESSAGES))
 
 
-@pytest.mark.parametrize("streams", [128, 256])
+@pytest.mark.parametrize("streams", [64, 128])
 def test_many_streams_in_step_are_spread_at_the_rate(streams: int) -> None:
     """Each stream reserves again at the first step after its last message, as the gates do."""
     pacer = MessagePacer(0.03, workers=1)

@@ -64,5 +64,3 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
         assert status is not None and status.details[0].Unpack(retry)
         assert retry.retry_delay.ToMilliseconds() == 1500
         assert stack.worker.num_requests == 0
-
-
