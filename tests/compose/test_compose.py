@@ -22,10 +22,10 @@ from tests.support.local_stack import LocalStack
 
 DOCKER = os.environ.get("ROSTER_COMPOSE") == "docker"
 # The first start converts the model's weights.
-READY_S = 240.0
+READY_S = 600.0
 PROFILE = "cpu"
 
-pytestmark = pytest.mark.timeout(2400 if DOCKER else 420)
+pytestmark = pytest.mark.timeout(3000 if DOCKER else 700)
 
 
 @pytest.fixture(scope="module")
