@@ -10,6 +10,8 @@ from protos import plan_pb2
 from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
 
+# Vocabularies in formats from before tokenizer.json, which transformers converts.
+_OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -61,15 +63,16 @@ def _tokenizer_json(folder: Path) -> bytes:
 
 def _converted_tokenizer(folder: Path) -> bytes:
     """A tokenizer in an older format, converted by transformers."""
+    # Asked first, because from a folder with nothing in it transformers makes a tokenizer with nothing in it.
+    if not any((folder / name).is_file() for name in _OLDER_VOCABULARIES):
+        raise ModelNotFound(f"{folder} has no tokenizer.json, nor {' or '.join(_OLDER_VOCABULARIES)}.")
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelNotFound(
-            f"{folder} has no tokenizer.json, nor another tokenizer that converts to one: {error}"
-        ) from error
+        raise ModelNotFound(f"The tokenizer in {folder} can't be converted to tokenizer.json: {error}") from error
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:

@@ -49,13 +49,15 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
 
 def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
     what = f"converting {gguf_file.name} (once)"
-    progress(f"{what}: tokenizer", 0.0)
+    progress(what, 0.0)
+    # Read when tqdm is first imported: its own bars would be drawn over what `progress` shows.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # seconds, and only needed here
 
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        progress(f"{what}: weights", 0.3)
+        progress(what, 0.3)
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype="float32", quantization_config=GgufConfig(dequantize=True)
         )
@@ -67,11 +69,11 @@ def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-    progress(f"{what}: saving", 0.9)
+    progress(what, 0.9)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _drop_quantization(folder / "config.json")
-    progress(f"{what}: done", 1.0)
+    progress(what, 1.0)
 
 
 def _pre_tokenizer_name(gguf_file: Path) -> str:

