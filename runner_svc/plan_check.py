@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class SlotCounters:
-    """Per-slot counters, [num_slots] each; those of free slots are 0."""
+    """Per-slot counters, [num_slots] each; where no sequence is resident the others mean nothing."""
 
     resident: NDArray[np.bool_]
     # The sequence got a bad status: its later rows, which may be under way already, are not computed.
@@ -91,10 +91,7 @@ class PlanCheck:
         self._require_slots("release", releases)
         _require("release", np.bincount(releases)[releases] > 1, "slot {} is released twice", releases)
         _require("release", ~self._counters.resident[releases], "slot {} has no sequence", releases)
-        for column in (self._counters.resident, self._counters.failed):
-            column[releases] = False
-        for numbers in (self._counters.computed, self._counters.num_tokens, self._counters.num_blocks):
-            numbers[releases] = 0
+        self._counters.resident[releases] = False
 
     def _admission(self, admission: plan_pb2.Admission) -> None:
         limits, counters, slot = self._limits, self._counters, admission.slot

@@ -98,7 +98,7 @@ class Sampler:
             scores = scaled[ids] + gumbel(words[i : i + 1], ids.to(torch.int32))[0]
             tokens[i] = ids[scores.argmax()]
         whole = np.flatnonzero(noisy & ~truncated)
-        for chunk in whole.reshape(-1, 1) if logits.device.type == "cpu" else [whole]:
+        for chunk in whole.reshape(-1, 1) if _row_by_row(logits.device) else [whole]:
             index = torch.from_numpy(chunk).to(logits.device)
             temperatures = torch.from_numpy(params["temperature"][chunk, None]).to(logits.device)
             scaled = (logits[index] - best[index, None]) / temperatures
@@ -106,6 +106,10 @@ class Sampler:
             with np.errstate(divide="ignore"):
                 least = torch.from_numpy(np.log(params["min_p"][chunk, None])).to(logits.device)
             tokens[index] = scores.masked_fill_(scaled < least, -torch.inf).argmax(dim=1)
+
+
+def _row_by_row(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def _all_finite(logits: Tensor) -> Tensor:

@@ -104,6 +104,15 @@ def test_a_rows_token_does_not_depend_on_its_neighbours(dice: random.Random, voc
         assert sample([rows[i] for i in order]).tokens.tolist() == [alone[i] for i in order]
 
 
+def test_rows_computed_together_as_on_a_gpu_draw_the_same_tokens(
+    dice: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [dataclasses.replace(random_row(dice), top_k=0, top_p=1.0) for _ in range(50)]
+    one_by_one = sample(rows).tokens.tolist()
+    monkeypatch.setattr(sampler_module, "_row_by_row", lambda device: False)
+    assert sample(rows).tokens.tolist() == one_by_one
+
+
 def test_truncation_looks_further_where_the_first_candidates_do_not_reach_top_p(
     dice: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
