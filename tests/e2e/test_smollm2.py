@@ -83,9 +83,9 @@ async def test_emoji_and_cjk_outputs(roster: RosterProcesses) -> None:
         parts = await client.tokenize("🙂🎉漢字語")
         # Only tokens of these characters, in any order: whole ones, halves that meet, and halves that never do.
         bias = dict.fromkeys(set(parts), 100.0)
-        options: Options = {"logit_bias": bias, "max_tokens": 24, "temperature": 1.5, "ignore_eos": True}
+        options: Options = {"logit_bias": bias, "max_tokens": 16, "temperature": 1.5, "ignore_eos": True}
         completions = await asyncio.gather(
-            *[stream_checked(client, "Say it: ", seed=seed + i, **options) for i in range(6)]
+            *[stream_checked(client, "Say it: ", seed=seed + i, **options) for i in range(4)]
         )
         assert all(set(completion.choices[0].token_ids) <= set(parts) for completion in completions)
         text = "".join(completion.text for completion in completions)
@@ -100,27 +100,12 @@ async def test_stop_strings_inside_and_across_tokens(roster: RosterProcesses) ->
     rng = random.Random(seed)
     prompt = [Message("user", "Count from one to five in words.")]
     async with RosterClient(roster.address) as client:
-        known = (await stream_checked(client, prompt, temperature=0.0, max_tokens=10)).text
-        spans = [sorted(rng.sample(range(len(known) + 1), 2)) for _ in range(24)]
+        known = (await stream_checked(client, prompt, temperature=0.0, max_tokens=8)).text
+        spans = [sorted(rng.sample(range(len(known) + 1), 2)) for _ in range(12)]
         stops = [known[start:end] for start, end in spans]
         answers = await asyncio.gather(
-            *[stream_checked(client, prompt, temperature=0.0, max_tokens=10, stop=[stop]) for stop in stops]
+            *[stream_checked(client, prompt, temperature=0.0, max_tokens=8, stop=[stop]) for stop in stops]
         )
     for stop, answer in zip(stops, answers, strict=True):
         assert answer.text == known[: known.find(stop)], stop
         assert answer.choices[0].finish is not None and answer.choices[0].finish.stop_string == stop
-
-
-async def test_company_does_not_change_an_answer(roster: RosterProcesses, wait_idle: Any) -> None:
-    questions = ["Say hello.", "What is 2 + 2?", "Name a colour.", "Who wrote Hamlet?"]
-    async with RosterClient(roster.address) as client:
-        alone = [
-            await stream_checked(client, [Message("user", question)], temperature=0.0, max_tokens=8)
-            for question in questions
-        ]
-        together = await asyncio.gather(
-            *[stream_checked(client, [Message("user", q)], temperature=0.0, max_tokens=8) for q in questions]
-        )
-    for first, second in zip(alone, together, strict=True):
-        assert first.choices[0].token_ids == second.choices[0].token_ids
-    await wait_idle(roster.admin_address)
