@@ -4,7 +4,8 @@
         async for event in client.generate("Once upon a time", max_tokens=64):
             ...
 
-`sync_client.py` is its twin for code without an event loop. Both raise the exceptions of `errors.py`.
+`sync_client.py` is its twin for code without an event loop, where there are no sessions. Both raise the exceptions of
+`errors.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from protos import inference_pb2_grpc
 from .errors import RequestCancelledError, from_rpc_error
 from .events import Assembler, Completion, Event
 from .requests import CHANNEL_OPTIONS, Message, Options, Prompt, build_prompt, build_request, call_metadata
+from .session import Session
 
 
 class EventStream:
@@ -124,6 +126,10 @@ class RosterClient:
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
         return EventStream(call, Assembler(tuple(received)))
+
+    def session(self) -> Session:
+        """One stream for many requests; use as `async with`."""
+        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata))
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""

@@ -14,6 +14,9 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
+from roster_client.client import RosterClient
+from roster_client.errors import InvalidRequestError, RequestCancelledError
+from roster_client.events import FinishReason, Started
 from roster_client.requests import build_request
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import expected_tokens
@@ -157,4 +160,33 @@ async def test_a_tag_in_use_ends_the_session(roster: RosterProcesses, wait_idle:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(session(roster.address, actions()), 20)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await wait_idle(roster.admin_address)
+
+
+async def test_the_typed_session(roster: RosterProcesses, wait_idle: Any) -> None:
+    async with RosterClient(roster.address, tenant="acme") as client, client.session() as session:
+        prompts = [[number] * 5 for number in range(50)]
+        options: Any = {"max_tokens": 30, "temperature": 0.0, "logprobs": 1}
+        streams = [session.generate(prompt, **options) for prompt in prompts]
+        refused = session.generate([])
+        endless = session.generate([1], max_tokens=1000, ignore_eos=True, request_id="endless")
+        assert isinstance(await anext(aiter(endless)), Started)
+        endless.cancel()
+        for prompt, stream in zip(prompts, streams, strict=True):
+            completion = await stream.completion()
+            expected = expected_tokens(prompt, 30, stop_ids=[IM_END_ID])
+            (choice,) = completion.choices
+            assert choice.token_ids == expected and stream.received == [len(expected)]
+            assert len(choice.logprobs) == len(expected) and completion.usage is not None
+        with pytest.raises(InvalidRequestError, match=r"prompt\.token_ids\.ids"):
+            await refused.completion()
+        cancelled = await endless.completion()
+        assert cancelled.choices[0].finish is not None
+        assert cancelled.choices[0].finish.reason is FinishReason.CANCELLED
+        again = await session.attach(streams[9].request_id, [2]).completion()
+        assert again.choices[0].token_ids == expected_tokens(prompts[9], 30, stop_ids=[IM_END_ID])[2:]
+        cut = session.generate([2], max_tokens=1000, ignore_eos=True)
+        await anext(aiter(cut))
+    with pytest.raises(RequestCancelledError):
+        await cut.completion()
     await wait_idle(roster.admin_address)
