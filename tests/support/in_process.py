@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos import engine_pb2, plan_pb2
-from runner_svc.hash_model import HashBackend, expected_tokens
+from runner_svc.backend import Backend
+from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.engine import Engine
 from scheduler_svc.plan_draft import pack
@@ -147,7 +148,7 @@ class Stack:
         self.others: list[engine_pb2.FromEngine] = []
         self._sessions = 0
 
-    def add_runner(self, backend: HashBackend) -> int:
+    def add_runner(self, backend: Backend) -> int:
         self._sessions += 1
         self.runners.connect(self._sessions, Runner(backend, runner_id=f"runner-{self._sessions}"))
         return self._sessions

