@@ -180,10 +180,11 @@ async def test_a_full_queue_says_when_to_come_back(roster: RosterProcesses, wait
     async with RosterClient(roster.address) as client:
         await wait_idle(roster.admin_address)
         async with undisturbed_neighbour(client):
-            streams = [
-                client.generate([i], max_tokens=100, ignore_eos=True, request_id=f"fill{i}") for i in range(1 + WAITING)
-            ]
-            await asyncio.gather(*[anext(aiter(stream)) for stream in streams])
+            # One takes the free slot before the others come to wait.
+            streams = [client.generate([1], max_tokens=100, ignore_eos=True)]
+            await anext(event async for event in streams[0] if isinstance(event, Delta))
+            streams += [client.generate([2], max_tokens=100, ignore_eos=True) for _ in range(WAITING)]
+            await asyncio.gather(*[anext(aiter(stream)) for stream in streams[1:]])
             for request in (changed(), changed(n=2)):
                 with pytest.raises(OverloadedError) as caught:
                     await client.send(request).completion()
@@ -198,7 +199,7 @@ async def test_too_many_waiting_prompt_tokens(roster: RosterProcesses, wait_idle
         await wait_idle(roster.admin_address)
         async with undisturbed_neighbour(client):
             busy = client.generate([1], max_tokens=100, ignore_eos=True)
-            await anext(aiter(busy))
+            await anext(event async for event in busy if isinstance(event, Delta))
             waiting = client.generate([2] * 150, max_tokens=10, request_id="big")
             await anext(aiter(waiting))
             with pytest.raises(OverloadedError, match="prompt tokens") as caught:
