@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class ChoiceStream:
-    """State of one choice. `incoming` holds tokens that are not text yet; the engine client appends to it."""
+    """State of one choice. `incoming`, always the same list, holds tokens that are not text yet: the engine client
+    appends to it, and calls `arrived` when it was empty."""
 
     __slots__ = (
         "_finish",
@@ -55,21 +56,21 @@ class ChoiceStream:
         self.num_tokens = 0
         self.cached_tokens = 0
 
-    def notify(self) -> None:
-        """Tells the stream that there is something to take; the first of a choice is urgent."""
+    def arrived(self) -> None:
+        """`incoming` was empty and is not: turns the tokens into text if that can't wait, and tells the stream.
+
+        The first tokens of a choice are urgent.
+        """
+        if self.eager:
+            self._push()
+            if self._match_stop():
+                self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
         self._stream.touched(not self._started)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of some of the prompt's tokens; those of choice 0 stand for all."""
         if self.index == 0:
             self._stream.prompt_logprobs(row)
-
-    def push_now(self) -> None:
-        """Turns the incoming tokens into text; a stop string that they complete ends the choice."""
-        self._push()
-        if self._match_stop():
-            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
-        self.notify()
 
     def ended(self, end: engine_pb2.End) -> None:
         """The engine's last word on the sequence, which may echo a stop string found here."""
@@ -109,9 +110,9 @@ class ChoiceStream:
 
     def _push(self) -> None:
         if self.incoming:
-            tokens, self.incoming = self.incoming, []
             if self._finish is None:
-                self._text.push(tokens)
+                self._text.push(self.incoming)
+            self.incoming.clear()
 
     def _match_stop(self) -> bool:
         """Whether a stop string has just been found."""

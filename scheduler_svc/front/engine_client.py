@@ -45,6 +45,7 @@ class EngineClient:
         self._handles = count(secrets.randbits(62))
         self._requests: dict[int, RequestStream] = {}
         self._choices: dict[int, ChoiceStream] = {}
+        self._incoming: dict[int, list[int]] = {}
         self._calls: dict[int, asyncio.Future[engine_pb2.FromEngine]] = {}
         self._outbox = engine_pb2.ToEngine()
         self._tick_scheduled = False
@@ -79,6 +80,7 @@ class EngineClient:
                 call.set_exception(engine_lost())
         self._requests.clear()
         self._choices.clear()
+        self._incoming.clear()
         self._calls.clear()
 
     @property
@@ -107,6 +109,7 @@ class EngineClient:
         """Gives `choices` the tokens of their sequences."""
         for choice in choices:
             self._choices[choice.sequence_id] = choice
+            self._incoming[choice.sequence_id] = choice.incoming
 
     def forget(self, stream: RequestStream) -> None:
         """Drops what still comes for `stream`. Harmless when repeated."""
@@ -114,6 +117,7 @@ class EngineClient:
         for choice in stream.choices:
             if self._choices.get(choice.sequence_id) is choice:
                 del self._choices[choice.sequence_id]
+                del self._incoming[choice.sequence_id]
 
     async def call(self, handle: int, command: engine_pb2.Command) -> engine_pb2.FromEngine:
         """Sends `command`, which names `handle`, and returns its answer. Raises Refusal when refused."""
@@ -188,36 +192,33 @@ class EngineClient:
             stream.fail(Refusal.from_engine(message))
 
     def _step(self, step: engine_pb2.Step) -> None:
-        """Gives each token to its choice: the loop that every token passes, so it does the least that it can."""
-        choices = self._choices
+        """Gives each token to its choice. Every token passes here: most are only appended to a list that is not empty,
+        which touches nothing else of their choice."""
+        choices, lists = self._choices, self._incoming
         sequence_ids = uint64_list(step.sequence_ids)
-        eager = []
+        touched = []
         for sequence_id, token in zip(sequence_ids, int32_list(step.tokens), strict=True):
-            choice = choices.get(sequence_id)
-            if choice is None:
-                continue
-            incoming = choice.incoming
-            if not incoming:
-                if choice.eager:
-                    eager.append(choice)
-                else:
-                    choice.notify()
-            incoming.append(token)
+            incoming = lists.get(sequence_id)
+            if incoming:
+                incoming.append(token)
+            elif incoming is not None:
+                incoming.append(token)
+                touched.append(sequence_id)
         for row in step.logprobs:
             choice = choices.get(sequence_ids[row.row])
             if choice is not None and choice.logprobs is not None:
                 choice.logprobs.extend(row)
-        self._prompt_logprobs(step)
-        for choice in eager:
-            choice.push_now()
+        if step.prompt_logprobs:
+            self._prompt_logprobs(step)
+        for sequence_id in touched:
+            choices[sequence_id].arrived()
         for end in step.ends:
             choice = choices.pop(end.sequence_id, None)
             if choice is not None:
+                del lists[end.sequence_id]
                 choice.ended(end)
 
     def _prompt_logprobs(self, step: engine_pb2.Step) -> None:
-        if not step.prompt_logprobs:
-            return
         sequence_ids = uint64_list(step.prompt_sequence_ids)
         for row in step.prompt_logprobs:
             choice = self._choices.get(sequence_ids[row.row])

@@ -26,7 +26,7 @@ from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session_columns import SessionColumns
 from scheduler_svc.front.tenant import tenant_of
 
-ROWS_PER_MESSAGE_COST = 4
+ROWS_PER_MESSAGE_COST = 2
 """Rows of a message that cost as much as a message of its own, for the pacer."""
 
 
