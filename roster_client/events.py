@@ -163,6 +163,23 @@ class Assembler:
         return choices[index]
 
 
+class AssembledStream:
+    """What every kind of stream of one request tells besides its events."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self._assembler = assembler
+
+    @property
+    def request_id(self) -> str:
+        """The request's id; "" before the first event."""
+        return self._assembler.completion.request_id
+
+    @property
+    def received(self) -> list[int]:
+        """Tokens received of each choice: the cursors with which `attach` goes on from here."""
+        return self._assembler.received
+
+
 def token_logprobs(logprobs: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
     """Packed arrays to one `TokenLogprobs` per token."""
     k = logprobs.top

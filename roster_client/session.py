@@ -20,31 +20,21 @@ import grpc
 from protos import inference_pb2 as pb
 
 from .errors import RequestCancelledError, RosterError, from_rpc_error, from_status
-from .events import Assembler, Completion, Event
+from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Options, Prompt, build_request
 
 _SessionCall = Callable[[AsyncIterator[pb.SessionRequest]], Any]
 
 
-class SessionStream:
+class SessionStream(AssembledStream):
     """The events of one request of a session, in order: iterate, or await `completion()`."""
 
     def __init__(self, tag: int, assembler: Assembler, send: Callable[[pb.SessionRequest], None]) -> None:
+        super().__init__(assembler)
         self._tag = tag
-        self._assembler = assembler
         self._send = send
         self._arrived: asyncio.Queue[Event | RosterError | None] = asyncio.Queue()
         self._ended = False
-
-    @property
-    def request_id(self) -> str:
-        """The request's id; "" before it was accepted."""
-        return self._assembler.completion.request_id
-
-    @property
-    def received(self) -> list[int]:
-        """Tokens received of each choice: the cursors with which `attach` goes on from here."""
-        return self._assembler.received
 
     def cancel(self) -> None:
         """Ends the request; its stream goes on to its finishes. Harmless when it has ended."""

@@ -19,27 +19,17 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 
 from .errors import from_rpc_error
-from .events import Assembler, Completion, Event
+from .events import AssembledStream, Assembler, Completion, Event
 from .requests import CHANNEL_OPTIONS, Message, Options, Prompt, build_prompt, build_request, call_metadata
 
 
-class SyncEventStream:
+class SyncEventStream(AssembledStream):
     """The events of one request, in order: iterate, or call `completion()`. See `client.EventStream`."""
 
     def __init__(self, call: Any, assembler: Assembler) -> None:
+        super().__init__(assembler)
         self._call = call
-        self._assembler = assembler
         self._pending: Iterator[Event] = iter(())
-
-    @property
-    def request_id(self) -> str:
-        """The request's id; "" before the first event."""
-        return self._assembler.completion.request_id
-
-    @property
-    def received(self) -> list[int]:
-        """Tokens received of each choice: the cursors with which `attach` goes on from here."""
-        return self._assembler.received
 
     def __iter__(self) -> Iterator[Event]:
         return self

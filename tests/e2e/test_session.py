@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from roster_client.requests import build_request
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.session_client import SessionClient, TagState
 
 REQUESTS = 200
 
@@ -33,60 +34,16 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
         yield processes
 
 
-class Reader:
-    """Takes a session's messages apart: tokens and bytes of text by (tag, choice), events by tag."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.texts: dict[tuple[int, int], bytes] = defaultdict(bytes)
-        self.finishes: dict[tuple[int, int], pb.Finish] = {}
-        self.usages: dict[int, pb.Usage] = {}
-        self.refused: dict[int, pb.Status] = {}
-        self.messages = 0
-        self.rows = 0
-
-    def take(self, message: pb.SessionResponse) -> None:
-        """One message; checks that every column fits and that every row joins."""
-        self.messages += 1
-        rows = len(message.tags)
-        self.rows += rows
-        indexes = message.indexes or [0] * rows
-        counts = message.token_counts or [1] * rows
-        assert len(indexes) == len(counts) == len(message.first_indexes) == len(message.text_lengths) == rows
-        assert sum(counts) == len(message.token_ids) and sum(message.text_lengths) == len(message.text)
-        token = byte = 0
-        for row, tag in enumerate(message.tags):
-            key = (tag, indexes[row])
-            assert message.first_indexes[row] == len(self.tokens[key]), "a row does not join"
-            assert key not in self.finishes, "tokens after the finish"
-            self.tokens[key] += message.token_ids[token : token + counts[row]]
-            piece = message.text[byte : byte + message.text_lengths[row]]
-            piece.decode()
-            self.texts[key] += piece
-            token += counts[row]
-            byte += message.text_lengths[row]
-        for event in message.events:
-            self._event(event)
-
-    def _event(self, event: pb.SessionEvent) -> None:
-        assert event.tag not in self.usages and event.tag not in self.refused, "an event after the last one"
-        match event.WhichOneof("event"):
-            case "finish":
-                assert (event.tag, event.finish.index) not in self.finishes, "two finishes"
-                self.finishes[event.tag, event.finish.index] = event.finish
-            case "usage":
-                self.usages[event.tag] = event.usage
-            case "refused":
-                self.refused[event.tag] = event.refused
-
-
-async def session(address: str, actions: AsyncIterator[pb.SessionRequest]) -> Reader:
-    """Runs a whole session."""
-    reader = Reader()
+@asynccontextmanager
+async def open_session(address: str) -> AsyncIterator[SessionClient]:
+    """A session that is cut at the end."""
     async with grpc.aio.insecure_channel(address) as channel:
-        async for message in inference_pb2_grpc.InferenceServiceStub(channel).Session(actions):
-            reader.take(message)
-    return reader
+        session = SessionClient(inference_pb2_grpc.InferenceServiceStub(channel))
+        try:
+            yield session
+        finally:
+            session.call.cancel()
+            await asyncio.wait({session.reading})
 
 
 async def test_many_requests_get_exactly_their_tokens(roster: RosterProcesses, wait_idle: Any) -> None:
@@ -102,64 +59,58 @@ async def test_many_requests_get_exactly_their_tokens(roster: RosterProcesses, w
         }  # fmt: skip
     bad = set(rng.sample(sorted(jobs), 20))
     cancelled = set(rng.sample(sorted(set(jobs) - bad), 20))
-
-    async def actions() -> AsyncIterator[pb.SessionRequest]:
+    async with open_session(roster.address) as session:
         for tag, (prompt, options) in jobs.items():
-            yield pb.SessionRequest(tag=tag, generate=build_request([] if tag in bad else prompt, options))
+            await session.generate(tag, build_request([] if tag in bad else prompt, options))
             if rng.random() < 0.2:
                 await asyncio.sleep(rng.random() * 0.02)
             if tag in cancelled:
-                yield pb.SessionRequest(tag=tag, cancel=pb.SessionCancel())
-
-    reader = await asyncio.wait_for(session(roster.address, actions()), 60)
-    assert set(reader.refused) == bad and set(reader.usages) == set(jobs) - bad
-    for tag in bad:
-        assert reader.refused[tag].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    for tag in set(jobs) - bad:
-        prompt, options = jobs[tag]
+                await session.call.write(pb.SessionRequest(tag=tag, cancel=pb.SessionCancel()))
+        await session.until(*jobs)
+    for tag, (prompt, options) in jobs.items():
+        state = session.tags[tag]
+        if tag in bad:
+            assert state.refused is not None and state.refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            continue
         for index in range(options["n"]):
-            expected = expected_tokens(
-                prompt, options["max_tokens"], temperature=options["temperature"], seed=options["seed"],
-                sample_index=index, stop_ids=[IM_END_ID],
-            )  # fmt: skip
-            got, finish = reader.tokens[tag, index], reader.finishes[tag, index]
-            assert finish.num_tokens == len(got)
-            if finish.reason == pb.FINISH_REASON_CANCELLED:
-                assert tag in cancelled and got == expected[: len(got)]
-            else:
-                assert got == expected, (tag, index)
-                text = bytes(token for token in got if token < 256).decode("utf-8", "replace")
-                assert reader.texts[tag, index].decode() == text
-    print(f"{reader.messages} messages, {reader.rows} rows")
-    assert reader.messages < reader.rows, "the rows of one step should share a message"
+            check_choice(state, index, prompt, options, may_be_cancelled=tag in cancelled)
+    rows = sum(len(tokens) for state in session.tags.values() for tokens in state.tokens.values())
+    print(f"{session.messages} messages, {rows} tokens")
+    assert session.messages < rows, "the tokens of one step should share a message"
     await wait_idle(roster.admin_address)
 
 
-async def test_a_session_that_is_cut_frees_everything(roster: RosterProcesses, wait_idle: Any) -> None:
-    async def actions() -> AsyncIterator[pb.SessionRequest]:
-        for tag in range(40):
-            options: Any = {"max_tokens": 500, "ignore_eos": True}
-            yield pb.SessionRequest(tag=tag, generate=build_request([tag], options))
-        await asyncio.sleep(60)
+def check_choice(state: TagState, index: int, prompt: list[int], options: Any, may_be_cancelled: bool) -> None:
+    """A choice brought all its tokens and their text, or the first of them if it was cancelled."""
+    expected = expected_tokens(
+        prompt, options["max_tokens"], temperature=options["temperature"], seed=options["seed"], sample_index=index,
+        stop_ids=[IM_END_ID],
+    )  # fmt: skip
+    got, finish = state.tokens.get(index, []), state.finishes[index]
+    assert finish.num_tokens == len(got)
+    if finish.reason == pb.FINISH_REASON_CANCELLED:
+        assert may_be_cancelled and got == expected[: len(got)]
+        return
+    assert got == expected
+    text = bytes(token for token in got if token < 256).decode("utf-8", "replace")
+    assert state.texts[index].decode() == text
 
-    task = asyncio.create_task(session(roster.address, actions()))
-    await asyncio.sleep(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+
+async def test_a_session_that_is_cut_frees_everything(roster: RosterProcesses, wait_idle: Any) -> None:
+    async with open_session(roster.address) as session:
+        for tag in range(40):
+            await session.generate(tag, build_request([tag], {"max_tokens": 500, "ignore_eos": True}))
+        await asyncio.sleep(1)
     await wait_idle(roster.admin_address)
 
 
 async def test_a_tag_in_use_ends_the_session(roster: RosterProcesses, wait_idle: Any) -> None:
-    async def actions() -> AsyncIterator[pb.SessionRequest]:
+    async with open_session(roster.address) as session:
         for _ in range(2):
-            options: Any = {"max_tokens": 500, "ignore_eos": True}
-            yield pb.SessionRequest(tag=7, generate=build_request([1], options))
-        await asyncio.sleep(60)
-
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(session(roster.address, actions()), 20)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            await session.generate(7, build_request([1], {"max_tokens": 500, "ignore_eos": True}))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await session.until(7)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await wait_idle(roster.admin_address)
 
 

@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from protos import inference_pb2 as pb
-from roster_client import sync_client
 from roster_client.client import EventStream, RosterClient
 from roster_client.errors import (
     DeadlineError,
@@ -26,6 +25,7 @@ from roster_client.errors import (
 )  # fmt: skip
 from roster_client.events import Delta, Finish, FinishReason, Started, Usage
 from roster_client.requests import Message, OnDisconnect
+from roster_client.session import SessionStream
 from roster_client.sync_client import SyncEventStream, SyncRosterClient
 from tests.support.scripted_server import ScriptedServer, refuse, word_answer
 
@@ -212,4 +212,5 @@ def test_the_twins_have_the_same_methods() -> None:
 
     sessions_need_a_loop = {"session": ["self"]}
     assert signatures(RosterClient) == signatures(SyncRosterClient) | sessions_need_a_loop
-    assert signatures(EventStream) == signatures(sync_client.SyncEventStream)
+    assert signatures(EventStream) == signatures(SyncEventStream)
+    assert signatures(EventStream).items() <= signatures(SessionStream).items()
