@@ -83,6 +83,12 @@ class ModelConfig:
     context_length: int
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def num_layer_weights(self) -> int:
+        """Elements of the matrices of all layers (embeddings and head not counted)."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        return self.num_layers * (attention + 3 * self.intermediate_size * self.hidden_size)
+
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
         """Reads a configuration: the contents of config.json, or a transformers configuration object.

@@ -21,6 +21,10 @@ from runner_svc.model.linear import Linear
 from runner_svc.model.rope import RotaryEmbedding, Rotation
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
+# Models whose layers have at most this many weights (1 GiB in float32) hold them twice, so that one sequence alone is
+# not slower than it need be.
+MAX_PLAIN_WEIGHTS = 2**28
+
 
 class LayerAttention(Protocol):
     """A step's attention, planned."""
@@ -66,10 +70,11 @@ class DecoderLayer:
         self._mlp_norm = weights.mlp_norm
         self._q_norm = weights.q_norm
         self._k_norm = weights.k_norm
-        self._qkv = Linear(weights.qkv, weights.qkv_bias)
-        self._output = Linear(weights.output, weights.output_bias)
-        self._gate_up = Linear(weights.gate_up, weights.gate_up_bias)
-        self._down = Linear(weights.down, weights.down_bias)
+        keep_plain = config.num_layer_weights <= MAX_PLAIN_WEIGHTS
+        self._qkv = Linear(weights.qkv, weights.qkv_bias, keep_plain=keep_plain)
+        self._output = Linear(weights.output, weights.output_bias, keep_plain=keep_plain)
+        self._gate_up = Linear(weights.gate_up, weights.gate_up_bias, keep_plain=keep_plain)
+        self._down = Linear(weights.down, weights.down_bias, keep_plain=keep_plain)
 
     def forward(
         self, hidden: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache, attention: LayerAttention

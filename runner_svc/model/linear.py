@@ -3,7 +3,8 @@
 A decode step multiplies few rows with every weight, and a BLAS call then spends as long on repacking the weight as on
 multiplying: oneDNN's prepacked product takes about half the time of `torch.nn.functional.linear` at 4 to 32 rows. It
 is what torch's inductor calls for frozen float32 weights; where torch lacks it (another device or build), the plain
-product serves.
+product serves. A single row is the exception: reading the plain weight is then all there is to do, and the packed one
+takes up to 1.7 times as long.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Rows that the packed layout is chosen for; a layout made for one row is slower at all sizes.
+# Rows that the packed layout is chosen for.
 PACKED_ROWS = 16
 
 
 class Linear:
     """y = x W^T + b, with W [out, in] and b [out] or None."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, keep_plain: bool = False) -> None:
+        """`keep_plain` holds a second copy of a packed weight, for single rows."""
         self._bias = bias
         self._packed: Any = None
-        self._weight: Tensor | None = weight
         if can_pack(weight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            self._weight = None
+        self._plain = weight if keep_plain or self._packed is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in] to [rows, out]."""
-        if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return functional.linear(x, self._weight, self._bias)
+        if self._packed is None or (self._plain is not None and x.shape[0] == 1):
+            return functional.linear(x, self._plain, self._bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
 
 def can_pack(weight: Tensor) -> bool:
