@@ -1,14 +1,14 @@
 """What streaming costs: tokens/s over real gRPC to 256 clients, CPU per token, and how late streams make the engine.
 
-Starts `roster-scheduler` and a null runner with a fixed step time as processes, and the clients as another, and measures
-three loads of the same 256 requests at a time: nobody listens (they are kept without a stream), Generate with a
-connection per client, and Session. Prints CPU-µs per token, summed over the processes of the scheduler service; the
+Starts `roster-scheduler` and a null runner with a fixed step time as processes, and the clients as another, and
+measures three loads of the same 256 requests at a time: nobody listens (they are kept without a stream), Generate with
+a connection per client, and Session. Prints CPU-µs per token, summed over the processes of the scheduler service; the
 null runner's and the clients' are shown beside it.
 
 The engine's lateness is what the runner sees: from sending a result to receiving the plan that it allows. What streams
 add to it is the difference to the load without listeners, percentile by percentile.
 
-    python -m bench.frontend [--seconds 10] [--step-ms 7] [--workers 1] [--sessions 8]
+    python -m bench.frontend [--seconds 10] [--step-ms 5.5] [--workers 1] [--sessions 8]
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each load, in seconds")
-    parser.add_argument("--step-ms", type=float, default=7.0, help="step time of the null runner, in milliseconds")
+    parser.add_argument("--step-ms", type=float, default=5.5, help="sleep of the null runner per step, in ms")
     parser.add_argument("--clients", type=int, default=256, help="requests at a time")
     parser.add_argument("--sessions", type=int, default=8, help="Session streams that share them")
     parser.add_argument("--max-tokens", type=int, default=512, help="tokens of each request")

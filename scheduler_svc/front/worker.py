@@ -39,6 +39,9 @@ log = structlog.get_logger(__name__)
 LAST_MESSAGES_S = 0.1
 """Time for what the engine sent just before it went."""
 
+NICENESS = 5
+"""Added to a worker process's own: where cores are scarce, the engine's step comes before text and streams."""
+
 GC_THRESHOLD = 20_000
 """Young objects that make Python look for cycles: streams leave few, and a look pauses every stream."""
 
@@ -151,6 +154,7 @@ def main() -> None:
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
         start = WorkerStart.model_validate_json(pipe.readline())
     configure_logs(start.settings.log_format, start.settings.log_level)
+    os.nice(NICENESS)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
