@@ -12,4 +12,4 @@ from scheduler_svc.front.refusal import Refusal
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:
     """Never returns: gRPC's abort raises."""
     await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
-    raise AssertionError("abort returned")
+    raise RuntimeError("abort returned")
