@@ -17,7 +17,7 @@ from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
 OK = plan_pb2.ROW_STATUS_UNSPECIFIED
-_MESSAGES = {
+_MESSAGES: dict[int, str] = {
     plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
     plan_pb2.ROW_STATUS_FAILED: "the runner could not compute this sequence",
 }
@@ -82,9 +82,7 @@ def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied) ->
     """Live rows get their tokens; collects the ends."""
     sequences, tokens = applied.sequences, applied.tokens
     table.pending[slots] -= 1
-    table.length[slots] += 1
-    for sequence, token in zip(sequences, tokens.tolist(), strict=True):
-        sequence.tokens.append(token)
+    table.append(slots, tokens)
     stopped = (table.stops[slots] == tokens[:, None]).any(axis=1) | table.many_stops[slots]
     for row in np.flatnonzero(stopped | (table.length[slots] >= table.limit[slots])).tolist():
         end = end_of(sequences[row], int(tokens[row]))
@@ -146,7 +144,7 @@ def _apply_mixed(
 
 def _append_late(sequence: Sequence, token: int, applied: Applied) -> None:
     """A waiting sequence gets the token of a row from before its preemption."""
-    sequence.tokens.append(token)
+    sequence.log.append(token)
     applied.late.append(sequence)
     end = end_of(sequence, token)
     if end is not None:

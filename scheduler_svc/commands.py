@@ -152,7 +152,6 @@ class Commands:
     def _hand_over(self, request: Request, handle: int, worker: bytes) -> None:
         """The request goes to another stream, of this worker or another; tokens so far go with it."""
         outbox = self._engine.outbox
-        outbox.seal()  # steps up to here belong to the former owner
         detached = engine_pb2.Detached(handle=request.handle)
         outbox.message(request.owner, engine_pb2.FromEngine(detached=detached))
         self._engine.book.rename(request, handle, worker)

@@ -113,7 +113,7 @@ class Engine:
         for sequence, logprobs in applied.prompt_logprobs:
             sequence.prompt_logprobs.append(logprobs)
         if applied.sequences or applied.prompt_logprobs:
-            self.outbox.tokens(applied)
+            self.outbox.tokens(applied, self.book.sole_owner)
 
     def _admit(self, commands: list[tuple[bytes, engine_pb2.Command]]) -> None:
         for worker, command in commands:
@@ -196,7 +196,6 @@ class Engine:
         self.ledger.charge_sampled(request.tenant, sequence.num_generated - request.num_received)
         self.outbox.end(sequence)
         if request.finished:
-            self.outbox.seal()  # the ends name their owner before it may be forgotten
             self.book.retire(request, self.ledger.now_s)
 
     def finish_all(self, end: End) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -52,12 +53,12 @@ class EngineLoop:
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not self._drain.is_set():
             engine.step()
-            poller.poll(max(0.0, engine.wake_s - time.monotonic()) * 1000)
+            poller.poll(_ms_until(engine.wake_s))
         engine.drain()
         until_s = time.monotonic() + self._settings.drain_s
         while not (engine.idle or self._hurry.is_set() or time.monotonic() > until_s):
             engine.step()
-            poller.poll(max(0.0, min(engine.wake_s, until_s) - time.monotonic()) * 1000)
+            poller.poll(_ms_until(min(engine.wake_s, until_s)))
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
         engine.step()
         log.info("the engine has drained")
@@ -67,3 +68,8 @@ class EngineLoop:
         self._fronts.close()
         self._runners.close()
         self._context.term()
+
+
+def _ms_until(at_s: float) -> int:
+    """Whole milliseconds, rounded up, so that what is due then is due when the wait ends."""
+    return max(0, math.ceil((at_s - time.monotonic()) * 1000))

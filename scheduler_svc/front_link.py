@@ -31,14 +31,14 @@ class FrontLink:
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
         """All commands that have come, each with the identity of its worker. Never blocks."""
         commands: list[tuple[bytes, engine_pb2.Command]] = []
-        while True:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             try:
-                identity, frame = self.socket.recv_multipart(zmq.NOBLOCK)
-                commands.extend((identity, command) for command in engine_pb2.ToEngine.FromString(frame).commands)
-            except zmq.Again:
-                return commands
-            except (ValueError, DecodeError) as error:
+                for frame in frames:
+                    commands.extend((identity, command) for command in engine_pb2.ToEngine.FromString(frame).commands)
+            except DecodeError as error:
                 log.warning("front link: a frame that is no message", error=str(error))
+        return commands
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
         """Sends to one worker; False if it is gone."""

@@ -14,47 +14,29 @@ from scheduler_svc.sequence import Sequence
 
 
 class Outbox:
-    """Messages per worker in the order in which they happened; tokens of one step go out as columns."""
+    """Messages per worker in the order in which they happened; the tokens of one result go out as columns."""
 
     def __init__(self) -> None:
         self._messages: dict[bytes, list[engine_pb2.FromEngine]] = defaultdict(list)
-        self._applied: list[Applied] = []
-        self._ended: list[Sequence] = []
 
     def message(self, worker: bytes, message: engine_pb2.FromEngine) -> None:
-        """A message that must not overtake the tokens collected before it."""
-        self.seal()
+        """Any message."""
         self._messages[worker].append(message)
 
-    def tokens(self, applied: Applied) -> None:
-        """What a result brought."""
-        self._applied.append(applied)
+    def tokens(self, applied: Applied, sole_owner: bytes | None) -> None:
+        """What a result brought. `sole_owner`: the worker that owns every live request, if there is just one."""
+        for worker, step in _steps(applied, sole_owner).items():
+            self._messages[worker].append(engine_pb2.FromEngine(step=step))
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence has ended; its last tokens were collected before."""
-        self._ended.append(sequence)
-
-    def seal(self) -> None:
-        """Turns collected tokens and ends into Step messages of their present owners."""
-        for applied in self._applied:
-            for worker, step in _steps(applied).items():
-                self._messages[worker].append(engine_pb2.FromEngine(step=step))
-        self._applied = []
-        for sequence in self._ended:
-            self._step_of(sequence.request.owner).ends.append(end_message(sequence))
-        self._ended = []
-
-    def _step_of(self, worker: bytes) -> engine_pb2.Step:
-        messages = self._messages[worker]
+        """The sequence has ended; its last tokens went before."""
+        messages = self._messages[sequence.request.owner]
         if not messages or not messages[-1].HasField("step"):
             messages.append(engine_pb2.FromEngine(step=engine_pb2.Step()))
-        return messages[-1].step
+        messages[-1].step.ends.append(end_message(sequence))
 
     def flush(self, fronts: FrontLink) -> list[bytes]:
         """Sends everything; returns the workers that are gone."""
-        self.seal()
-        if not self._messages:
-            return []
         gone = [
             worker
             for worker, messages in self._messages.items()
@@ -64,12 +46,12 @@ class Outbox:
         return gone
 
 
-def _steps(applied: Applied) -> dict[bytes, engine_pb2.Step]:
+def _steps(applied: Applied, sole_owner: bytes | None) -> dict[bytes, engine_pb2.Step]:
     """The columns of a result, split by the workers that own the sequences."""
+    if sole_owner is not None:
+        return {sole_owner: _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
     owners = {sequence.request.owner for sequence in applied.sequences}
     owners.update(sequence.request.owner for sequence, _ in applied.prompt_logprobs)
-    if len(owners) == 1:
-        return {owners.pop(): _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
     steps = {}
     for owner in owners:
         mine = np.array([sequence.request.owner == owner for sequence in applied.sequences], bool)
@@ -89,6 +71,8 @@ def _step(applied: Applied, sequence_ids: bytes, tokens: bytes, owner: bytes | N
                 step.logprobs.add().CopyFrom(logprobs)
                 step.logprobs[-1].row = rank_of_index[index]
     mine = [(s, p) for s, p in applied.prompt_logprobs if owner is None or s.request.owner == owner]
+    if not mine:
+        return step
     for row, (_, logprobs) in enumerate(mine):
         step.prompt_logprobs.add().CopyFrom(logprobs)
         step.prompt_logprobs[-1].row = row

@@ -19,7 +19,7 @@ def pack(numbers: list[int] | npt.NDArray[np.int64]) -> bytes:
     return np.asarray(numbers, dtype="<i4").tobytes()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class InFlight:
     """A plan on its way: rows by index. `epochs` tells rows whose sequence has left the slot since."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
 from scheduler_svc.sequence import FinishReason, Request, Sequence
 
@@ -20,8 +20,17 @@ class RequestBook:
         self._retired: deque[tuple[float, Request]] = deque()
         self._due: list[tuple[float, int, Request]] = []
         self._serial = 0
-        self.num_live = 0
+        self._owners: Counter[bytes] = Counter()  # of live requests
+
+    @property
+    def num_live(self) -> int:
         """Requests that have not finished."""
+        return self._owners.total()
+
+    @property
+    def sole_owner(self) -> bytes | None:
+        """The worker that owns every live request; None if they are of several, or there is none."""
+        return next(iter(self._owners)) if len(self._owners) == 1 else None
 
     def add(self, request: Request) -> None:
         """A new, live request whose sequences are set."""
@@ -29,7 +38,7 @@ class RequestBook:
         self._by_key[request.key] = request
         for sequence in request.sequences:
             self._by_sequence[sequence.id] = sequence
-        self.num_live += 1
+        self._owners[request.owner] += 1
         if request.deadline_s is not None:
             self.remind(request.deadline_s, request)
 
@@ -52,12 +61,20 @@ class RequestBook:
     def rename(self, request: Request, handle: int, owner: bytes) -> None:
         """The request now belongs to another worker, or another stream of the same one."""
         del self._by_handle[request.handle]
+        if not request.finished:
+            self._disown(request)
+            self._owners[owner] += 1
         request.handle, request.owner, request.gone_s = handle, owner, None
         self._by_handle[handle] = request
 
+    def _disown(self, request: Request) -> None:
+        self._owners[request.owner] -= 1
+        if not self._owners[request.owner]:
+            del self._owners[request.owner]
+
     def retire(self, request: Request, now_s: float) -> None:
         """The request has finished: kept attachable for a time, unless the client itself ended it."""
-        self.num_live -= 1
+        self._disown(request)
         cancelled = all(s.end is not None and s.end.reason is FinishReason.CANCELLED for s in request.sequences)
         if cancelled or not self._retention_requests:
             self._forget(request)

@@ -109,13 +109,11 @@ class RunnerLink:
             self._forgive(now_s)
         self._looked_s = now_s
         events: list[RunnerEvent] = []
-        while True:
-            try:
-                identity, frame = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            except ValueError:  # not two frames: not a runner of ours
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) != 1:  # not a runner of ours
                 continue
+            frame = frames[0]
             try:
                 message = plan_pb2.ToScheduler.FromString(frame)
             except DecodeError:

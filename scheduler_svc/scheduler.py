@@ -275,6 +275,13 @@ class Scheduler:
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 
+    def _sequences_of(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[Sequence]:
+        """The rows' sequences; the last plan's very list while nobody joins or leaves, which is most of the time."""
+        if self.in_flight and np.array_equal(epochs, self.in_flight[-1].epochs):
+            return self.in_flight[-1].sequences
+        by_slot = self.table.sequences
+        return [by_slot[slot] for slot in slots.tolist()]  # type: ignore[misc]  # rows name occupied slots only
+
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
         table = self.table
@@ -284,17 +291,9 @@ class Scheduler:
         table.in_flight[slots] += 1
         self.prefill_tokens += sum(draft.counts)
         self.last_plan += 1
-        by_slot = table.sequences
-        flight = InFlight(
-            self.last_plan,
-            slots,
-            table.epoch[slots],
-            starts,
-            counts,
-            sample,
-            [by_slot[slot] for slot in slots.tolist()],  # type: ignore[misc]  # rows name occupied slots only
-            self._clock(),
-        )
+        epochs = table.epoch[slots]
+        sequences = self._sequences_of(slots, epochs)
+        flight = InFlight(self.last_plan, slots, epochs, starts, counts, sample, sequences, self._clock())
         self.in_flight.append(flight)
         step = PlannedStep(
             flight.number,

@@ -49,14 +49,15 @@ class End:
 class Sequence:
     """One choice of a request: prompt and sampled tokens, block table, place on a runner.
 
-    `tokens` holds the prompt, then what was sampled. `stale` counts rows still in flight from before a preemption: they
-    bring tokens but touch no counter, and the sequence is not admitted again before they are back.
+    `stale` counts rows still in flight from before a preemption: they bring tokens but touch no counter, and the
+    sequence is not admitted again before they are back.
     """
 
     id: int
     request: Request
     index: int
-    tokens: list[int]
+    log: list[int]
+    """Prompt and sampled tokens, except the latest few of a running sequence (see `SlotTable`): read `tokens`."""
     limit: int
     """Most tokens, prompt included: the sequence ends when it has them."""
     rank: tuple[Any, int] = ((), 0)
@@ -76,6 +77,13 @@ class Sequence:
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All known tokens: the prompt, then what was sampled."""
+        if self.scheduler is not None:
+            self.scheduler.table.settle(self.slot)
+        return self.log
 
     @property
     def prompt_len(self) -> int:

@@ -16,6 +16,10 @@ instead of a loop over objects (measured: 0.3 µs a sequence at 256, against 1.1
 | sequence_id | internal id, as published |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
+| recent, num_recent | the latest tokens, not yet in the sequence's log |
+
+Sampled tokens gather in `recent` and reach each sequence's log 64 at a time, or when somebody reads them: a step that
+touches no sequence object misses no cache for it (measured in the live service: half of the step's time).
 
 `lag = length + pending - planned`: 1 while decoding, more in prefill, 0 never (a sequence at its limit is not planned).
 """
@@ -28,6 +32,7 @@ import numpy.typing as npt
 from scheduler_svc.sequence import Sequence
 
 STOP_COLUMNS = 4
+RECENT_TOKENS = 64
 
 IntColumn = npt.NDArray[np.int64]
 
@@ -46,6 +51,8 @@ class SlotTable:
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
+        self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
+        self.num_recent = np.zeros(num_slots, np.int64)
         self._epochs = 0
 
     @property
@@ -62,13 +69,29 @@ class SlotTable:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
         return self.length + self.pending - self.planned
 
+    def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32]) -> None:
+        """Each slot's sequence gets its token."""
+        filled = self.num_recent[slots]
+        self.recent[slots, filled] = tokens
+        self.num_recent[slots] = filled + 1
+        self.length[slots] += 1
+        for slot in slots[filled == RECENT_TOKENS - 1].tolist():
+            self.settle(slot)
+
+    def settle(self, slot: int) -> None:
+        """Brings the log of the slot's sequence up to date."""
+        count, sequence = int(self.num_recent[slot]), self.sequences[slot]
+        if count and sequence is not None:
+            sequence.log.extend(self.recent[slot, :count].tolist())
+            self.num_recent[slot] = 0
+
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int) -> int:
         """Gives the sequence a free slot with `num_computed` positions done, and returns it."""
         slot = self.free.pop()
         self._epochs += 1
         self.sequences[slot] = sequence
         self.epoch[slot] = self._epochs
-        self.length[slot] = len(sequence.tokens)
+        self.length[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
         self.pending[slot] = self.in_flight[slot] = 0
         self.capacity[slot] = capacity
@@ -81,7 +104,8 @@ class SlotTable:
         return slot
 
     def vacate(self, slot: int) -> None:
-        """Frees the slot. Rows in flight no longer match its epoch."""
+        """Frees the slot, the log of its sequence complete. Rows in flight no longer match its epoch."""
+        self.settle(slot)
         self.sequences[slot] = None
         self.epoch[slot] = self.length[slot] = self.pending[slot] = self.planned[slot] = 0
         self.free.append(slot)
