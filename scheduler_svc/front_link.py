@@ -8,6 +8,9 @@ from google.protobuf.message import DecodeError
 
 from protos import engine_pb2
 
+LINGER_MS = 500
+"""The last ends of a drained service must still reach the workers."""
+
 log = structlog.get_logger()
 
 
@@ -16,7 +19,7 @@ class FrontLink:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # Workers always read; what slow clients have not taken is merged there, so no bound is needed here.
         self.socket.setsockopt(zmq.SNDHWM, 0)
