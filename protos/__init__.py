@@ -1,1 +1,1 @@
-"""The contracts: .proto files and the code generated from them (`make protos`). Nothing else is shared between services."""
+"""The contracts: .proto files and the code generated from them (`make protos`). The services share nothing else."""

@@ -32,7 +32,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in] to [rows, out]."""
-        if self._packed is None or (self._plain is not None and x.shape[0] == 1):
+        if self._plain is not None and (self._packed is None or x.shape[0] == 1):
             return functional.linear(x, self._plain, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
