@@ -25,18 +25,22 @@ _MESSAGES: dict[int, str] = {
 
 @dataclass(slots=True)
 class Applied:
-    """What a result brought, in row order: `sequences[i]` got `tokens[i]`."""
+    """What a result brought: token i is that of row `rows[i]` of the plan, live rows first, then late ones."""
 
-    sequences: list[Sequence]
+    flight: InFlight
+    rows: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int32]
     sequence_ids: npt.NDArray[np.uint64]
     ends: list[tuple[Sequence, End]] = field(default_factory=list)
-    late: list[Sequence] = field(default_factory=list)
-    """Waiting sequences that got a token from a row of before their preemption."""
     dropped_rows: int = 0
     logprobs: list[tuple[int, plan_pb2.RowLogprobs]] = field(default_factory=list)
-    """(index into `sequences`, log-probabilities)."""
+    """(index of the token, log-probabilities)."""
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Whose token each is. Made when asked for: most steps never look at a sequence."""
+        return [self.flight.sequences[row] for row in self.rows.tolist()]
 
 
 class MalformedResult(ValueError):
@@ -57,12 +61,11 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result) -> A
     live = table.epoch[flight.slots] == flight.epochs
     if live.all() and got.all():
         applied = _apply_steady(table, flight, tokens)
-        index_of_row = {row: row for row in range(num_rows)} if result.logprobs else {}
     else:
-        applied, index_of_row = _apply_mixed(table, flight, statuses, got, live, tokens)
-    for logprobs in result.logprobs:
-        if logprobs.row in index_of_row:
-            applied.logprobs.append((index_of_row[logprobs.row], logprobs))
+        applied = _apply_mixed(table, flight, statuses, got, live, tokens)
+    if result.logprobs:
+        index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
+        applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
     for logprobs in result.prompt_logprobs:
         applied.prompt_logprobs.append((flight.sequences[logprobs.row], logprobs))
     return applied
@@ -73,21 +76,22 @@ def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int
     slots = flight.slots
     table.in_flight[slots] -= 1
     table.computed[slots] = flight.starts + flight.counts
-    applied = Applied(flight.sequences, tokens, table.sequence_id[slots])
+    applied = Applied(flight, np.arange(len(slots)), tokens, table.sequence_id[slots])
     _append(table, slots, applied)
     return applied
 
 
 def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied) -> None:
     """Live rows get their tokens; collects the ends."""
-    sequences, tokens = applied.sequences, applied.tokens
+    tokens = applied.tokens
     table.pending[slots] -= 1
     table.append(slots, tokens)
     stopped = (table.stops[slots] == tokens[:, None]).any(axis=1) | table.many_stops[slots]
-    for row in np.flatnonzero(stopped | (table.length[slots] >= table.limit[slots])).tolist():
-        end = end_of(sequences[row], int(tokens[row]))
+    for index in np.flatnonzero(stopped | (table.length[slots] >= table.limit[slots])).tolist():
+        sequence = applied.flight.sequences[applied.rows[index]]
+        end = end_of(sequence, int(tokens[index]))
         if end is not None:
-            applied.ends.append((sequences[row], end))
+            applied.ends.append((sequence, end))
 
 
 def end_of(sequence: Sequence, token: int) -> End | None:
@@ -106,21 +110,17 @@ def _apply_mixed(
     got: npt.NDArray[np.bool_],
     live: npt.NDArray[np.bool_],
     tokens: npt.NDArray[np.int32],
-) -> tuple[Applied, dict[int, int]]:
-    """Any mix of chunks, samples, stale and failed rows. Also returns where each row's token went (row -> index)."""
+) -> Applied:
+    """Any mix of chunks, samples, stale and failed rows."""
     slots = flight.slots[live]
     table.in_flight[slots] -= 1
     table.computed[slots] = (flight.starts + flight.counts)[live]
     index_of_token = np.cumsum(got) - 1
     rows = np.flatnonzero(live & got)
-    applied = Applied(
-        [flight.sequences[row] for row in rows.tolist()],
-        tokens[index_of_token[rows]],
-        table.sequence_id[flight.slots[rows]],
-    )
-    _append(table, flight.slots[rows], applied)
-    index_of_row = {row: index for index, row in enumerate(rows.tolist())}
-    late_tokens: list[int] = []
+    slots = flight.slots[rows]
+    applied = Applied(flight, rows, tokens[index_of_token[rows]], table.sequence_id[slots])
+    _append(table, slots, applied)
+    late: list[int] = []
     for row in np.flatnonzero(~live | (statuses != OK)).tolist():
         sequence = flight.sequences[row]
         if sequence.phase is Phase.FINISHED:
@@ -131,21 +131,19 @@ def _apply_mixed(
             message = _MESSAGES.get(int(statuses[row]), f"the runner answered status {statuses[row]}")
             applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
         elif got[row]:
-            index_of_row[row] = len(applied.sequences) + len(applied.late)
-            late_tokens.append(int(tokens[index_of_token[row]]))
-            _append_late(sequence, late_tokens[-1], applied)
-    if applied.late:
-        applied.sequences = applied.sequences + applied.late
-        applied.tokens = np.concatenate((applied.tokens, np.array(late_tokens, np.int32)))
-        late_ids = np.array([sequence.id for sequence in applied.late], np.uint64)
+            _append_late(sequence, int(tokens[index_of_token[row]]), applied)
+            late.append(row)
+    if late:
+        applied.rows = np.concatenate((rows, late))
+        applied.tokens = np.concatenate((applied.tokens, tokens[index_of_token[late]]))
+        late_ids = np.array([flight.sequences[row].id for row in late], np.uint64)
         applied.sequence_ids = np.concatenate((applied.sequence_ids, late_ids))
-    return applied, index_of_row
+    return applied
 
 
 def _append_late(sequence: Sequence, token: int, applied: Applied) -> None:
     """A waiting sequence gets the token of a row from before its preemption."""
     sequence.log.append(token)
-    applied.late.append(sequence)
     end = end_of(sequence, token)
     if end is not None:
         applied.ends.append((sequence, end))

@@ -102,17 +102,19 @@ class Engine:
         for sequence, end in applied.ends:
             self.finish(sequence, end)
         now_s = self.ledger.now_s
-        self.policy.observe(StepReport(now_s, len(applied.sequences), len(applied.tokens), now_s - sent_s))
+        self.policy.observe(StepReport(now_s, len(applied.flight.sequences), len(applied.tokens), now_s - sent_s))
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
         self.totals.sampled_tokens += len(applied.tokens)
-        for index, logprobs in applied.logprobs:
-            applied.sequences[index].logprobs.append(logprobs)
+        if applied.logprobs:
+            sequences = applied.sequences
+            for index, logprobs in applied.logprobs:
+                sequences[index].logprobs.append(logprobs)
         applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
         for sequence, logprobs in applied.prompt_logprobs:
             sequence.prompt_logprobs.append(logprobs)
-        if applied.sequences or applied.prompt_logprobs:
+        if len(applied.tokens) or applied.prompt_logprobs:
             self.outbox.tokens(applied, self.book.sole_owner)
 
     def _admit(self, commands: list[tuple[bytes, engine_pb2.Command]]) -> None:

@@ -50,11 +50,12 @@ def _steps(applied: Applied, sole_owner: bytes | None) -> dict[bytes, engine_pb2
     """The columns of a result, split by the workers that own the sequences."""
     if sole_owner is not None:
         return {sole_owner: _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
-    owners = {sequence.request.owner for sequence in applied.sequences}
+    sequences = applied.sequences
+    owners = {sequence.request.owner for sequence in sequences}
     owners.update(sequence.request.owner for sequence, _ in applied.prompt_logprobs)
     steps = {}
     for owner in owners:
-        mine = np.array([sequence.request.owner == owner for sequence in applied.sequences], bool)
+        mine = np.array([sequence.request.owner == owner for sequence in sequences], bool)
         steps[owner] = _step(applied, applied.sequence_ids[mine].tobytes(), applied.tokens[mine].tobytes(), owner)
     return steps
 

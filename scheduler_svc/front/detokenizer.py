@@ -1,11 +1,10 @@
 """Incremental detokenization: tokens in, decided text out.
 
 Text is decided when no later token can change it. UTF-8 that is cut off at the end is held back, at most three bytes of
-one character; it becomes that character, or U+FFFD as soon as a byte shows that it can't (in half a surrogate, ED A0 to
-ED BF, the byte after that). All pieces together equal `Tokenizer.decode` of all ids, with one exception: in
-byte-fallback vocabularies `decode` turns a run of byte tokens that is not UTF-8 as a whole into one U+FFFD per byte,
-valid characters included, which can't be known before the run ends. Here valid characters of such a run stay, and each
-ill-formed part is one U+FFFD, as in ByteLevel vocabularies.
+one character; it becomes that character, or U+FFFD as soon as a byte shows that it can't. All pieces together equal
+`Tokenizer.decode` of all ids, with one exception: in byte-fallback vocabularies `decode` turns a run of byte tokens
+that is not UTF-8 as a whole into one U+FFFD per byte, valid characters included, which can't be known before the run
+ends. Here valid characters of such a run stay, and each ill-formed part is one U+FFFD, as in ByteLevel vocabularies.
 """
 
 from __future__ import annotations

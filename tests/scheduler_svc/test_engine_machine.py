@@ -52,15 +52,23 @@ class EngineMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         timeout_ms=st.one_of(st.none(), st.integers(1, 3000)),
         keep_ms=st.sampled_from([0, 0, 1500]),
+        seed=st.integers(0, 9),
     )
     def submit(
-        self, prompt: list[int], max_tokens: int, n: int, temperature: float, timeout_ms: int | None, keep_ms: int
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        n: int,
+        temperature: float,
+        timeout_ms: int | None,
+        keep_ms: int,
+        seed: int,
     ) -> None:
         sampling = plan_pb2.Sampling(
             temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
         )
         fields = {} if timeout_ms is None else {"timeout_ms": timeout_ms}
-        self.stack.submit(prompt, max_tokens, n=n, sampling=sampling, keep_ms=keep_ms, **fields)
+        self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, keep_ms=keep_ms, **fields)
 
     @rule()
     def step(self) -> None:

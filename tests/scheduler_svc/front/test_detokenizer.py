@@ -115,8 +115,6 @@ def test_bytes_are_decided_as_soon_as_they_can_be(data: bytes) -> None:
 
 def _may_continue(data: bytes, length: int) -> bool:
     """Whether the last `length` bytes, or a longer end of at most 3, begin a character that is not complete yet."""
-    if length <= 2 and data[-2:-1] == b"\xed" and 0xA0 <= data[-1] <= 0xBF:
-        return True  # half a surrogate, which no UTF-8 holds: Python's decoder sees that a byte later
     return any(
         _is_utf8(data[len(data) - size :] + rest) and len((data[len(data) - size :] + rest).decode()) == 1
         for size in range(length, min(3, len(data)) + 1)
