@@ -8,7 +8,7 @@ null runner's and the clients' are shown beside it.
 The engine's lateness is what the runner sees: from sending a result to receiving the plan that it allows. What streams
 add to it is the difference to the load without listeners, percentile by percentile.
 
-    python -m bench.frontend [--seconds 10] [--step-ms 5.5] [--workers 1] [--sessions 8]
+    python -m bench.frontend [--seconds 10] [--step-ms 5.5] [--workers 1] [--sessions 8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import psutil
 
+from bench.provenance import provenance
 from protos import admin_pb2, admin_pb2_grpc
 from roster_client.stack import Endpoints
 
@@ -39,6 +39,7 @@ BARS = {"generate": 28.0, "session": 10.0}
 """CPU-µs per token."""
 TOKENS_PER_S_BAR = 35_000
 LATE_MS_BARS = {50: 0.3, 99: 3.0}
+PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ class Load:
     cpu_us: dict[str, float]
     """CPU-µs per token of "engine", "workers", "runner" and "clients"."""
     turnaround_ms: np.ndarray
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "load": self.name,
+            "tokens_per_s": round(self.tokens_per_s),
+            "tokens_per_message": round(self.tokens_per_message, 1),
+            "service_us_per_token": round(self.service_us, 1),
+            "cpu_us_per_token": {part: round(value, 1) for part, value in self.cpu_us.items()},
+            "turnaround_ms": {f"p{p}": round(float(np.percentile(self.turnaround_ms, p)), 2) for p in LATE_MS_BARS},
+        }
 
     @property
     def service_us(self) -> float:
@@ -209,16 +221,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="front worker processes")
     parser.add_argument("--depth", type=int, default=2, help="plans in flight")
     parser.add_argument("--loads", nargs="+", default=["silent", "generate", "session"], help="which loads to run")
+    parser.add_argument("--json", type=Path, help="also write the numbers there")
     arguments = parser.parse_args()
-    print(f"python -m bench.frontend {' '.join(sys.argv[1:])}".rstrip())
-    packages = ", ".join(f"{name} {version(name)}" for name in ("grpcio", "protobuf", "uvloop", "pyzmq"))
-    print(f"Python {platform.python_version()}, {packages}; {os.cpu_count()} cores, {_processor()}\n")
-    report([measure(name, arguments) for name in arguments.loads])
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    source = provenance("bench.frontend", PACKAGES)
+    print(f"{source['command']}\n{source['versions']}; {source['cores']} cores, {source['processor']}\n")
+    loads = [measure(name, arguments) for name in arguments.loads]
+    report(loads)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**source, "loads": [load.record() for load in loads]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

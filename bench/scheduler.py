@@ -13,12 +13,12 @@ import argparse
 import json
 import platform
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from bench.provenance import provenance
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
 from scheduler_svc.plan_draft import pack
@@ -124,13 +124,8 @@ def main() -> None:
     for row in rows:
         print(f"{row['sequences']:>9} {row['step_us']:>9} {row['step_p90_us']:>9} {row['us_per_sequence']:>12}")
     if options.json:
-        record = {
-            "command": " ".join(sys.argv),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        record = {**provenance("bench.scheduler", ("numpy", "protobuf")), "policy": options.policy, "rows": rows}
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
