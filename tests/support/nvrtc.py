@@ -31,7 +31,9 @@ def toolkit_folder() -> Path | None:
 def _library() -> ctypes.CDLL:
     folder = toolkit_folder()
     if folder is None:
-        raise FileNotFoundError("install nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl to compile kernels")
+        raise FileNotFoundError(
+            "install nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl to compile kernels"
+        )
     for builtins in sorted((folder / "lib").glob("libnvrtc-builtins.so.13*")):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(folder / "lib" / "libnvrtc.so.13"))
