@@ -30,7 +30,7 @@ class ActivationMul:
         """Raises ValueError when rows do not split into vectors of 16 bytes, KeyError for an unknown activation."""
         if intermediate_size % 8:
             raise ValueError(f"an MLP on a GPU needs a size that is a multiple of 8, not {intermediate_size}")
-        defines = {
+        defines: dict[str, int | str] = {
             "SCALAR": DTYPE_DEFINES[dtype],
             "SIZE": intermediate_size,
             "ACTIVATION": ACTIVATIONS[activation],

@@ -20,7 +20,11 @@ class AddRmsNorm:
             raise ValueError(f"RMSNorm on a GPU needs a hidden size that is a multiple of 8, not {hidden_size}")
         vectors = hidden_size // 8
         threads = min(_MAX_THREADS, -(-vectors // 32) * 32)
-        defines = {"SCALAR": DTYPE_DEFINES[dtype], "HIDDEN_SIZE": hidden_size, "VECTORS": -(-vectors // threads)}
+        defines: dict[str, int | str] = {
+            "SCALAR": DTYPE_DEFINES[dtype],
+            "HIDDEN_SIZE": hidden_size,
+            "VECTORS": -(-vectors // threads),
+        }
         self._eps = eps
         self._kernels = [
             Kernel(load("add_rms_norm", {**defines, "ADD": add}), "add_rms_norm", "PPPPqf", threads, overlap=overlap)

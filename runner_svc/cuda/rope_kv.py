@@ -32,7 +32,7 @@ class RopeKvWrite:
         """Raises ValueError for dimensions that no vector width fits."""
         vector, lanes = _vectors(head_dim, rotary_dim)
         threads = min(_MAX_THREADS, -(-(num_heads + 2 * num_kv_heads) * lanes // 32) * 32)
-        defines = {
+        defines: dict[str, int | str] = {
             "SCALAR": DTYPE_DEFINES[dtype],
             "HEADS": num_heads,
             "KV_HEADS": num_kv_heads,
