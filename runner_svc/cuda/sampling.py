@@ -20,9 +20,8 @@ from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load
 from runner_svc.slot_state import ROW_PARAMS
 
-# The first fields are those of ROW_PARAMS, byte for byte, so that they are copied at once; the kernels' SampleRecord
-# (kernels/sample_record.cuh) says what each means.
-SAMPLE_RECORD = np.dtype(
+# The same bytes in ROW_PARAMS, so that they are copied at once.
+_SHARED = np.dtype(
     [
         ("seed", np.uint64),
         ("sample_index", np.uint32),
@@ -35,6 +34,11 @@ SAMPLE_RECORD = np.dtype(
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.uint32),
+    ]
+)
+SAMPLE_RECORD = np.dtype(
+    [
+        *_SHARED.descr,
         ("slot", np.int32),
         ("position", np.int32),
         ("bias_start", np.int32),
@@ -45,7 +49,7 @@ SAMPLE_RECORD = np.dtype(
         ("reserved", np.int32),
     ]
 )
-_SHARED_BYTES = SAMPLE_RECORD.fields["slot"][1]  # of the fields that both have
+"""SampleRecord of kernels/sample_record.cuh, which says what each field means."""
 
 _THREADS = 1024
 _SAMPLE_SHARED_BYTES = 66 * 1024  # struct Shared of sample.cu, rounded up
@@ -66,8 +70,8 @@ def pack_rows(batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
     """The records of the batch's `rows` [L], each of which samples after its last position."""
     params = batch.params[rows]
     records = np.zeros(len(rows), SAMPLE_RECORD)
-    shared = params.view(np.uint8).reshape(len(rows), ROW_PARAMS.itemsize)[:, :_SHARED_BYTES]
-    records.view(np.uint8).reshape(len(rows), SAMPLE_RECORD.itemsize)[:, :_SHARED_BYTES] = shared
+    shared = params.view(np.uint8).reshape(len(rows), ROW_PARAMS.itemsize)[:, : _SHARED.itemsize]
+    records.view(np.uint8).reshape(len(rows), SAMPLE_RECORD.itemsize)[:, : _SHARED.itemsize] = shared
     with np.errstate(divide="ignore"):
         records["least_scaled"] = np.log(params["min_p"])
     records["slot"] = batch.slots[rows]
