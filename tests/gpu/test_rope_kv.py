@@ -42,19 +42,18 @@ def expected_qkv(
     return expected
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 7, 150])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim"),
+    ("heads", "kv_heads", "head_dim", "rotary_dim", "dtype"),
     [
-        (9, 3, 64, 64),
-        (32, 8, 128, 128),
-        (16, 8, 128, 64),
-        (4, 4, 96, 96),
-        (8, 1, 256, 256),
-        (5, 5, 80, 20),
-        (6, 2, 64, 0),
+        (9, 3, 64, 64, torch.bfloat16),
+        (32, 8, 128, 128, torch.bfloat16),
+        (16, 8, 128, 64, torch.float16),
+        (4, 4, 96, 96, torch.bfloat16),
+        (8, 1, 256, 256, torch.float16),
+        (5, 5, 80, 20, torch.bfloat16),
+        (6, 2, 64, 0, torch.float16),
     ],
 )
 @pytest.mark.parametrize("in_place", [False, True])
