@@ -3,14 +3,13 @@
 // How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero before
 // and after: the cost follows the sequence's length, and nothing has to be kept, or rebuilt, between steps. The thread
 // that takes a token's count away adjusts its logit, so each occurring token is adjusted once.
+// A forbidden id gets the lowest finite value, so that an infinity still tells of a broken forward pass.
 // Macros: LOGIT; VOCAB.
 
 #include "sample_record.cuh"
 #include "vector.cuh"
 
 constexpr unsigned IN_PROMPT = 1u << 31; // the other bits count the token in the output
-
-__device__ inline bool is_finite(float value) { return fabsf(value) < __int_as_float(0x7f800000); }
 
 __device__ void count_tokens(const SampleRecord& record, const int* tokens, unsigned* counts) {
     for (int i = threadIdx.x; i < record.position; i += blockDim.x) {
@@ -46,10 +45,11 @@ __device__ void apply_bias(const SampleRecord& record, const int* ids, const flo
     }
 }
 
-__device__ bool row_is_finite(const LOGIT* logits) {
-    bool finite = true;
-    for (int i = threadIdx.x; i < VOCAB; i += blockDim.x) finite &= is_finite(to_float(logits[i]));
-    return __syncthreads_and(finite);
+__device__ void forbid_stop_ids(const SampleRecord& record, const int* ids, LOGIT* logits) {
+    for (int i = threadIdx.x; i < record.stop_count; i += blockDim.x) {
+        LOGIT& logit = logits[ids[record.stop_start + i]];
+        if (is_finite(to_float(logit))) logit = lowest<LOGIT>();
+    }
 }
 
 extern "C" __global__ void adjust_logits(
@@ -59,7 +59,6 @@ extern "C" __global__ void adjust_logits(
     const float* extra_values,
     const int* token_buffer,     // [slots, context_length]
     unsigned* scratch,           // [grid, VOCAB], zero
-    unsigned char* finite,       // [rows] out, of adjusted rows: all logits were finite before
     int num_rows,
     int context_length) {
     unsigned* counts = scratch + static_cast<long long>(blockIdx.x) * VOCAB;
@@ -68,8 +67,6 @@ extern "C" __global__ void adjust_logits(
         if (!record.adjusted) continue;
         LOGIT* logits = all_logits + static_cast<long long>(row) * VOCAB;
         const int* tokens = token_buffer + static_cast<long long>(record.slot) * context_length;
-        const bool was_finite = row_is_finite(logits);
-        if (threadIdx.x == 0) finite[row] = was_finite;
         if (record.repetition_penalty != 1.0f || record.presence_penalty != 0.0f || record.frequency_penalty != 0.0f) {
             count_tokens(record, tokens, counts);
             __syncthreads();
@@ -79,9 +76,7 @@ extern "C" __global__ void adjust_logits(
         apply_bias(record, extra_ids, extra_values, logits);
         __syncthreads();
         if (record.position - record.prompt_len < static_cast<int>(record.min_tokens)) {
-            for (int i = threadIdx.x; i < record.stop_count; i += blockDim.x) {
-                logits[extra_ids[record.stop_start + i]] = from_float<LOGIT>(__int_as_float(0xff800000));
-            }
+            forbid_stop_ids(record, extra_ids, logits);
         }
         __syncthreads();
     }

@@ -28,8 +28,6 @@ constexpr int PER_LOAD = 16 / sizeof(LOGIT);
 constexpr int LOADS = 4;         // in flight a thread
 constexpr uint64 EVERYTHING = ~0ull;
 
-__device__ inline float infinity() { return __int_as_float(0x7f800000); } // NVRTC has no macro for it
-
 struct Shared {
     uint64 list[CAPACITY];    // sort_key of the gathered ids
     double mass_before[BINS]; // of bins before; while the histogram grows, its two words of fixed-point mass
@@ -92,29 +90,48 @@ __device__ inline uint64 sort_key(float scaled, unsigned id) {
 
 __device__ inline float key_scaled(uint64 key) { return -__uint_as_float(static_cast<unsigned>(key >> 32)); }
 
+// visit(logits, id) for the thread's share of the row: `logits` are those of ids from `id` on; ids rise.
+template <typename Visit> __device__ inline void for_each_vector(const LOGIT* logits, Visit visit) {
+    constexpr int NUM_VECTORS = VOCAB / PER_LOAD;
+    for (int base = threadIdx.x; base < NUM_VECTORS; base += THREADS * LOADS) {
+        Vector<LOGIT, PER_LOAD> loaded[LOADS];
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            const int vector = base + i * THREADS;
+            if (vector < NUM_VECTORS) loaded[i] = load_vector<LOGIT, PER_LOAD>(logits + vector * PER_LOAD);
+        }
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            const int vector = base + i * THREADS;
+            if (vector >= NUM_VECTORS) break;
+            float values[PER_LOAD];
+#pragma unroll
+            for (int j = 0; j < PER_LOAD; ++j) values[j] = to_float(loaded[i][j]);
+            visit(values, vector * PER_LOAD);
+        }
+    }
+}
+
+// Rows that are not aligned to vectors: the same, one id at a time.
+template <typename Visit> __device__ inline void for_each_single(const LOGIT* logits, Visit visit) {
+#pragma unroll 4
+    for (int id = threadIdx.x; id < VOCAB; id += THREADS) {
+        float values[1] = {to_float(logits[id])};
+        visit(values, id);
+    }
+}
+
+template <typename Visit> __device__ inline void for_each_group(const LOGIT* logits, Visit visit) {
+    if constexpr (VOCAB % PER_LOAD == 0) for_each_vector(logits, visit);
+    else for_each_single(logits, visit);
+}
+
 // visit(logit, id) for the thread's share of the row, ids rising.
 template <typename Visit> __device__ inline void for_each(const LOGIT* logits, Visit visit) {
-    if constexpr (VOCAB % PER_LOAD == 0) {
-        constexpr int NUM_VECTORS = VOCAB / PER_LOAD;
-        for (int base = threadIdx.x; base < NUM_VECTORS; base += THREADS * LOADS) {
-            Vector<LOGIT, PER_LOAD> loaded[LOADS];
+    for_each_group(logits, [&](auto& values, unsigned id) {
 #pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                const int vector = base + i * THREADS;
-                if (vector < NUM_VECTORS) loaded[i] = load_vector<LOGIT, PER_LOAD>(logits + vector * PER_LOAD);
-            }
-#pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                const int vector = base + i * THREADS;
-                if (vector >= NUM_VECTORS) break;
-#pragma unroll
-                for (int j = 0; j < PER_LOAD; ++j) visit(to_float(loaded[i][j]), vector * PER_LOAD + j);
-            }
-        }
-    } else {
-#pragma unroll 4
-        for (int id = threadIdx.x; id < VOCAB; id += THREADS) visit(to_float(logits[id]), id);
-    }
+        for (int j = 0; j < sizeof(values) / sizeof(float); ++j) visit(values[j], id + j);
+    });
 }
 
 struct Max {
@@ -159,7 +176,7 @@ template <typename T> __device__ T exclusive_scan(T value, T* warp_sums, T& tota
     return before + (lane ? exclusive : T(0));
 }
 
-// The largest logit's key, the least logit and whether none is NaN or an infinity.
+// The largest logit's key, the least logit, and whether none is NaN or an infinity and some id is allowed.
 __device__ uint64 find_largest(const LOGIT* logits, Shared& shared, float& least, bool& finite) {
     float best = -infinity(), low = infinity();
     unsigned best_id = 0;
@@ -174,7 +191,9 @@ __device__ uint64 find_largest(const LOGIT* logits, Shared& shared, float& least
     });
     const uint64 key = block_reduce(best_key(best, best_id), shared, Max());
     least = from_ordered_bits(~static_cast<unsigned>(block_reduce(~ordered_bits(low), shared, Max())));
-    finite = __syncthreads_and(ordered) && least > -infinity() && from_ordered_bits(key >> 32) < infinity();
+    const float largest = from_ordered_bits(key >> 32);
+    finite = __syncthreads_and(ordered) && least > -infinity() && largest < infinity();
+    finite &= largest > to_float(lowest<LOGIT>()); // some id is not forbidden
     return key;
 }
 
@@ -352,8 +371,8 @@ __device__ uint64 draw_from_list(unsigned size, float least_scaled, uint64 key, 
     return block_reduce(best, shared, Max());
 }
 
-// The best score among all ids within the cut. Noise is computed only where it could beat the best score so far: since
-// noise >= n means uniform <= exp(-n), a multiplication and an exponential rule out nearly all.
+// The best score among all ids within the cut. Noise is computed only where it could beat the best score so far: as
+// noise >= n implies uniform <= exp(-n), one exponential for the largest of a few logits rules out nearly all of them.
 __device__ uint64 draw_from_row(
     const LOGIT* logits, const Scale& scale, Cut cut, float least_scaled, uint64 key, unsigned largest_id,
     Shared& shared) {
@@ -363,17 +382,27 @@ __device__ uint64 draw_from_row(
     if (threadIdx.x == 0) shared.best_score = ordered_bits(first_score);
     __syncthreads();
     volatile unsigned* best_score = &shared.best_score; // a late reading only costs time
-    for_each(logits, [&](float logit, unsigned id) {
-        const unsigned bits = noise_bits(key, id);
-        if (noise_uniform(bits) > 1.001f * __expf(scale.roughly(logit) - from_ordered_bits(*best_score))) return;
+    const auto score = [&](float logit, unsigned id, unsigned bits) {
         const float scaled = scale.scaled(logit);
         if (!(scaled >= least_scaled)) return;
         const int bin = scale.bin(scaled);
         if (bin > cut.bin || (bin == cut.bin && sort_key(scaled, id) > cut.last_key)) return;
-        const float score = __fadd_rn(scaled, gumbel(bits));
-        const unsigned ordered = ordered_bits(score);
-        best = Max()(best, best_key(score, id));
-        if (ordered > *best_score) atomicMax(&shared.best_score, ordered);
+        const float sum = __fadd_rn(scaled, gumbel(bits));
+        best = Max()(best, best_key(sum, id));
+        if (ordered_bits(sum) > *best_score) atomicMax(&shared.best_score, ordered_bits(sum));
+    };
+    for_each_group(logits, [&](auto& values, unsigned id) {
+        constexpr int SIZE = sizeof(values) / sizeof(float);
+        float largest = values[0];
+#pragma unroll
+        for (int j = 1; j < SIZE; ++j) largest = fmaxf(largest, values[j]);
+        const float lead = scale.roughly(largest) - from_ordered_bits(*best_score);
+        const unsigned most_bits = __float2uint_ru(1.001f * 0x1p32f * __expf(lead)); // saturates
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j) {
+            const unsigned bits = noise_bits(key, id + j);
+            if (bits <= most_bits) score(values[j], id + j, bits);
+        }
     });
     return block_reduce(best, shared, Max());
 }
@@ -416,27 +445,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(
     const SampleRecord* records, // [rows]
     int* token_buffer,           // [slots, context_length]; the token of a finite row goes to its slot and position
     int* tokens,                 // [rows] out; -1 where not finite
-    unsigned char* finite,       // [rows] in for adjusted rows (see adjust_logits.cu), out
+    unsigned char* finite,       // [rows] out
     int context_length) {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     const SampleRecord record = records[blockIdx.x];
     const LOGIT* logits = all_logits + static_cast<long long>(blockIdx.x) * VOCAB;
     float least;
-    bool is_finite;
-    const uint64 largest_key = find_largest(logits, shared, least, is_finite);
+    bool finite_row;
+    const uint64 largest_key = find_largest(logits, shared, least, finite_row);
     const float largest = from_ordered_bits(largest_key >> 32);
     unsigned token = ~static_cast<unsigned>(largest_key);
-    if (record.adjusted) {
-        // Masked ids are at -inf by now; the row was judged before that.
-        is_finite = finite[blockIdx.x] && fabsf(largest) < infinity();
-        __syncthreads();
-    }
-    if (is_finite && record.temperature > 0.0f) token = draw(logits, record, largest, token, least, shared);
+    if (finite_row && record.temperature > 0.0f) token = draw(logits, record, largest, token, least, shared);
     if (threadIdx.x != 0) return;
-    tokens[blockIdx.x] = is_finite ? static_cast<int>(token) : -1;
-    finite[blockIdx.x] = is_finite;
-    if (is_finite && record.position < context_length) {
+    tokens[blockIdx.x] = finite_row ? static_cast<int>(token) : -1;
+    finite[blockIdx.x] = finite_row;
+    if (finite_row && record.position < context_length) {
         token_buffer[static_cast<long long>(record.slot) * context_length + record.position] = token;
     }
 }

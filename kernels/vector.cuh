@@ -13,6 +13,14 @@ template <> __device__ inline float from_float<float>(float value) { return valu
 template <> __device__ inline __half from_float<__half>(float value) { return __float2half_rn(value); }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
 
+__device__ inline float infinity() { return __int_as_float(0x7f800000); } // NVRTC has no macro for it
+__device__ inline bool is_finite(float value) { return fabsf(value) < infinity(); }
+
+template <typename T> __device__ inline T lowest(); // the least finite value
+template <> __device__ inline float lowest<float>() { return __int_as_float(0xff7fffff); }
+template <> __device__ inline __half lowest<__half>() { return __ushort_as_half(0xfbff); }
+template <> __device__ inline __nv_bfloat16 lowest<__nv_bfloat16>() { return __ushort_as_bfloat16(0xff7f); }
+
 // N elements that are loaded and stored at once; addresses must be multiples of its size.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector {
     T values[N];

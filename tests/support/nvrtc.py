@@ -54,6 +54,9 @@ def compile_kernel(path: Path, arch: str, defines: tuple[str, ...] = ()) -> tupl
         f"-I{kernel_folder()}",
         f"-I{folder}/include",
         f"-I{folder}/include/cccl",
+        # What CuPy adds.
+        "--device-as-default-execution-space",
+        "-ftz=true",
         "-Xptxas=-v",
         *defines,
     ]
