@@ -397,7 +397,9 @@ __device__ uint64 draw_from_row(
 #pragma unroll
         for (int j = 1; j < SIZE; ++j) largest = fmaxf(largest, values[j]);
         const float lead = scale.roughly(largest) - from_ordered_bits(*best_score);
-        const unsigned most_bits = __float2uint_ru(1.001f * 0x1p32f * __expf(lead)); // saturates
+        const float most = 1.001f * 0x1p32f * __expf(lead);
+        if (most < 0.5f) return; // the least uniform is 2 ** -33
+        const unsigned most_bits = __float2uint_ru(most); // saturates
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) {
             const unsigned bits = noise_bits(key, id + j);
