@@ -4,8 +4,8 @@
 numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of sequences that
 failed before; R rows hold T positions together.
 
-A `Backend` computes a batch while the caller waits. An `OverlappingBackend` starts a batch and lets the caller start the
-next before the first is done: it keeps the token buffer and the block tables on its device, so that a batch's input
+A `Backend` computes a batch while the caller waits. An `OverlappingBackend` starts a batch and lets the caller start
+the next before the first is done: it keeps the token buffer and the block tables on its device, so that a batch's input
 tokens may be ones that the host has not seen yet.
 """
 
@@ -116,7 +116,7 @@ class AdmittedSlot:
 class RosterChanges:
     """What a plan changed in the slots, in this order: admissions, then appends to block tables."""
 
-    admitted: list[AdmittedSlot]
+    admitted: list[AdmittedSlot]  # those that can be computed with: all their token ids are of the vocabulary
     append_slots: NDArray[np.int32]  # [A]
     append_indexes: NDArray[np.int32]  # [A] place in the slot's table
     append_blocks: NDArray[np.int32]  # [A]

@@ -74,6 +74,7 @@ class BatchState:
         for slot in columns.releases:
             self._release(int(slot))
         admitted = [self._admit(admission, counters) for admission in plan.admissions]
+        usable = [entry for entry in admitted if not counters.failed[entry.state.slot]]
         if len(columns.append_slots):
             self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
         self._counters = counters
@@ -83,7 +84,7 @@ class BatchState:
             counters.computed[batch.slots] = batch.ends
             counters.num_tokens[batch.slots[batch.sample]] += 1
         return AppliedPlan(
-            RosterChanges(admitted, columns.append_slots, columns.append_indexes, columns.append_blocks),
+            RosterChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
             columns.copy_sources,
             columns.copy_targets,
             len(columns.extent_slots),

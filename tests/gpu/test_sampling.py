@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from runner_svc.sample_records import pack_rows
 from runner_svc.sampler import SampledRows
 from tests.support.sampler_rows import sample, step_batch
 from tests.support.sampler_twin import Row, scores
@@ -16,7 +17,7 @@ from tests.support.sampler_twin import Row, scores
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.sampling import CudaSampler, pack_rows  # imports CuPy
+from runner_svc.cuda.sampling import CudaSampler  # imports CuPy
 
 CONTEXT = 640
 
