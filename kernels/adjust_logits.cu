@@ -1,9 +1,9 @@
 // Penalties, bias and min_tokens of the rows that have some, in place: runner_svc/logit_adjustments.py on the device.
 //
-// How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero before
-// and after: the cost follows the sequence's length, and nothing has to be kept, or rebuilt, between steps. The thread
-// that takes a token's count away adjusts its logit, so each occurring token is adjusted once.
-// A forbidden id gets the lowest finite value, so that an infinity still tells of a broken forward pass.
+// How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero
+// before and after: the cost follows the sequence's length, and nothing has to be kept, or rebuilt, between steps. The
+// thread that takes a token's count away adjusts its logit, so each occurring token is adjusted once. A forbidden id
+// gets the lowest finite value, so that an infinity still tells of a broken forward pass.
 // Macros: LOGIT; VOCAB.
 
 #include "sample_record.cuh"

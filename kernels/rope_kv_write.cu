@@ -1,8 +1,8 @@
 // Between a layer's QKV product and its attention, in one pass: RMSNorm of each query and key head (where the model has
 // it), rotation of the first ROTARY_DIM dimensions of both, and the write of keys and values into the paged cache.
 //
-// A block is a token; LANES lanes share a head, and a lane holds two vectors of it: dimensions i and i + ROTARY_DIM / 2,
-// which rotate together, or two vectors that do not rotate.
+// A block is a token; LANES lanes share a head, and a lane holds two vectors of it: dimensions i and
+// i + ROTARY_DIM / 2, which rotate together, or two vectors that do not rotate.
 // Macros: SCALAR; HEADS, KV_HEADS, HEAD_DIM; ROTARY_DIM, even, 0 rotates nothing; VECTOR, elements of a vector, divides
 // ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR); QK_NORM;
 // FP8_CACHE stores e4m3, divided by a scale per head.

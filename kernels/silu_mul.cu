@@ -20,7 +20,8 @@ extern "C" __global__ void activation_mul(
     constexpr int NUM_VECTORS = SIZE / 8;
     const long long total = static_cast<long long>(num_tokens) * NUM_VECTORS;
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-    for (long long index = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; index < total; index += step) {
+    const long long first = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+    for (long long index = first; index < total; index += step) {
         const long long row = index / NUM_VECTORS;
         const SCALAR* gate_address = gate_up + row * (2 * SIZE) + (index - row * NUM_VECTORS) * 8;
         const auto gate = load_vector<SCALAR, 8>(gate_address);
