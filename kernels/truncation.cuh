@@ -1,8 +1,8 @@
-// Truncation by top_k and top_p: which prefix of a row's ids, in the order of falling `scaled`, then rising id, is kept.
+// Truncation by top_k and top_p: which prefix of a row's ids is kept, in the order of falling `scaled`, then rising id.
 //
 // A histogram over linear bins of `scaled` (counts, and masses as integers so that their sum does not depend on the
-// order) says in which bin the prefix ends. If few ids lie up to there, they are sorted in shared memory; otherwise only
-// the ids of that bin are. A bin with too many ids (ties) is bisected.
+// order) says in which bin the prefix ends. If few ids lie up to there, they are sorted in shared memory; otherwise
+// only the ids of that bin are. A bin with too many ids (ties) is bisected.
 //
 // An id with scaled < LOWEST can't win: its score is below the least score of the largest logit, as the noise lies
 // between -2.82 and 22.9. Such ids are left out everywhere.
@@ -207,9 +207,9 @@ __device__ uint64 bisect_bin(
     return low;
 }
 
-// Where the prefix ends that keeps `limit` ids at most, and those with less than `target` mass before them. Sets `mass`
-// to that of the prefix that `limit` alone leaves. If `listed` is set, to its size, the list holds the whole prefix; one
-// that it holds already, from a call with the same limit, is only cut shorter.
+// Where the prefix ends that keeps `limit` ids at most, and those with less than `target` mass before them. Sets
+// `mass` to that of the prefix that `limit` alone leaves. If `listed` is set, to its size, the list holds the whole
+// prefix; one that it holds already, from a call with the same limit, is only cut shorter.
 __device__ Cut find_cut(
     const LOGIT* logits, const Scale& scale, unsigned limit, double target, double& mass, unsigned& listed,
     Shared& shared) {

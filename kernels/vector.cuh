@@ -11,7 +11,9 @@ __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(
 template <typename T> __device__ inline T from_float(float value);
 template <> __device__ inline float from_float<float>(float value) { return value; }
 template <> __device__ inline __half from_float<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+    return __float2bfloat16_rn(value);
+}
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); } // NVRTC has no macro for it
 __device__ inline bool is_finite(float value) { return fabsf(value) < infinity(); }
