@@ -173,6 +173,11 @@ class CudaBackend:
         self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
         self._last_end: Event | None = None
 
+    @property
+    def buckets(self) -> list[int]:
+        """Rows of the decode batches that are captured in graphs."""
+        return self._graphs.sizes
+
     def change_roster(self, changes: RosterChanges) -> None:
         """Brings the device's token buffer and block tables up to date before the next batch."""
         if self._changes is not None:  # of a plan that launched nothing

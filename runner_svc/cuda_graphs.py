@@ -26,7 +26,7 @@ class DecodeGraphs:
     """The captured steps."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self._sizes = sizes
+        self.sizes = sizes  # ascending
         self._replays: dict[int, Replay] = {}
 
     def capture(
@@ -39,9 +39,9 @@ class DecodeGraphs:
 
         `capture` makes a graph of what a function launches.
         """
-        for done, size in enumerate(reversed(self._sizes), 1):
+        for done, size in enumerate(reversed(self.sizes), 1):
             self._replays[size] = capture(lambda size=size: run(size))  # type: ignore[misc]
-            progress("capturing CUDA graphs", done / len(self._sizes))
+            progress("capturing CUDA graphs", done / len(self.sizes))
 
     def drop_slow(self, seconds: Callable[[Replay], float]) -> None:
         """Leaves out sizes that take longer than the next one; `seconds` measures a replay.
@@ -49,17 +49,17 @@ class DecodeGraphs:
         cuBLAS has other kernels for one row than for eight, and they are not always the faster ones.
         """
         fastest = float("inf")
-        for size in reversed(self._sizes):
+        for size in reversed(self.sizes):
             taken = seconds(self._replays[size])
             if taken > fastest:
                 del self._replays[size]
             fastest = min(fastest, taken)
-        self._sizes = sorted(self._replays)
+        self.sizes = sorted(self._replays)
 
     def bucket(self, num_rows: int) -> int | None:
         """The size that a batch of so many rows is padded to; None when no graph is large enough."""
-        place = bisect_left(self._sizes, num_rows)
-        return self._sizes[place] if place < len(self._sizes) else None
+        place = bisect_left(self.sizes, num_rows)
+        return self.sizes[place] if place < len(self.sizes) else None
 
     def replay(self, size: int) -> None:
         """Launches the graph of a bucket on the current stream."""

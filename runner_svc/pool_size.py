@@ -32,7 +32,7 @@ class MemoryProfile:
             raise OutOfMemory(
                 f"the GPU has {_gib(self.total)}, of which gpu_memory allows {share:.0%}; weights and the largest step "
                 f"take {_gib(self.peak)}, other users and the driver {_gib(self.other)}, graphs {_gib(GRAPH_BYTES)}: "
-                "nothing is left for the KV cache. Use a smaller model, lower max_step_tokens, slots or context_length, "
+                "nothing is left for KV. Use a smaller model, lower max_step_tokens, slots or context_length, "
                 "or raise gpu_memory"
             )
         return room // block_bytes
