@@ -138,25 +138,34 @@ class Decoding:
         return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)
 
 
-def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandwidth: float) -> Iterator[StepTimes]:
-    """All batches of one shape, with one backend."""
+def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
+    """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
     largest = max(BATCHES)
-    blocks = -(-(PROMPT + LAST + 1) // _BLOCK_SIZE) * largest
     sizes = CudaSizes(
         num_slots=largest,
         block_size=_BLOCK_SIZE,
         max_step_tokens=_MAX_STEP_TOKENS,
         context_length=4096,
-        num_blocks=blocks,
+        num_blocks=-(-(PROMPT + LAST + 1) // _BLOCK_SIZE) * largest,
     )
-    whole = ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
     model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
+    if weights is None:
+        weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
     begin = time.perf_counter()
-    backend = CudaBackend(
-        model, config, whole, CudaLaunchers(config, _DTYPE), GpuDevice(), sizes, lambda what, share: None
-    )
+    backend = CudaBackend(model, config, weights, CudaLaunchers(config, _DTYPE), GpuDevice(), sizes, no_progress)
     print(f"{shape}: ready in {time.perf_counter() - begin:.1f} s, buckets {backend.buckets}", flush=True)
+    return backend
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandwidth: float) -> Iterator[StepTimes]:
+    """All batches of one shape, with one backend."""
+    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
     runner = Runner(backend)
     for batch in BATCHES:
         decoding = Decoding(runner, batch, config.vocab_size)
@@ -233,7 +242,7 @@ def main() -> None:
     for shape in arguments.shapes:
         config = ModelConfig.from_hugging_face(SHAPES[shape])
         with torch.no_grad():
-            weights = random_weights(config, _DTYPE, torch.device("cuda"), lambda what, share: None)
+            weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
             layers = list(weights.layers)
         rows += measure(shape, weights, layers, bandwidth)
         del weights, layers

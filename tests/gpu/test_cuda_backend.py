@@ -41,8 +41,8 @@ FAMILIES = {
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
 }
-# Of 16-bit arithmetic in three layers, where log-probabilities spread over about ten.
-LOGPROB_ERROR = 0.25
+# Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities.
+ERROR = 0.15
 
 
 @dataclass
@@ -131,15 +131,15 @@ def test_greedy_tokens_are_the_cpus_up_to_near_ties(
     for prompt, mine, wanted in zip(prompts, actual, expected, strict=True):
         sequence = prompt + wanted
         ours, theirs = scored(gpu, sequence), scored(cpu, sequence)
-        errors.append(np.abs(ours[0] - theirs[0]).max())
+        errors.append(np.abs(ours[0] - theirs[0]).max() / theirs[0].std())
         if mine != wanted:
             first = next(i for i, (a, b) in enumerate(zip(mine, wanted, strict=True)) if a != b)
             gap = float(theirs[1][len(prompt) + first - 1] @ [1, -1])
             print(f"{family} {dtype}: token {first} is {mine[first]}, not {wanted[first]}; logit gap {gap:.4f}")
-            assert gap < LOGPROB_ERROR
+            assert gap < ERROR * theirs[0].std()
             ties += 1
-    print(f"{family} {dtype}: ties {ties} of {len(prompts)}, largest error {max(errors):.4f}")
-    assert max(errors) < LOGPROB_ERROR
+    print(f"{family} {dtype}: ties {ties} of {len(prompts)}, largest error {max(errors):.4f} sigma")
+    assert max(errors) < ERROR
 
 
 def test_plans_ahead_give_the_tokens_of_plans_one_by_one(tmp_path: Path, rng: random.Random) -> None:
