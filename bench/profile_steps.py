@@ -1,7 +1,7 @@
 """Where a decode step's time goes, from torch's profiler: `python -m bench.profile_steps qwen3-0.6b 64`.
 
-Prints each kernel's launches a step, its mean time and the mean gap before it, then the gaps between steps. A kernel
-that starts while its predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
+Prints each kernel's launches a step, its median time and the median gap before it. A kernel that starts while its
+predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def print_profile(runner: Runner, batch: int, vocab_size: int) -> None:
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
-        if event.device_type is DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )
     times, gaps = defaultdict(list), defaultdict(list)
     last_end = kernels[0][0]
@@ -61,7 +61,7 @@ def print_profile(runner: Runner, batch: int, vocab_size: int) -> None:
     print(" a step    us each   gap before   us a step  kernel")
     for name in sorted(times, key=lambda name: -sum(times[name]) - sum(gaps[name])):
         total = (sum(times[name]) + sum(gaps[name])) / _STEPS
-        each, gap = np.mean(times[name]), np.mean(gaps[name])
+        each, gap = np.median(times[name]), np.median(gaps[name])
         print(f"{len(times[name]) / _STEPS:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
     whole, idle = (last_end - kernels[0][0]) / _STEPS, sum(map(sum, gaps.values())) / _STEPS
     print(f"whole: {whole:.1f} us a step, of which gaps {idle:.1f}")

@@ -1,9 +1,9 @@
 """The backend that computes a model on a GPU, with the next step launched while the last one computes.
 
-A step is one copy to the device (`step_buffers`), a kernel for what changed in the roster, the forward pass (a CUDA
-graph where all rows decode, see `cuda_steps`), the sampler's launch, and one copy back. The host waits for none of it:
-`PendingCudaStep.wait` does, on another thread, by an event. Sampled tokens go into the device's token buffer, where the
-next step finds them.
+A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
+in the roster, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
+copy back. The host waits for none of it: `PendingCudaStep.wait` does, on another thread, by an event. Sampled tokens go
+into the device's token buffer, where the next step finds them.
 
 Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
 """
@@ -33,7 +33,7 @@ from runner_svc.model.weights import ModelWeights
 from runner_svc.pool_size import MemoryProfile
 from runner_svc.profiling_batch import largest_batch
 from runner_svc.sample_records import pack_rows
-from runner_svc.step_buffers import PackedStep, Ring
+from runner_svc.step_buffers import PackedStep, Ring, aligned
 
 Progress = Callable[[str, float], None]
 
@@ -96,9 +96,9 @@ class HostBuffers:
     def __init__(self, device: Device, words: int, num_slots: int) -> None:
         self.input = device.pinned(words)
         self.words: NDArray[np.int32] = self.input.numpy()
-        self.result = device.pinned(2 * num_slots)
+        self.result = device.pinned(2 * aligned(num_slots))
         self.tokens: NDArray[np.int32] = self.result.numpy()[:num_slots]
-        self.finite: NDArray[np.uint8] = self.result.numpy()[num_slots:].view(np.uint8)
+        self.finite: NDArray[np.uint8] = self.result.numpy()[aligned(num_slots) :].view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,9 +159,10 @@ class CudaBackend:
         with device.stream(), torch.no_grad():
             self._decoder = CudaDecoder(config, weights, launchers.decoder(), sizes.max_step_tokens)
             self._roster = DeviceRoster(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
+            self._copy = launchers.copy()
             self._scatter = launchers.scatter()
             self._sampling = launchers.sampling(self._roster.tokens)
-            self._result = torch.zeros(2 * sizes.num_slots, dtype=torch.int32, device=device.device)
+            self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._decoder.dtype, device.device)
             self._steps = self._make_steps(self.cache)
@@ -226,7 +227,7 @@ class CudaBackend:
         prompt_logprobs: list[PendingLogprobs] = []
         with device.stream() as stream:
             begin = device.event()
-            steps.packed[: step.used].copy_(buffers.input[: step.used], non_blocking=True)
+            self._copy(stream, buffers.input, steps.packed, step.used)
             if changes is not None:
                 self._scatter(stream, self._roster.words, changes.tensor(steps.packed), int(changes.array[0]))
             if mixed is not None:
@@ -245,10 +246,10 @@ class CudaBackend:
                     extra_ids.tensor(steps.packed),
                     extra_values.tensor(steps.packed),
                     tokens,
-                    self._result[self.num_slots :].view(torch.uint8)[:num_sampled],
+                    self._result[aligned(self.num_slots) :].view(torch.uint8)[:num_sampled],
                     adjusted=drawn.adjusted,
                 )
-                buffers.result.copy_(self._result, non_blocking=True)
+                self._copy(stream, self._result, buffers.result, len(self._result))
                 logprobs = self._logprobs(batch, rows.sample_rows, tokens)
             end = device.event()
         last_end, self._last_end = self._last_end, end

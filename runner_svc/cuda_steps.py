@@ -75,6 +75,12 @@ class ScatterLauncher(Protocol):
     def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None: ...
 
 
+class CopyLauncher(Protocol):
+    """As `runner_svc.cuda.copy.CopyWords`."""
+
+    def __call__(self, stream: int, source: Tensor, target: Tensor, num_words: int) -> None: ...
+
+
 class SamplingLauncher(Protocol):
     """As `runner_svc.cuda.sampling.CudaSampler`."""
 
@@ -100,6 +106,8 @@ class Launchers(Protocol):
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
+
+    def copy(self) -> CopyLauncher: ...
 
     def scatter(self) -> ScatterLauncher: ...
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
@@ -42,6 +43,10 @@ class CudaLaunchers:
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""
         return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
+
+    def copy(self) -> CopyWords:
+        """Between host and device."""
+        return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
         """Changes into a roster."""

@@ -28,6 +28,8 @@ CASES = {
     "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "gather": ("gather_inputs", ()),
+    "scatter": ("scatter_segments", ()),
+    "copy": ("copy_words", ()),
     "adjust": ("adjust_logits", ("-DLOGIT=__nv_bfloat16", "-DVOCAB=49152")),
     "sample": ("sample", ("-DLOGIT=float", "-DVOCAB=151936")),
 }

@@ -97,11 +97,19 @@ class HostLaunchers:
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> HostGather:
         return HostGather(tokens, tables, block_size)
 
+    def copy(self) -> Callable[[int, Tensor, Tensor, int], None]:
+        return copy_words
+
     def scatter(self) -> Callable[[int, Tensor, Tensor, int], None]:
         return scatter_segments
 
     def sampling(self, tokens: Tensor) -> HostSampling:
         return HostSampling(tokens)
+
+
+def copy_words(stream: int, source: Tensor, target: Tensor, num_words: int) -> None:
+    assert num_words % 4 == 0
+    target[:num_words] = source[:num_words]
 
 
 def scatter_segments(stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None:
