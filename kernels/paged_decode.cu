@@ -1,11 +1,11 @@
 // Decode attention over a paged KV cache: one query position a row, split over keys, in one launch.
 //
 // Work is counted in tiles: 16 positions of one row for one unit, a unit being a key-value head with up to COLUMNS of
-// its query heads. All tiles of a step lie on one line (row, unit, tile), which is cut into equal ranges, one for each
-// block of threads: load is balanced by work, whatever the lengths. The part of a range that belongs to one (row, unit)
-// is a segment. A segment that covers its (row, unit) writes the output; others leave partial sums, and the last to
-// arrive merges them, so that no second launch is needed. Everything that changes from step to step is in `plan`
-// (runner_svc/attention/decode_plan.py), which makes the launch replayable in a CUDA graph.
+// its query heads. All tiles of a step lie on one line (row, unit, tile), which the plan cuts into ranges of equal cost,
+// one for each block of threads: load is balanced by work, whatever the lengths. The part of a range that belongs to one
+// (row, unit) is a segment. A segment that covers its (row, unit) writes the output; others leave partial sums, and the
+// last to arrive merges them, so that no second launch is needed. Everything that changes from step to step is in the
+// plan (runner_svc/attention/decode_plan.py), which makes the launch replayable in a CUDA graph.
 //
 // Each warp takes every WARPS-th tile of the range through a ring of its own in shared memory, filled by cp.async: no
 // barrier of the block stands in the loop. Keys are the matrix product's 16 rows and query heads its 8 columns
@@ -50,6 +50,25 @@ struct __align__(16) Row {
     int reserved;
 };
 
+// Over which blocks a (row, unit) is spread.
+struct Split {
+    int first_slot;  // of the partial results: twice the first block, and 1 more if its range begins before
+    int last_block;
+
+    __device__ __forceinline__ int first_block() const { return first_slot >> 1; }
+    __device__ __forceinline__ bool is_whole() const { return first_block() == last_block; }
+};
+
+// A block's share of the line, as the plan holds it.
+struct __align__(16) Range {
+    Row row;  // in which it begins
+    int begin;
+    int end;
+    Split head;  // of its first segment
+    Split tail;  // of its last
+    int reserved[2];
+};
+
 // Where a tile's keys and values are.
 struct Tile {
     unsigned source;  // (position in the cache) * KV_HEADS + key-value head
@@ -66,6 +85,12 @@ __device__ __forceinline__ Row load_row(const Row* row) {
     const int4* words = reinterpret_cast<const int4*>(row);
     int4 a = __ldg(words), b = __ldg(words + 1);
     return Row{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+
+__device__ __forceinline__ Range load_range(const Range* range) {
+    const int4* words = reinterpret_cast<const int4*>(range) + 2;
+    int4 a = __ldg(words), b = __ldg(words + 1);
+    return Range{load_row(&range->row), a.x, a.y, {a.z, a.w}, {b.x, b.y}, {b.z, b.w}};
 }
 
 __device__ __forceinline__ int first_head(int unit) {
@@ -251,21 +276,20 @@ __device__ __forceinline__ Merged merge_warps(const float* sums, const float2* s
     return merged;
 }
 
-// Merges what blocks first_block to last_block left of a segment that begins `begins_inside` first_block's range.
-__device__ __forceinline__ Merged merge_blocks(
-    const Partial& partial, int first_block, int last_block, bool begins_inside, int quad) {
+// Merges what the blocks of a split left.
+__device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split split, int quad) {
     Merged merged;
-    for (int block = first_block; block <= last_block; block += kMergeBatch) {
+    for (int block = split.first_block(); block <= split.last_block; block += kMergeBatch) {
         float2 stats[kMergeBatch];
         float4 sums[kMergeBatch];
 #pragma unroll
         for (int i = 0; i < kMergeBatch; i++) {
-            int source = min(block + i, last_block);
-            int slot = 2 * source + (source == first_block && begins_inside ? 1 : 0);
+            int source = min(block + i, split.last_block);
+            int slot = source == split.first_block() ? split.first_slot : 2 * source;
             long long head = static_cast<long long>(slot) * kHeads + quad / kQuads;
             stats[i] = __ldcg(partial.stats + head);
             sums[i] = __ldcg(reinterpret_cast<const float4*>(partial.sums + head * HEAD_DIM) + quad % kQuads);
-            if (block + i > last_block) stats[i] = make_float2(kLowest, 0.0f), sums[i] = make_float4(0, 0, 0, 0);
+            if (block + i > split.last_block) stats[i] = make_float2(kLowest, 0.0f), sums[i] = make_float4(0, 0, 0, 0);
         }
         merged.add(stats, sums);
     }
@@ -349,10 +373,9 @@ __device__ __forceinline__ void add_values(
 // The end of a segment: merges the block's warps, then writes the output or leaves a partial result. The last block to
 // arrive at a (row, unit) writes it.
 __device__ __forceinline__ void finish_segment(
-    const float* sums, const float2* stats, int* is_last, const Partial& partial, const Row& row, int unit, int begin,
-    int range, bool first_of_block, Scalar* output, long long output_stride) {
-    int first_block = begin / range, last_block = (begin + row.tiles - 1) / range;
-    bool whole = first_block == last_block;
+    const float* sums, const float2* stats, int* is_last, const Partial& partial, const Row& row, int unit, Split split,
+    int slot, Scalar* output, long long output_stride) {
+    bool whole = split.is_whole();
     Scalar* target = output + row.query * output_stride + first_head(unit) * HEAD_DIM;
     int quads = head_count(unit) * kQuads;
     __syncthreads();
@@ -362,7 +385,7 @@ __device__ __forceinline__ void finish_segment(
             merged.write(target + quad * 4);
             continue;
         }
-        long long head = (2ll * blockIdx.x + (first_of_block ? 0 : 1)) * kHeads + quad / kQuads;
+        long long head = static_cast<long long>(slot) * kHeads + quad / kQuads;
         reinterpret_cast<float4*>(partial.sums + head * HEAD_DIM)[quad % kQuads] = merged.output;
         if (quad % kQuads == 0) partial.stats[head] = make_float2(merged.maximum, merged.sum);
     }
@@ -371,7 +394,7 @@ __device__ __forceinline__ void finish_segment(
     if (whole) return;
     if (threadIdx.x == 0) {
         int* arrivals = partial.arrivals + row.index * kUnits + unit;
-        bool last = atomicAdd(arrivals, 1) == last_block - first_block;
+        bool last = atomicAdd(arrivals, 1) == split.last_block - split.first_block();
         if (last) *arrivals = 0;
         *is_last = last;
     }
@@ -379,12 +402,12 @@ __device__ __forceinline__ void finish_segment(
     if (!*is_last) return;
     __threadfence();
     for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
-        merge_blocks(partial, first_block, last_block, first_block * range != begin, quad).write(target + quad * 4);
+        merge_blocks(partial, split, quad).write(target + quad * 4);
     }
 }
 
-// plan: int32 {tiles of a block's range, tiles of the line, 6 unused}, Row [batch], Row [gridDim.x] in which each
-// block's range begins. Strides are in elements. `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set.
+// plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores, `soft_cap` counts where
+// SOFT_CAP is set.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const Scalar* __restrict__ keys, const Scalar* __restrict__ values, const int* __restrict__ block_tables,
@@ -395,11 +418,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
     float2* merge_stats = reinterpret_cast<float2*>(merge_sums + WARPS * kHeads * kMergePitch);
     int* is_last = reinterpret_cast<int*>(merge_stats + WARPS * kHeads);
 
-    const Row* rows = reinterpret_cast<const Row*>(plan + 8);
-    int range = __ldg(plan), total = __ldg(plan + 1);
-    Row row = load_row(rows + batch + blockIdx.x);
-    int begin = blockIdx.x * range, end = min(begin + range, total);
+    const Row* rows = reinterpret_cast<const Row*>(plan);
+    const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
+    const int begin = range.begin, end = range.end;
     if (begin >= end) return;
+    Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // of this warp
 
@@ -465,8 +488,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         accumulator.store(merge_sums + warp * kHeads * kMergePitch, merge_stats + warp * kHeads, lane);
-        finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, flat - skipped, range, flat == begin,
-                       output, output_stride);
+        int slot = 2 * blockIdx.x + (flat == begin ? 0 : 1);
+        Split split = flat == begin ? range.head : segment_end == end ? range.tail : Split{slot, slot >> 1};
+        finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride);
         flat = segment_end;
         row = next_row;
         unit = next_unit;

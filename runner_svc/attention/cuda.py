@@ -32,13 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.attention.cuda_kernels import (
-    PORTABLE_TILE_ROWS,
-    AttentionShape,
-    DecodeVariant,
-    PrefillVariant,
-    SharedMemory,
-)
+from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, SharedMemory
+from runner_svc.attention.cuda_prefill import compile_prefill
 from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.cuda.kernel import Kernel
@@ -80,9 +75,10 @@ class CudaAttention:
         self._windows = tuple(dict.fromkeys(windows))
         self._window_of_layer = [self._windows.index(window) for window in windows]
         self._max_batch = max_batch
-        self._compile(cache.data.device)
+        self._compile(cache, block_tables)
 
-    def _compile(self, device: torch.device) -> None:
+    def _compile(self, cache: KVCache, block_tables: Tensor) -> None:
+        device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
@@ -109,17 +105,8 @@ class CudaAttention:
             self._partial_stats.data_ptr(),
             self._arrivals.data_ptr(),
         )
-        self._prefill_variant = PrefillVariant(self._shape)
-        self._prefill_kernel = Kernel(
-            load("paged_prefill", self._prefill_variant.defines),
-            "paged_prefill",
-            # queries, stride, output, stride, keys, values, tables, stride, plan, window, scale, cap
-            "PqPqPPPiPiff",
-            self._prefill_variant.threads,
-            shared_bytes=self._prefill_variant.shared_bytes,
-        )
-        self._prefill_grid = num_multiprocessors() * self._prefill_variant.blocks
-        self._prefill_planners = [PrefillPlanner(PORTABLE_TILE_ROWS, window) for window in self._windows]
+        self._prefill = compile_prefill(self._shape, cache, block_tables, self._scale, self._soft_cap)
+        self._prefill_planners = [PrefillPlanner(self._prefill.tile_rows, window) for window in self._windows]
         self._decode_planners: dict[int, list[DecodePlanner]] = {}
 
     @staticmethod
@@ -134,7 +121,10 @@ class CudaAttention:
                 raise ValueError(f"a decode batch of {batch} rows, made for {self._max_batch}")
             variant = self._decode_variants[batch <= _SMALL_BATCH]
             grid = self._grid(variant)
-            planners = [DecodePlanner(batch, grid, variant.warps, variant.units, window) for window in self._windows]
+            planners = [
+                DecodePlanner(batch, grid, variant.warps, variant.units, variant.end_cost, window)
+                for window in self._windows
+            ]
             self._decode_planners[batch] = planners
         return planners
 
@@ -203,18 +193,5 @@ class CudaAttention:
     def run_prefill(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
         """Launches a layer's prefill attention with the plan of `plan_words` words at this device address."""
         part = self._window_of_layer[layer]
-        self._prefill_kernel(
-            stream,
-            self._prefill_grid,
-            queries.data_ptr(),
-            queries.stride(0),
-            output.data_ptr(),
-            output.stride(0),
-            *self._layers[layer],
-            self._tables,
-            self._table_stride,
-            plan + 4 * part * (plan_words // len(self._windows)),
-            self._windows[part] or _NO_WINDOW,
-            self._scale,
-            self._soft_cap,
-        )
+        address = plan + 4 * part * (plan_words // len(self._windows))
+        self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW)

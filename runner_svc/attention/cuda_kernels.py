@@ -7,6 +7,7 @@ tests check without a GPU; `CudaAttention` compiles and launches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from runner_svc.attention.decode_plan import TILE
 
@@ -16,8 +17,7 @@ _MAX_STAGES = 6
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
 _STORED_SCALARS = 2  # bytes of a bf16 or fp16
-HOPPER_TILE_ROWS = 128
-PORTABLE_TILE_ROWS = 64
+_BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,11 @@ class DecodeVariant:
         return self.warps * 32
 
     @property
+    def end_cost(self) -> int:
+        """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
+        return 0 if self.blocks == 1 else 2
+
+    @property
     def defines(self) -> dict[str, int | str]:
         return self.shape.defines | {
             "COLUMNS": self.columns,
@@ -140,6 +145,7 @@ class PrefillVariant:
     shape: AttentionShape
     blocks: int = 2
     threads: int = 128
+    tile_rows: int = 64
 
     @property
     def keys(self) -> int:
@@ -154,3 +160,32 @@ class PrefillVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         return self.shape.defines | {"KEYS": self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillVariant:
+    """The prefill kernel for sm_90a: 128 queries a block of three warpgroups."""
+
+    HEAD_DIMS: ClassVar[tuple[int, ...]] = (128,)
+
+    shape: AttentionShape
+    threads: int = 384
+    tile_rows: int = 128
+    # Positions that one tensor copy brings.
+    copied_keys: int = 16
+
+    @property
+    def stages(self) -> tuple[int, int, int]:
+        """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
+        return (2, 3, 2) if self.shape.head_dim == 128 else (2, 4, 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Tiles of 128 rows, and two barriers for each."""
+        tile_bytes = 128 * self.shape.head_dim * _STORED_SCALARS
+        return sum(self.stages) * (tile_bytes + 2 * _BARRIER_BYTES)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES")
+        return self.shape.defines | dict(zip(names, self.stages, strict=True))
