@@ -16,6 +16,7 @@
 // before the softmax, and their values are never read (0 * NaN would be NaN). A row of length 0 gives zeros.
 
 #include "attention.cuh"
+#include "vector.cuh"
 
 using Scalar = SCALAR;
 using Rows = SwizzledRows<HEAD_DIM>;
@@ -422,6 +423,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
     const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
     const int begin = range.begin, end = range.end;
     if (begin >= end) return;
+    wait_for_predecessors();
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // of this warp

@@ -34,6 +34,7 @@ class AttentionLauncher(Protocol):
         table_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
         query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
     ) -> None: ...
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
@@ -156,7 +157,7 @@ class CudaSteps:
         """Packs a decode step, padded to `bucket` rows."""
         rows = step.rows(batch, bucket, self._num_slots)
         plan = step.plan(0, self._attention.decode_plan_words(bucket))
-        self._attention.plan_decode(rows.starts + 1, rows.slots, plan)
+        self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
         return rows
 
     def run_decode(self, stream: int, bucket: int) -> None:

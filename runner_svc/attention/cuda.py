@@ -3,9 +3,9 @@
 How a step uses it (arrays are numpy int32 on the host; T positions, R rows):
 
     attention = CudaAttention(cache, block_tables, num_heads, windows, max_batch=256)
-    # A step of decode rows only, padded to a bucket's `batch` (padding: length 1, a table row of zeros, i.e. block 0):
+    # A step of decode rows only, padded to a bucket's `batch`:
     words = attention.decode_plan_words(batch)                    # its part of the step's packed buffer
-    attention.plan_decode(lengths, table_rows, buffer[a : a + words])         # lengths: start + 1
+    attention.plan_decode(lengths, table_rows, buffer[a : a + words], batch=batch)   # lengths: start + 1
     attention.run_decode(stream, layer, queries, output, plan.data_ptr(), batch)   # capturable; replay with a new plan
     # Rows of several positions (chunks). Rows of one position in a mixed step go through decode, with `query_rows`:
     words = attention.prefill_plan_words(T, R)                    # for upper bounds T and R
@@ -92,6 +92,7 @@ class CudaAttention:
                 "PqPqPPPiPiffPPP",
                 variant.threads,
                 shared_bytes=variant.shared_bytes,
+                overlap=True,
             )
             for small, variant in self._decode_variants.items()
         }
@@ -138,15 +139,17 @@ class CudaAttention:
         table_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
         query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
     ) -> None:
-        """Fills `plan` [decode_plan_words(B)] for B rows of `lengths` positions, the one being decoded included.
+        """Fills `plan` [decode_plan_words(B)] for N <= B rows of `lengths` positions, the one being decoded included.
 
-        Row b's query is `query_rows[b]`, or b. A table row must name a valid block even for a length of 0.
+        `batch` is B, or N. Row b's query is `query_rows[b]`, or b. A table row must name a valid block even for a
+        length of 0. Rows that a batch is padded with should be left out: their output stays as it was.
         """
         if query_rows is None:
             query_rows = np.arange(len(lengths), dtype=np.int32)
         offset = 0
-        for planner in self._planners(len(lengths)):
+        for planner in self._planners(batch or len(lengths)):
             planner.write(lengths, table_rows, query_rows, plan[offset : offset + planner.words])
             offset += planner.words
 

@@ -44,8 +44,11 @@ class DecodePlanner:
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
     ) -> None:
-        """Fills `plan` [words] for rows of `lengths` positions each, this step's included; all arrays are [batch]."""
-        rows = plan[: ROW_WORDS * self.batch].reshape(self.batch, ROW_WORDS)
+        """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
+
+        Rows that the batch is padded with are no work, and keep what the output held.
+        """
+        rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
         firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
         tiles = np.maximum((lengths - firsts // TILE * TILE + TILE - 1) // TILE, 1)
         ends = np.cumsum(tiles)
@@ -55,14 +58,14 @@ class DecodePlanner:
         rows[:, 3] = firsts
         rows[:, 4] = table_rows
         rows[:, 5] = query_rows
-        rows[:, 6] = np.arange(self.batch)
+        rows[:, 6] = np.arange(len(lengths))
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
         self._write_ranges(tiles, ends * self.units, rows, ranges)
 
     def _write_ranges(
         self, tiles: NDArray[np.int32], ends: NDArray[np.int64], rows: NDArray[np.int32], ranges: NDArray[np.int32]
     ) -> None:
-        """`ends` [batch] is where each row ends on the line."""
+        """`ends` [N] is where each row ends on the line."""
         bounds = self._bounds(tiles, ends)
         begins = bounds[:-1]
         # The first and the last tile of each range (of an empty one, any), and the (row, unit) that each is part of.
@@ -86,7 +89,7 @@ class DecodePlanner:
         cost_ends = np.cumsum(costs) * self.units
         cost = max(self.min_cost, -(-int(cost_ends[-1]) // self.grid))
         bounds = np.minimum(np.arange(self.grid + 1) * cost, cost_ends[-1])
-        row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), self.batch - 1)
+        row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), len(tiles) - 1)
         cost_of_row, tiles_of_row = costs[row_of_bound], tiles[row_of_bound]
         inside = bounds - (cost_ends - costs * self.units)[row_of_bound]
         units = inside // cost_of_row

@@ -112,7 +112,7 @@ class Workspace:
         self.normed = empty(config.hidden_size)
         self.product = empty(config.hidden_size)  # of the output or the down matrix
         self.qkv = empty(query_width + 2 * config.num_kv_heads * config.head_dim)
-        self.attended = empty(query_width)
+        self.attended = empty(query_width).zero_()  # rows of padding keep what is there
         self.gate_up = empty(2 * config.intermediate_size)
         self.activated = empty(config.intermediate_size)
 

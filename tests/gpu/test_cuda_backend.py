@@ -70,7 +70,7 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | No
     )
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
     if num_blocks is not None:
-        backend.cache.data[:, :, 1:] = torch.nan
+        backend.cache.data.fill_(torch.nan)
     return backend
 
 

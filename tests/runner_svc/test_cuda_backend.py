@@ -51,7 +51,7 @@ def cuda_backend(folder: Path, device: HostDevice | None = None, num_blocks: int
         ),
         no_progress,
     )
-    backend.cache.data[:, :, 1:] = torch.nan
+    backend.cache.data.fill_(torch.nan)
     return backend
 
 

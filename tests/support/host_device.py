@@ -216,8 +216,9 @@ class HostAttention:
         table_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
         query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
     ) -> None:
-        assert len(plan) == self.decode_plan_words(len(lengths))
+        assert len(plan) == self.decode_plan_words(batch or len(lengths))
         rows = np.arange(len(lengths)) if query_rows is None else query_rows
         self.plan_prefill(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
 
