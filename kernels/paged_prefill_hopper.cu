@@ -192,7 +192,8 @@ struct Softmax {
             top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
             top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
             float offset = top * factor_of_scores;
-            factor[r] = exp2_approx(maximum[r] * factor_of_scores - offset);
+            // The difference first: fused into one operation with `offset`, the rounding error of kLowest would be huge.
+            factor[r] = exp2_approx((maximum[r] - top) * factor_of_scores);
             maximum[r] = top;
             float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll

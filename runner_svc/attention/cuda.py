@@ -123,7 +123,7 @@ class CudaAttention:
             variant = self._decode_variants[batch <= _SMALL_BATCH]
             grid = self._grid(variant)
             planners = [
-                DecodePlanner(batch, grid, variant.warps, variant.units, variant.end_cost, window)
+                DecodePlanner(batch, grid, variant.min_cost, variant.units, variant.end_cost, window)
                 for window in self._windows
             ]
             self._decode_planners[batch] = planners

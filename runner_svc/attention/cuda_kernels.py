@@ -126,7 +126,12 @@ class DecodeVariant:
     @property
     def end_cost(self) -> int:
         """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
-        return 0 if self.blocks == 1 else 2
+        return 0 if self.blocks == 1 else 5
+
+    @property
+    def min_cost(self) -> int:
+        """The least cost of a block's range: a tile a warp, and more than merging."""
+        return max(self.warps, self.end_cost + 1)
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -166,7 +171,7 @@ class PrefillVariant:
 class HopperPrefillVariant:
     """The prefill kernel for sm_90a: 128 queries a block of three warpgroups."""
 
-    HEAD_DIMS: ClassVar[tuple[int, ...]] = (128,)
+    HEAD_DIMS: ClassVar[tuple[int, ...]] = (64, 128)
 
     shape: AttentionShape
     threads: int = 384

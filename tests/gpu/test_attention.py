@@ -57,7 +57,13 @@ def seed() -> int:
 def attention_of(batch: AttentionBatch) -> CudaAttention:
     case = batch.case
     return CudaAttention(
-        batch.cache, batch.block_tables, case.num_heads, [case.window], len(case.lengths), soft_cap=case.soft_cap
+        batch.cache,
+        batch.block_tables,
+        case.num_heads,
+        [case.window],
+        len(case.lengths),
+        scale=case.scale,
+        soft_cap=case.soft_cap,
     )
 
 
@@ -149,8 +155,18 @@ def test_prefill_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
         block_size,
         window,
         soft_cap,
-        dtype,
+        dtype=dtype,
     )
+    batch = AttentionBatch(case, seed, DEVICE)
+    run_prefill(attention_of(batch), batch)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
+    # Queries of the second row begin before the last tile of keys: some see nothing of the tile that comes first.
+    case = AttentionCase((200, 700), (200, 211), head_dim, scale=scale)
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)
     check(batch, seed)

@@ -24,6 +24,8 @@ class AttentionCase:
     block_size: int = 16
     window: int | None = None
     soft_cap: float | None = None
+    # Of the scores; 1 / sqrt(head_dim) unless given.
+    scale: float | None = None
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -88,7 +90,7 @@ class AttentionBatch:
         keys, values = (
             half[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, 1) for half in self.cache.data[0]
         )
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * case.head_dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (case.scale or case.head_dim**-0.5)
         if case.soft_cap is not None:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
         positions = torch.arange(length - len(queries), length, device=queries.device)[:, None]
