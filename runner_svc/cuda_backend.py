@@ -11,9 +11,7 @@ Everything of a fixed size is allocated first; the KV pool gets what the largest
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
-from runner_svc.cuda_graphs import DecodeGraphs, Replay, bucket_sizes
+from runner_svc.cuda_graphs import DecodeGraphs, bucket_sizes
 from runner_svc.cuda_steps import CudaSteps, Launchers
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
 from runner_svc.device_roster import DeviceRoster
@@ -30,10 +28,10 @@ from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
-from runner_svc.pool_size import MemoryProfile
+from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch
-from runner_svc.sample_records import pack_rows
-from runner_svc.step_buffers import PackedStep, Ring, aligned
+from runner_svc.sample_records import SampleRows, pack_rows
+from runner_svc.step_buffers import PackedStep, Placed, Ring, aligned
 
 Progress = Callable[[str, float], None]
 
@@ -41,36 +39,6 @@ Progress = Callable[[str, float], None]
 MAX_IN_FLIGHT = 4
 # Room for what a step's admissions and samplers bring; more than that travels in a copy of its own.
 TAIL_WORDS = 1 << 17
-
-
-class Event(Protocol):
-    """As torch.cuda.Event, recorded."""
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end: Any, /) -> float: ...
-
-
-class Device(Protocol):
-    """As `runner_svc.cuda.device.GpuDevice`."""
-
-    device: torch.device
-
-    def stream(self) -> AbstractContextManager[int]: ...
-
-    def current_stream(self) -> int: ...
-
-    def synchronize(self) -> None: ...
-
-    def pinned(self, words: int) -> Tensor: ...
-
-    def event(self) -> Event: ...
-
-    def capture(self, function: Callable[[], None]) -> Replay: ...
-
-    def seconds(self, replay: Replay) -> float: ...
-
-    def profile(self, largest_step: Callable[[], None]) -> MemoryProfile: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +58,24 @@ class CudaSizes:
         return -(-self.context_length // self.block_size)
 
 
-class HostBuffers:
-    """One ring entry: page-locked memory for a step's input and its result."""
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """What the sampler reads of a step's rows, as it travels with the step."""
 
-    def __init__(self, device: Device, words: int, num_slots: int) -> None:
-        self.input = device.pinned(words)
-        self.words: NDArray[np.int32] = self.input.numpy()
-        self.result = device.pinned(2 * aligned(num_slots))
-        self.tokens: NDArray[np.int32] = self.result.numpy()[:num_slots]
-        self.finite: NDArray[np.uint8] = self.result.numpy()[aligned(num_slots) :].view(np.uint8)
+    records: Placed
+    extra_ids: Placed
+    extra_values: Placed
+    adjusted: bool
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingCudaStep:
-    """A step under way."""
-
-    num_rows: int
-    sample_rows: NDArray[np.intp]
-    logprobs: list[PendingLogprobs]
-    prompt_logprobs: list[PendingLogprobs]
-    buffers: HostBuffers
-    ring: Ring[HostBuffers]
-    last_end: Event | None
-    begin: Event
-    forwarded: Event
-    end: Event
-
-    def wait(self) -> StepOutput:
-        """Blocks until the step is done; frees its buffers."""
-        try:
-            self.end.synchronize()
-            num_sampled = len(self.sample_rows)
-            tokens = self.buffers.tokens[:num_sampled].copy()
-            finite = self.buffers.finite[:num_sampled].astype(np.bool_)
-        finally:
-            self.ring.give(self.buffers)
-        output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
-        output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
-        output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]
-        output.forward_ns = _nanoseconds(self.begin, self.forwarded)
-        output.sample_ns = _nanoseconds(self.forwarded, self.end)
-        output.idle_ns = _nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
-        return output
+    @classmethod
+    def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
+        """Puts them into the step."""
+        return cls(
+            step.append(rows.records.view(np.int32)),
+            step.append(rows.extra_ids),
+            step.append(rows.extra_values.view(np.int32)),
+            rows.adjusted,
+        )
 
 
 class CudaBackend:
@@ -221,9 +165,7 @@ class CudaBackend:
             rows = steps.pack_decode(step, batch, bucket)
         changes = step.append(self._changes) if self._changes is not None else None
         self._changes = None
-        drawn = pack_rows(batch, rows.sample_rows)
-        records = step.append(drawn.records.view(np.int32))
-        extra_ids, extra_values = step.append(drawn.extra_ids), step.append(drawn.extra_values.view(np.int32))
+        records = PlacedRecords.of(step, pack_rows(batch, rows.sample_rows))
         prompt_logprobs: list[PendingLogprobs] = []
         with device.stream() as stream:
             begin = device.event()
@@ -236,21 +178,7 @@ class CudaBackend:
             elif bucket is not None:
                 self._graphs.replay(bucket)
             forwarded = device.event()
-            logprobs: list[PendingLogprobs] = []
-            if num_sampled := len(rows.sample_rows):
-                tokens = self._result[:num_sampled]
-                self._sampling(
-                    stream,
-                    steps.logits[:num_sampled],
-                    records.tensor(steps.packed),
-                    extra_ids.tensor(steps.packed),
-                    extra_values.tensor(steps.packed),
-                    tokens,
-                    self._result[aligned(self.num_slots) :].view(torch.uint8)[:num_sampled],
-                    adjusted=drawn.adjusted,
-                )
-                self._copy(stream, self._result, buffers.result, len(self._result))
-                logprobs = self._logprobs(batch, rows.sample_rows, tokens)
+            logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
             end = device.event()
         last_end, self._last_end = self._last_end, end
         return PendingCudaStep(
@@ -265,6 +193,27 @@ class CudaBackend:
             forwarded,
             end,
         )
+
+    def _draw(
+        self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
+    ) -> list[PendingLogprobs]:
+        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked."""
+        if not len(rows):
+            return []
+        packed = self._steps.packed
+        tokens = self._result[: len(rows)]
+        self._sampling(
+            stream,
+            self._steps.logits[: len(rows)],
+            records.records.tensor(packed),
+            records.extra_ids.tensor(packed),
+            records.extra_values.tensor(packed),
+            tokens,
+            self._result[aligned(self.num_slots) :].view(torch.uint8)[: len(rows)],
+            adjusted=records.adjusted,
+        )
+        self._copy(stream, self._result, buffers.result, len(self._result))
+        return self._logprobs(batch, rows, tokens)
 
     def _logprobs(self, batch: StepBatch, rows: NDArray[np.intp], tokens: Tensor) -> list[PendingLogprobs]:
         """Of the tokens just drawn, of rows that asked."""
@@ -336,7 +285,3 @@ class CudaBackend:
         profile = self._device.profile(largest_step)
         progress("profiling the largest step", 1.0)
         return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._decoder.dtype))
-
-
-def _nanoseconds(begin: Event, end: Event) -> int:
-    return max(0, round(begin.elapsed_time(end) * 1e6))
