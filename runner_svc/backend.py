@@ -3,12 +3,16 @@
 `BatchState` builds the batch from a plan; a backend sees no plan, no socket and no slot bookkeeping. All arrays are
 numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of sequences that
 failed before; R rows hold T positions together.
+
+A `Backend` computes a batch while the caller waits. An `OverlappingBackend` starts a batch and lets the caller start
+the next before the first is done: it keeps the token buffer and the block tables on its device, so that a batch's input
+tokens may be ones that the host has not seen yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +29,7 @@ class StepBatch:
     starts: NDArray[np.int32]  # [R] first position
     counts: NDArray[np.int32]  # [R] positions, >= 1
     sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
+    # The next four are empty for an OverlappingBackend, which gathers its inputs on the device.
     tokens: NDArray[np.int32]  # [T] input token ids, row after row
     positions: NDArray[np.int32]  # [T] position of each
     slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written
@@ -57,6 +62,8 @@ class StepOutput:
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     forward_ns: int = 0
     sample_ns: int = 0
+    # Time for which the device had nothing to do before the batch; None where only the caller can tell.
+    idle_ns: int | None = None
 
     @classmethod
     def sampled(
@@ -68,6 +75,14 @@ class StepOutput:
         token_counts = np.zeros(num_rows, np.uint8)
         token_counts[rows[finite]] = 1
         return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
+
+    def fail(self, rows: NDArray[np.bool_]) -> None:
+        """Takes back what the rows that are set in `rows` [R] came to: they get ROW_STATUS_FAILED and no token."""
+        self.tokens = self.tokens[~rows[self.token_counts.astype(bool)]]
+        self.token_counts[rows] = 0
+        self.statuses[rows] = plan_pb2.ROW_STATUS_FAILED
+        self.logprobs = [entry for entry in self.logprobs if not rows[entry.row]]
+        self.prompt_logprobs = [entry for entry in self.prompt_logprobs if not rows[entry.row]]
 
 
 class Backend(Protocol):
@@ -85,3 +100,46 @@ class Backend(Protocol):
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmittedSlot:
+    """A sequence that entered a slot: what a device needs to hold of it."""
+
+    state: SlotState
+    params: np.void  # a record of ROW_PARAMS
+    num_tokens: int  # the first so many of state.tokens are known
+    blocks: NDArray[np.int32]  # its block table so far
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RosterChanges:
+    """What a plan changed in the slots, in this order: admissions, then appends to block tables."""
+
+    admitted: list[AdmittedSlot]  # those that can be computed with: all their token ids are of the vocabulary
+    append_slots: NDArray[np.int32]  # [A]
+    append_indexes: NDArray[np.int32]  # [A] place in the slot's table
+    append_blocks: NDArray[np.int32]  # [A]
+
+
+class PendingStep(Protocol):
+    """A batch under way."""
+
+    def wait(self) -> StepOutput:
+        """Blocks until the batch is done; called once, from any one thread."""
+
+
+@runtime_checkable
+class OverlappingBackend(Backend, Protocol):
+    """Computes batches in the order of their launches, without the host's word between them.
+
+    For each plan the caller says `change_roster`, then `copy_blocks`, then `launch`, the last two where there is need.
+    What the sampled rows of a batch drew is in the device's token buffer for the next batch, a valid id in any case,
+    also where the row's logits were not finite.
+    """
+
+    def change_roster(self, changes: RosterChanges) -> None:
+        """Brings the device's token buffer, block tables and parameters up to date before the next batch."""
+
+    def launch(self, batch: StepBatch) -> PendingStep:
+        """Starts what `step` does, and returns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from runner_svc.backend import Backend
 from runner_svc.settings import RunnerSettings
@@ -17,70 +18,136 @@ class UnusableSettings(ValueError):
     """The settings can't be served on this machine; the text says what to change."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a backend's sizes the operator leaves to the kind of device."""
+
+    slots: int
+    max_step_tokens: int
+    kv_tokens: int | None  # None: as many as fit
+
+    @classmethod
+    def of(cls, settings: RunnerSettings, on_gpu: bool) -> Sizes:
+        """The settings, with defaults filled in. Raises UnusableSettings where they contradict each other."""
+        defaults = cls(256, 8192, None) if on_gpu else cls(8, 512, 16384)
+        sizes = cls(
+            settings.slots or defaults.slots,
+            settings.max_step_tokens or defaults.max_step_tokens,
+            settings.kv_tokens or defaults.kv_tokens,
+        )
+        if sizes.kv_tokens is not None and sizes.kv_tokens < settings.block_size:
+            raise UnusableSettings(f"kv_tokens is {sizes.kv_tokens}, less than one block of {settings.block_size}")
+        if sizes.max_step_tokens < sizes.slots:
+            raise UnusableSettings(
+                f"max_step_tokens is {sizes.max_step_tokens}, less than one for each of the {sizes.slots} slots"
+            )
+        return sizes
+
+    def num_blocks(self, block_size: int) -> int | None:
+        """KV blocks; None: as many as fit."""
+        return self.kv_tokens // block_size if self.kv_tokens is not None else None
+
+
 def build_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     """The backend that `settings` ask for, ready to compute.
 
     Raises UnusableSettings, ModelNotFound or UnsupportedModel, each with one sentence for the operator.
     """
-    num_blocks = settings.kv_tokens // settings.block_size
-    if num_blocks < 1:
-        raise UnusableSettings(f"kv_tokens is {settings.kv_tokens}, less than one block of {settings.block_size}")
-    if settings.max_step_tokens < settings.slots:
-        raise UnusableSettings(
-            f"max_step_tokens is {settings.max_step_tokens}, less than one for each of the {settings.slots} slots"
-        )
-    if settings.device == "hash":
-        from runner_svc.hash_model import HashBackend
-
-        return HashBackend(
-            num_slots=settings.slots,
-            block_size=settings.block_size,
-            num_blocks=num_blocks,
-            max_step_tokens=settings.max_step_tokens,
-            vocab_size=settings.vocab_size,
-            context_length=settings.context_length or _TEST_CONTEXT_LENGTH,
-            eos_probability=settings.eos_probability,
-            step_ms=settings.step_ms,
-        )
-    if settings.device == "null":
-        from runner_svc.null_model import NullBackend
-
-        return NullBackend(
-            num_slots=settings.slots,
-            block_size=settings.block_size,
-            num_blocks=num_blocks,
-            max_step_tokens=settings.max_step_tokens,
-            vocab_size=settings.vocab_size,
-            context_length=settings.context_length or _TEST_CONTEXT_LENGTH,
-            step_ms=settings.step_ms,
-        )
-    return _torch_backend(settings, num_blocks, progress)
-
-
-def _torch_backend(settings: RunnerSettings, num_blocks: int, progress: Progress) -> Backend:
+    if settings.device in ("hash", "null"):
+        return _test_backend(settings)
     try:
-        import torch
+        import torch  # noqa: F401
 
-        from runner_svc.torch_backend import TorchBackend
+        from runner_svc.gpu_probe import gpu_obstacle
     except ImportError as error:
         raise UnusableSettings(
             f"a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"
         ) from error
-    if settings.device == "cuda":
-        if not torch.cuda.is_available():
-            raise UnusableSettings("device is 'cuda', but torch finds no GPU here: set device to 'cpu'")
-        raise UnusableSettings("device is 'cuda', but this version computes on the CPU only: set device to 'cpu'")
+    obstacle = gpu_obstacle() if settings.device != "cpu" else None
+    if settings.device == "cuda" and obstacle is not None:
+        raise UnusableSettings(f"device is 'cuda', but {obstacle}")
+    if settings.device == "cpu" or obstacle is not None:
+        return _cpu_backend(settings, progress)
+    return _gpu_backend(settings, progress)
+
+
+def _test_backend(settings: RunnerSettings) -> Backend:
+    sizes = Sizes.of(settings, on_gpu=False)
+    num_blocks = sizes.num_blocks(settings.block_size) or 1
+    context_length = settings.context_length or _TEST_CONTEXT_LENGTH
+    if settings.device == "hash":
+        from runner_svc.hash_model import HashBackend
+
+        return HashBackend(
+            num_slots=sizes.slots,
+            block_size=settings.block_size,
+            num_blocks=num_blocks,
+            max_step_tokens=sizes.max_step_tokens,
+            vocab_size=settings.vocab_size,
+            context_length=context_length,
+            eos_probability=settings.eos_probability,
+            step_ms=settings.step_ms,
+        )
+    from runner_svc.null_model import NullBackend
+
+    return NullBackend(
+        num_slots=sizes.slots,
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        max_step_tokens=sizes.max_step_tokens,
+        vocab_size=settings.vocab_size,
+        context_length=context_length,
+        step_ms=settings.step_ms,
+    )
+
+
+def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+    import torch
+
+    from runner_svc.torch_backend import TorchBackend
+
+    if settings.weights == "random":
+        raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
+    sizes = Sizes.of(settings, on_gpu=False)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     backend = TorchBackend.load(
         settings.model,
         cache_folder=settings.cache_dir,
         progress=progress,
-        num_blocks=num_blocks,
+        num_blocks=sizes.num_blocks(settings.block_size) or 1,
         block_size=settings.block_size,
-        num_slots=settings.slots,
-        max_step_tokens=settings.max_step_tokens,
+        num_slots=sizes.slots,
+        max_step_tokens=sizes.max_step_tokens,
     )
     if settings.context_length is not None:
         backend.model.context_length = min(settings.context_length, backend.model.context_length)
     return backend
+
+
+def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+    import torch
+
+    from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+    from runner_svc.pool_size import OutOfMemory
+
+    sizes = Sizes.of(settings, on_gpu=True)
+    options = GpuOptions(
+        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        random_weights=settings.weights == "random",
+        num_slots=sizes.slots,
+        block_size=settings.block_size,
+        max_step_tokens=sizes.max_step_tokens,
+        context_length=settings.context_length,
+        num_blocks=sizes.num_blocks(settings.block_size),
+        gpu_memory=settings.gpu_memory,
+    )
+    try:
+        return load_cuda_backend(settings.model, settings.cache_dir, options, progress)
+    except OutOfMemory as error:
+        raise UnusableSettings(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise UnusableSettings(
+            "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
+            "or end other programs that use the GPU"
+        ) from error

@@ -4,6 +4,10 @@ A plan is checked whole before anything changes (`PlanCheck`, which works on cop
 in the fixed order releases, admissions, table appends; the copies and extents are handed to the backend as arrays. Work
 per row is numpy, never a Python loop: a loop runs only over admissions and over rows' `SlotState` references.
 
+Plans are applied in order, and the next may be applied before the last is recorded: what a plan computes and samples
+counts as there once the plan is applied. A record that comes when the slot already has another sequence is dropped for
+that slot, by its epoch; so is a token of a sequence that failed in an earlier plan.
+
 The token buffer and the block tables are allocated zeroed and lazily by the operating system: a page costs memory only
 once a sequence reaches it.
 """
@@ -16,31 +20,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
+from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters, unusable
 from runner_svc.plan_columns import SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
+
+_NONE = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)
 class AppliedPlan:
     """What is left of a plan for the backend once the roster is up to date."""
 
+    changes: RosterChanges
     copy_sources: NDArray[np.int32]
     copy_targets: NDArray[np.int32]
     num_rows: int  # extents of the plan
     rows: NDArray[np.intp]  # plan rows in the batch: those of sequences that did not fail before
     batch: StepBatch | None  # None when no row is left
+    epochs: NDArray[np.int64]  # [rows] which of its slot's sequences each row belongs to
 
 
 class BatchState:
-    """Slots, block tables and token buffer of one runner; slots are numbered as in plans."""
+    """Slots, block tables and token buffer of one runner; slots are numbered as in plans.
 
-    def __init__(self, limits: Limits) -> None:
+    `gathers_inputs`: the backend keeps tokens and tables itself, so batches come without them.
+    """
+
+    def __init__(self, limits: Limits, gathers_inputs: bool = False) -> None:
         self._limits = limits
+        self._gathers_inputs = gathers_inputs
         self._counters = SlotCounters.empty(limits.num_slots)
         self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None where free
         self._params = np.zeros(limits.num_slots, ROW_PARAMS)
+        self._epochs = np.zeros(limits.num_slots, np.int64)  # sequences that each slot has had
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
         self._tables = np.zeros((limits.num_slots + 1, limits.max_table), np.int32)
@@ -60,30 +73,45 @@ class BatchState:
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
         for slot in columns.releases:
             self._release(int(slot))
-        for admission in plan.admissions:
-            self._admit(admission, counters)
+        admitted = [self._admit(admission, counters) for admission in plan.admissions]
+        usable = [entry for entry in admitted if not counters.failed[entry.state.slot]]
         if len(columns.append_slots):
             self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
         self._counters = counters
         rows = np.flatnonzero(~counters.failed[columns.extent_slots])
+        batch = self._batch(columns, rows) if len(rows) else None
+        if batch is not None:
+            counters.computed[batch.slots] = batch.ends
+            counters.num_tokens[batch.slots[batch.sample]] += 1
         return AppliedPlan(
+            RosterChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
             columns.copy_sources,
             columns.copy_targets,
             len(columns.extent_slots),
             rows,
-            self._batch(columns, rows) if len(rows) else None,
+            batch,
+            self._epochs[columns.extent_slots[rows]],
         )
 
-    def record(self, batch: StepBatch, output: StepOutput) -> None:
-        """Takes over what `batch`, the one applied last, came to: computed positions, sampled tokens, failures."""
-        counters = self._counters
-        ends = batch.ends
-        counters.computed[batch.slots] = ends
-        sampled = output.token_counts.astype(bool)
-        slots = batch.slots[sampled]
-        self._tokens[slots, ends[sampled]] = output.tokens
-        counters.num_tokens[slots] += 1
-        counters.failed[batch.slots[output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED]] = True
+    def record(self, applied: AppliedPlan, output: StepOutput) -> None:
+        """Takes over what the batch of `applied` came to: tokens and failures. Plans are recorded in order.
+
+        Rows of sequences that failed in an earlier plan, whose failure was not known when this one was applied, are
+        made ROW_STATUS_FAILED in `output`.
+        """
+        batch, counters = applied.batch, self._counters
+        if batch is None:
+            return
+        current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
+        late = current & counters.failed[batch.slots]
+        if late.any():
+            output.fail(late)
+        drew = output.token_counts.astype(bool)
+        writes = current & drew
+        self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
+        counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
+        failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
+        counters.failed[batch.slots[failed]] = True
 
     def residents(self) -> list[plan_pb2.ResidentSequence]:
         """All that a scheduler needs to go on with the sequences, in slot order."""
@@ -106,20 +134,36 @@ class BatchState:
         self._states[slot] = None
         self._tables[slot, : self._counters.num_blocks[slot]] = 0
 
-    def _admit(self, admission: plan_pb2.Admission, counters: SlotCounters) -> None:
+    def _admit(self, admission: plan_pb2.Admission, counters: SlotCounters) -> AdmittedSlot:
         slot = admission.slot
         tokens = np.frombuffer(admission.tokens, "<i4")
         blocks = np.frombuffer(admission.blocks, "<i4")
         self._tokens[slot, : len(tokens)] = tokens
         self._tables[slot, : len(blocks)] = blocks
-        self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
+        state = self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
         self._params[slot] = row_params(admission)
+        self._epochs[slot] += 1
         counters.failed[slot] = unusable(admission, self._limits.vocab_size)
+        return AdmittedSlot(state, self._params[slot], len(tokens), blocks)
 
     def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]
         counts = columns.extent_counts[rows]
         block_size = self._limits.block_size
+        sample = (columns.extent_flags[rows] & SAMPLE_FLAG).astype(bool)
+        if self._gathers_inputs:
+            return StepBatch(
+                slots=slots,
+                starts=starts,
+                counts=counts,
+                sample=sample,
+                tokens=_NONE,
+                positions=_NONE,
+                slot_mapping=_NONE.astype(np.int64),
+                block_tables=_NONE.reshape(0, 0),
+                params=self._params[slots],
+                states=self._states[slots].tolist(),
+            )
         if len(rows) == counts.sum():
             row_slots, positions = slots, starts
         else:
@@ -132,7 +176,7 @@ class BatchState:
             slots=slots,
             starts=starts,
             counts=counts,
-            sample=(columns.extent_flags[rows] & SAMPLE_FLAG).astype(bool),
+            sample=sample,
             tokens=self._tokens[row_slots, positions],
             positions=positions,
             slot_mapping=self._tables[row_slots, indexes].astype(np.int64) * block_size + offsets,

@@ -64,6 +64,7 @@ def serve(settings: RunnerSettings) -> int:
         slots=backend.num_slots,
         blocks=backend.num_blocks,
         block_size=backend.block_size,
+        kv_tokens=backend.num_blocks * backend.block_size,
         context_length=backend.model.context_length,
         link=settings.link,
     )

@@ -53,7 +53,7 @@ class PlanSocket:
         self._hello = runner.hello()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
-        self._wake = self._context.socket(zmq.PAIR)
+        self._wake = self._context.socket(zmq.PULL)
         self._wake.bind(wake_endpoint)
         self._compute = ComputeThread(runner, self._context, wake_endpoint)
         self._connect()

@@ -1,13 +1,21 @@
-"""Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process."""
+"""Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process.
+
+`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes, by
+one thread, and another one waits for the results, in order; both touch the roster under its lock, which neither holds
+while it computes or waits. `execute` is launch and wait in one.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from protos import plan_pb2
-from runner_svc.backend import Backend, StepOutput
+from runner_svc.backend import Backend, OverlappingBackend, StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.plan_check import Limits
 from runner_svc.plan_columns import PlanFault
@@ -15,14 +23,33 @@ from runner_svc.plan_columns import PlanFault
 PROTOCOL_VERSION = 1
 
 
+class LaunchedPlan:
+    """A plan under way."""
+
+    def __init__(self, finish: Callable[[], plan_pb2.Result]) -> None:
+        self._finish = finish
+
+    def wait(self) -> plan_pb2.Result:
+        """Blocks until the plan is done; called once, by whichever thread, in the order of the launches.
+
+        Raises PlanFault when it failed in the backend.
+        """
+        return self._finish()
+
+
 class Runner:
-    """One backend and its roster. Not thread-safe: one thread calls it."""
+    """One backend and its roster.
+
+    One thread calls it, but for `LaunchedPlan.wait`; all but `launch` only while no plan is under way.
+    """
 
     def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
         self._backend = backend
         self._runner_id = runner_id
         self._max_depth = max_depth
+        self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         model = backend.model
+        self._lock = threading.Lock()  # of the state
         self._state = BatchState(
             Limits(
                 num_slots=backend.num_slots,
@@ -31,15 +58,21 @@ class Runner:
                 max_step_tokens=backend.max_step_tokens,
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
-            )
+            ),
+            gathers_inputs=self.overlaps,
         )
         self._last_plan = 0
         self._faulted = False
         self._last_end_ns: int | None = None
 
     @property
+    def overlaps(self) -> bool:
+        """Whether `launch` returns before the plan is done."""
+        return self._overlapping is not None
+
+    @property
     def last_plan(self) -> int:
-        """Number of the last plan executed in this session; 0 before the first."""
+        """Number of the last plan launched in this session; 0 before the first."""
         return self._last_plan
 
     def hello(self) -> plan_pb2.Hello:
@@ -76,17 +109,35 @@ class Runner:
         return plan_pb2.Snapshot(last_plan=self._last_plan, sequences=self._state.residents())
 
     def execute(self, number: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
-        """Executes the plan after `last_plan`.
+        """Executes the plan after `last_plan`; raises PlanFault as `launch` and `LaunchedPlan.wait` do."""
+        return self.launch(number, plan).wait()
+
+    def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+        """Starts the plan after `last_plan`.
 
         Raises PlanFault when the plan is not that one, does not fit the roster (nothing of it is applied), or fails in
         the backend; from then on every plan is refused until `reset`.
         """
         if self._faulted:
             raise PlanFault("an earlier plan failed: nothing executes until a new session")
+        if number != self._last_plan + 1:
+            self._faulted = True
+            raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
+        with self._faulting(number):
+            finish = self._launch(plan)
+        self._last_plan = number
+
+        def guarded() -> plan_pb2.Result:
+            with self._faulting(number):
+                return finish()
+
+        return LaunchedPlan(guarded)
+
+    @contextmanager
+    def _faulting(self, number: int) -> Iterator[None]:
+        """Whatever is raised inside ends the session, as a PlanFault."""
         try:
-            if number != self._last_plan + 1:
-                raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
-            return self._execute(number, plan)
+            yield
         except PlanFault:
             self._faulted = True
             raise
@@ -94,23 +145,34 @@ class Runner:
             self._faulted = True
             raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
 
-    def _execute(self, number: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
+    def _launch(self, plan: plan_pb2.Plan) -> Callable[[], plan_pb2.Result]:
+        """Starts the plan; what it returns ends it."""
         begin_ns = time.perf_counter_ns()
         idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
-        applied = self._state.apply(plan)
+        with self._lock:
+            applied = self._state.apply(plan)
+        if self._overlapping is not None:
+            self._overlapping.change_roster(applied.changes)
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
-        prepare_ns = time.perf_counter_ns() - begin_ns
+        timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)
         if applied.batch is None:
-            result = plan_pb2.Result(statuses=_failed(applied.num_rows).tobytes(), token_counts=bytes(applied.num_rows))
-        else:
-            output = self._backend.step(applied.batch)
-            self._state.record(applied.batch, output)
-            result = _result(applied, output)
-        self._last_plan = number
-        timings = result.timings
-        timings.idle_ns = idle_ns
-        timings.prepare_ns = prepare_ns
+            return lambda: self._finish(applied, _nothing(), timings)
+        if self._overlapping is not None:
+            pending = self._overlapping.launch(applied.batch)
+            return lambda: self._finish(applied, pending.wait(), timings)
+        output = self._backend.step(applied.batch)
+        return lambda: self._finish(applied, output, timings)
+
+    def _finish(self, applied: AppliedPlan, output: StepOutput, timings: plan_pb2.Timings) -> plan_pb2.Result:
+        with self._lock:
+            self._state.record(applied, output)
+        result = _result(applied, output)
+        timings.forward_ns = output.forward_ns
+        timings.sample_ns = output.sample_ns
+        if output.idle_ns is not None:
+            timings.idle_ns = output.idle_ns
+        result.timings.CopyFrom(timings)
         self._last_end_ns = time.perf_counter_ns()
         return result
 
@@ -118,6 +180,10 @@ class Runner:
         self._last_plan = 0
         self._faulted = False
         self._last_end_ns = None
+
+
+def _nothing() -> StepOutput:
+    return StepOutput(np.zeros(0, np.uint8), np.zeros(0, np.uint8), np.zeros(0, np.int32))
 
 
 def _failed(num_rows: int) -> np.ndarray:
@@ -140,5 +206,4 @@ def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
         tokens=output.tokens.tobytes(),
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
-        timings=plan_pb2.Timings(forward_ns=output.forward_ns, sample_ns=output.sample_ns),
     )

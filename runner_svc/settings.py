@@ -49,10 +49,24 @@ class RunnerSettings(BaseSettings):
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
         "auto", description="What computes; 'hash' and 'null' are test backends without a model."
     )
-    slots: int = Field(8, ge=1, le=4096, description="Sequences that can run at once.")
+    dtype: Literal["auto", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Type that a GPU computes in; auto: the checkpoint's, or bfloat16. A CPU computes in float32.",
+    )
+    weights: Literal["checkpoint", "random"] = Field(
+        "checkpoint", description="'random' makes weights up on a GPU, for benchmarks; the model's folder needs none."
+    )
+    slots: int | None = Field(
+        None, ge=1, le=4096, description="Sequences that can run at once; default: 256 on a GPU, 8 elsewhere."
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Size of a KV block, in tokens.")
-    kv_tokens: int = Field(16384, ge=1, description="Size of the KV cache, in tokens.")
-    max_step_tokens: int = Field(512, ge=1, description="Most positions computed in one step, in tokens.")
+    kv_tokens: int | None = Field(
+        None, ge=1, description="Size of the KV cache, in tokens; default: what fits into a GPU, 16384 elsewhere."
+    )
+    gpu_memory: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory that may be used.")
+    max_step_tokens: int | None = Field(
+        None, ge=1, description="Most positions computed in one step, in tokens; default: 8192 on a GPU, 512 elsewhere."
+    )
     context_length: int | None = Field(
         None, ge=2, description="Most positions of one sequence, in tokens; default: what the model can."
     )

@@ -83,6 +83,7 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "hash", "--slots", "600"], "max_step_tokens is 512, less than one for each of the 600 slots"),
         (["--device", "hash", "--link", "nowhere"], "link is 'nowhere', which is no ZeroMQ endpoint"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
+        (["--device", "cpu", "--weights", "random"], "weights is 'random', which needs a GPU"),
     ],
 )
 def test_what_can_not_be_served_is_one_sentence(flags: list[str], sentence: str) -> None:

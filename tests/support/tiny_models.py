@@ -73,19 +73,23 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 """Name to configuration class and what differs from `SIZES`."""
 
 
-def make_tiny_model(family: str, folder: Path, seed: int = 0) -> Path:
+def make_tiny_model(
+    family: str, folder: Path, seed: int = 0, rounded_to: torch.dtype = torch.float32, **sizes: int
+) -> Path:
     """Saves a random model of the family (a key of `FAMILIES`) in `folder`, which is made; returns the folder.
 
     The folder holds config.json, generation_config.json, model.safetensors, tokenizer.json and a chat template; the
-    weights depend on family and seed only.
+    weights depend on family, seed and sizes only. They are float32 numbers that `rounded_to` has too; `sizes` overrides
+    those of the family.
     """
     config_class, overrides = FAMILIES[family]
     # A copy of each value: transformers fills in the dicts that it is given.
-    config = config_class(**{key: _copied(value) for key, value in {**SIZES, **overrides}.items()})
+    config = config_class(**{key: _copied(value) for key, value in {**SIZES, **overrides, **sizes}.items()})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _randomize(model)
+        model.to(rounded_to).to(torch.float32)
     model.generation_config.eos_token_id = IM_END_ID
     model.save_pretrained(folder)
     tokenizer = transformers.PreTrainedTokenizerFast(

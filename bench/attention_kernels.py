@@ -1,0 +1,185 @@
+"""Times the attention kernels on the GPU at hand: `python -m bench.attention_kernels [--output results.json]`.
+
+Decode is measured by the bytes of KV that it reads (µs and TB/s), prefill by the arithmetic of the causal triangle
+(µs and TFLOP/s). Every number is the median over replays of a CUDA graph; decode graphs walk over several copies of
+the cache, so that nothing is found in L2 that a model's other layers would have pushed out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from bench.provenance import provenance
+from runner_svc.attention.cuda import CudaAttention
+from runner_svc.kv_cache import KVCache
+
+# Caches are copied until a graph reads this many bytes, which no L2 holds.
+_ROTATED_BYTES = 300_000_000
+_MAX_COPIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One case; `rate` is in TB/s for decode and in TFLOP/s for prefill."""
+
+    kernel: str
+    case: str
+    microseconds: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+DECODE_CASES: dict[str, list[int]] = {
+    f"{batch} x {context}": [context] * batch
+    for batch, context in (
+        (1, 1024), (1, 8192), (8, 1024), (8, 8192), (64, 1024), (64, 4096), (256, 1024), (256, 2048),
+    )
+}  # fmt: skip
+DECODE_CASES["64 mixed"] = [int(x) for x in np.random.RandomState(3).lognormal(6.5, 1.0, 64).clip(16, 16384)]
+DECODE_CASES["256 mixed"] = [int(x) for x in np.random.RandomState(4).lognormal(6.0, 1.2, 256).clip(16, 16384)]
+
+PREFILL_CASES = {
+    "1 x 2048": (1, 2048, 2048),
+    "1 x 8192": (1, 8192, 8192),
+    "512 on 8192": (1, 512, 8192),
+    "2048 on 16384": (1, 2048, 16384),
+    "16 x 512": (16, 512, 512),
+    "4 x 2048": (4, 2048, 2048),
+}
+
+
+def median_microseconds(launch: Callable[[], None], repeats: int = 30, warm_up: int = 5) -> float:
+    """Of one call, timed with events."""
+    times = []
+    for index in range(warm_up + repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        if index >= warm_up:
+            times.append(begin.elapsed_time(end) * 1e3)
+    return float(np.median(times))
+
+
+def graph_of(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """A replay of all `launches` in one CUDA graph."""
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    return graph.replay
+
+
+class Bench:
+    """A cache of `copies` layers with shuffled blocks for rows of `lengths` positions."""
+
+    def __init__(self, shape: Shape, lengths: Sequence[int], copies: int) -> None:
+        self.shape = shape
+        self.lengths = np.array(lengths, np.int32)
+        self.copies = copies
+        blocks = -(-self.lengths // shape.block_size)
+        ids = np.random.default_rng(0).permutation(int(blocks.sum())) + 1
+        tables = np.zeros((len(lengths), int(blocks.max())), np.int32)
+        for row, ids_of_row in enumerate(np.split(ids, np.cumsum(blocks)[:-1])):
+            tables[row, : len(ids_of_row)] = ids_of_row
+        config = SimpleNamespace(num_layers=copies, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+        cache = KVCache(config, int(blocks.sum()), shape.block_size, shape.dtype, torch.device("cuda"))
+        cache.data.normal_()
+        block_tables = torch.from_numpy(tables).cuda()
+        self.attention = CudaAttention(cache, block_tables, shape.num_heads, [None] * copies, len(lengths))
+        self.rows = np.arange(len(lengths), dtype=np.int32)
+
+    def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        queries = torch.randn(
+            num_queries, self.shape.num_heads, self.shape.head_dim, dtype=self.shape.dtype, device="cuda"
+        )
+        return queries, torch.empty_like(queries)
+
+
+def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
+    layer_bytes = 2 * sum(lengths) * shape.num_kv_heads * shape.head_dim * 2
+    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)))
+    queries, output = bench.tensors(len(lengths))
+    plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
+    bench.attention.plan_decode(bench.lengths, bench.rows, plan)
+    device_plan = torch.from_numpy(plan).cuda()
+
+    def launch(layer: int) -> Callable[[], None]:
+        return lambda: bench.attention.run_decode(
+            torch.cuda.current_stream().cuda_stream, layer, queries, output, device_plan.data_ptr(), len(lengths)
+        )
+
+    replay = graph_of([launch(layer) for layer in range(bench.copies)])
+    microseconds = min(median_microseconds(replay) for _ in range(2)) / bench.copies
+    return Measurement("decode", name, microseconds, layer_bytes / microseconds / 1e6)
+
+
+def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int) -> Measurement:
+    bench = Bench(shape, [length] * rows, 1)
+    queries, output = bench.tensors(rows * count)
+    words = bench.attention.prefill_plan_words(rows * count, rows)
+    plan = np.empty(words, np.int32)
+    counts = np.full(rows, count, np.int32)
+    bench.attention.plan_prefill(bench.lengths - counts, counts, bench.rows, bench.rows * count, plan)
+    device_plan = torch.from_numpy(plan).cuda()
+
+    def launch() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        bench.attention.run_prefill(stream, 0, queries, output, device_plan.data_ptr(), words)
+
+    replay = graph_of([launch])
+    microseconds = min(median_microseconds(replay, 20) for _ in range(2))
+    pairs = rows * (count * (length - count) + count * (count + 1) // 2)
+    return Measurement("prefill", name, microseconds, 4 * shape.head_dim * shape.num_heads * pairs / microseconds / 1e6)
+
+
+def measurements(shape: Shape) -> Iterator[Measurement]:
+    for name, lengths in DECODE_CASES.items():
+        yield measure_decode(shape, name, lengths)
+        torch.cuda.empty_cache()
+    for name, (rows, count, length) in PREFILL_CASES.items():
+        yield measure_prefill(shape, name, rows, count, length)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--output", type=Path, help="write the numbers as JSON")
+    arguments = parser.parse_args()
+    shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_dim, arguments.block_size, torch.bfloat16)
+    origin = provenance("bench.attention_kernels", ["torch"]) | {"card": torch.cuda.get_device_name()}
+    print(f"{origin['card']}, torch {origin['versions']['torch']}, {origin['date']}: {origin['command']}")
+    results = []
+    for result in measurements(shape):
+        unit = "TB/s" if result.kernel == "decode" else "TFLOP/s"
+        print(f"{result.kernel:8}{result.case:15}{result.microseconds:9.1f} µs{result.rate:9.2f} {unit}", flush=True)
+        results.append(asdict(result))
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps({"origin": origin, "measurements": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

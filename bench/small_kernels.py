@@ -1,0 +1,205 @@
+"""Times the kernels beside attention on the GPU at hand: `python -m bench.small_kernels [--output results.json]`.
+
+Every number is the median over replays of a CUDA graph that walks over several sets of tensors, so that nothing is
+found in L2 that a model's other work would have pushed out; the share is that of the copy bandwidth measured first.
+Bytes count each input and output once; sampling's are those of one pass over the logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
+from bench.provenance import provenance
+from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.gather import GatherInputs
+from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.rope_kv import RopeKvWrite
+from runner_svc.cuda.sampling import CudaSampler
+from runner_svc.sample_records import SAMPLE_RECORD
+
+_ROTATED_BYTES = 200_000_000
+_MAX_SETS = 24
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`make(stream)` allocates one set of tensors and returns the launch on them; `bytes` is what a launch moves."""
+
+    kernel: str
+    name: str
+    bytes: int
+    make: Callable[[], Launch]
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def normal(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def int32(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int32)).cuda()
+
+
+def norm_cases() -> Iterator[Case]:
+    for hidden_size, num_tokens, overlap in (
+        (1024, 1, False), (1024, 1, True), (1024, 64, False), (4096, 1, False), (4096, 64, False), (4096, 64, True),
+        (4096, 256, False), (4096, 8192, False),
+    ):  # fmt: skip
+        norm = AddRmsNorm(hidden_size, BF16, 1e-5, overlap=overlap)
+        weight = normal(hidden_size)
+
+        def make(norm: AddRmsNorm = norm, weight: torch.Tensor = weight, num_tokens: int = num_tokens) -> Launch:
+            hidden, residual = normal(num_tokens, len(weight)), normal(num_tokens, len(weight))
+            return lambda: norm.add(stream(), hidden, residual, weight, hidden)
+
+        name = f"{num_tokens} x {hidden_size}{', overlapping launches' if overlap else ''}"
+        yield Case("add_rms_norm", name, num_tokens * hidden_size * 8, make)
+
+
+def activation_cases() -> Iterator[Case]:
+    for size, num_tokens in ((3072, 1), (3072, 64), (14336, 1), (14336, 64), (14336, 256), (14336, 8192)):
+        activation = ActivationMul(size, BF16)
+
+        def make(activation: ActivationMul = activation, size: int = size, num_tokens: int = num_tokens) -> Launch:
+            gate_up = normal(num_tokens, 2 * size)
+            out = normal(num_tokens, size)
+            return lambda: activation(stream(), gate_up, out)
+
+        yield Case("silu_mul", f"{num_tokens} x {size}", num_tokens * size * 6, make)
+
+
+def rope_cases() -> Iterator[Case]:
+    table = normal(16384, 128, dtype=torch.float32)
+    norm = normal(128)
+    for heads, kv_heads, qk_norm, num_tokens in (
+        (16, 8, True, 1), (16, 8, True, 64), (32, 8, False, 1), (32, 8, False, 64), (32, 8, False, 256),
+        (32, 8, False, 8192),
+    ):  # fmt: skip
+        kernel = RopeKvWrite(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rotary_dim=128, dtype=BF16, eps=1e-6, qk_norm=qk_norm
+        )
+
+        def make(
+            kernel: RopeKvWrite = kernel, heads: int = heads, kv_heads: int = kv_heads, num_tokens: int = num_tokens
+        ) -> Launch:
+            qkv = normal(num_tokens, (heads + 2 * kv_heads) * 128)
+            blocks = num_tokens // 16 + 2
+            cache = normal(2, blocks, 16, kv_heads, 128)
+            positions = int32(np.random.randint(0, 16384, num_tokens))
+            slots = int32(np.random.permutation(blocks * 16)[:num_tokens])
+            return lambda: kernel(stream(), qkv, qkv, cache, table, positions, slots, norm, norm)
+
+        name = f"{num_tokens} x {heads}+{kv_heads}{', QK-norm' if qk_norm else ''}"
+        yield Case("rope_kv_write", name, num_tokens * (heads + 2 * kv_heads) * 128 * 4, make)
+
+
+def gather_cases() -> Iterator[Case]:
+    buffer = torch.zeros(257, 40960, dtype=torch.int32, device="cuda")
+    tables = torch.zeros(257, 2560, dtype=torch.int32, device="cuda")
+    gather = GatherInputs(buffer, tables, 16)
+    for num_rows, count in ((64, 1), (256, 1), (4, 2048)):
+
+        def make(num_rows: int = num_rows, count: int = count) -> Launch:
+            slots, starts = int32(np.random.permutation(256)[:num_rows]), int32(np.random.randint(0, 9000, num_rows))
+            offsets = int32(np.arange(num_rows + 1) * count)
+            outs = [torch.empty(num_rows * count, dtype=torch.int32, device="cuda") for _ in range(3)]
+            return lambda: gather(stream(), slots, starts, offsets, *outs)
+
+        yield Case("gather_inputs", f"{num_rows} rows of {count}", num_rows * count * 20, make)
+
+
+SAMPLING = {
+    "greedy": {},
+    "temperature": {"temperature": 1.0},
+    "top_p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "top_k 50": {"temperature": 1.0, "top_k": 50},
+    "top_k 50, top_p 0.9": {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
+    "penalties, 2048 tokens": {"temperature": 1.0, "frequency_penalty": 0.1, "prompt_len": 512, "position": 2048},
+}
+
+
+def sample_cases(vocab_size: int = 151_936) -> Iterator[Case]:
+    buffer = torch.randint(0, vocab_size, (257, 4096), device="cuda", dtype=torch.int32)
+    sampler = CudaSampler(vocab_size, torch.float32, buffer)
+    nothing = torch.zeros(1, device="cuda")
+    for spread in (1, 4):
+        for name, parameters in SAMPLING.items():
+            for num_rows in (1, 64, 256) if spread == 1 else (64,):
+                records = sample_records(num_rows, parameters)
+
+                def make(
+                    num_rows: int = num_rows, spread: int = spread, records: torch.Tensor = records, name: str = name
+                ) -> Launch:
+                    logits = normal(num_rows, vocab_size, dtype=torch.float32) * spread
+                    tokens = torch.empty(num_rows, dtype=torch.int32, device="cuda")
+                    finite = torch.empty(num_rows, dtype=torch.uint8, device="cuda")
+                    adjusted = "penalties" in name
+                    return lambda: sampler(
+                        stream(), logits, records, nothing, nothing, tokens, finite, adjusted=adjusted
+                    )
+
+                title = f"{num_rows} x {vocab_size}, spread {spread}, {name}"
+                yield Case("sample", title, num_rows * vocab_size * 4, make)
+
+
+def sample_records(num_rows: int, parameters: dict[str, float]) -> torch.Tensor:
+    records = np.zeros(num_rows, SAMPLE_RECORD)
+    records["top_p"], records["repetition_penalty"], records["least_scaled"] = 1, 1, -np.inf
+    records["seed"], records["slot"] = np.arange(num_rows), np.arange(num_rows)
+    records["position"], records["adjusted"] = 100, "frequency_penalty" in parameters
+    for field, value in parameters.items():
+        records[field] = value
+    return torch.from_numpy(records.view(np.uint8)).cuda()
+
+
+def eager_launch_microseconds() -> float:
+    """Host time of a launch outside a graph."""
+    norm, hidden, weight = AddRmsNorm(1024, BF16, 1e-5), normal(1, 1024), normal(1024)
+    handle = stream()
+    norm.add(handle, hidden, hidden, weight, hidden)  # loads the kernel
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(500):  # fewer than the launch queue holds
+        norm.add(handle, hidden, hidden, weight, hidden)
+    return (time.perf_counter() - started) / 500 * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    output = parser.parse_args().output
+    ceiling = copy_bandwidth()
+    results = []
+    print(f"{card()['card']}: copy {ceiling:.2f} TB/s")
+    for cases in (norm_cases, activation_cases, rope_cases, gather_cases, sample_cases):
+        for case in cases():
+            sets = max(1, min(_MAX_SETS, _ROTATED_BYTES // case.bytes))
+            microseconds = graph_microseconds([case.make() for _ in range(sets)])
+            rate = case.bytes / microseconds / 1e6
+            results.append(asdict(case) | {"microseconds": microseconds, "tb_per_s": rate, "of_copy": rate / ceiling})
+            del results[-1]["make"]
+            print(f"{case.kernel:14} {case.name:44} {microseconds:8.2f} µs {rate:6.2f} TB/s {rate / ceiling:6.0%}")
+    launch = eager_launch_microseconds()
+    print(f"eager launch: {launch:.2f} µs of the host")
+    if output:
+        source = provenance("bench.small_kernels", ["torch", "cupy-cuda13x"])
+        document = {**source, **card(), "copy_tb_per_s": ceiling, "eager_launch_us": launch, "results": results}
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"repeat: python -m bench.small_kernels on {card()['card']}, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
+
+Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
+in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
+The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
+KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
+from bench.provenance import provenance
+from bench.random_model import SHAPES
+from protos import plan_pb2
+from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.launchers import CudaLaunchers
+from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.random_weights import random_weights
+from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.runner import LaunchedPlan, Runner
+
+PROMPT, FIRST, LAST = 512, 128, 256
+BATCHES = (1, 8, 64, 256)
+_BLOCK_SIZE = 16
+_MAX_STEP_TOKENS = 8192
+_DEPTH = 2
+_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of one shape and batch; idle times in microseconds."""
+
+    shape: str
+    batch: int
+    step: float
+    products: float  # matrix products alone
+    floor: float  # and the KV bytes
+    idle_p50: float
+    idle_p99: float
+    forward: float  # on the GPU, as the runner's results tell
+    sample: float
+    prefill_tokens_per_s: float
+
+
+class Decoding:
+    """Drives a runner as a scheduler does whose sequences all began together."""
+
+    def __init__(self, runner: Runner, batch: int, vocab_size: int) -> None:
+        self._runner = runner
+        self._batch = batch
+        self._vocab_size = vocab_size
+        self._number = 0
+        self._table = 0
+        self._slots = np.arange(batch, dtype=np.int32)
+
+    def prefill(self) -> float:
+        """Admits and computes all prompts, several a step; seconds."""
+        runner = self._runner
+        runner.reset()
+        per_step = min(self._batch, _MAX_STEP_TOKENS // PROMPT)
+        rng = np.random.default_rng(0)
+        self._table = PROMPT // _BLOCK_SIZE
+        begin = time.perf_counter()
+        pending: deque[LaunchedPlan] = deque()
+        for first in range(0, self._batch, per_step):
+            slots = self._slots[first : first + per_step]
+            tokens = rng.integers(0, self._vocab_size, (len(slots), PROMPT), dtype=np.int32)
+            admissions = [
+                plan_pb2.Admission(
+                    slot=slot,
+                    sequence_id=slot + 1,
+                    tokens=row.tobytes(),
+                    prompt_len=PROMPT,
+                    sampling=plan_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+                    blocks=self._blocks(slot, 0, self._table).tobytes(),
+                )
+                for slot, row in zip(slots.tolist(), tokens, strict=True)
+            ]
+            pending.append(self._launch(slots, np.zeros_like(slots), np.full_like(slots, PROMPT), admissions))
+            if len(pending) == _DEPTH:
+                pending.popleft().wait()
+        for launched in pending:
+            launched.wait()
+        return time.perf_counter() - begin
+
+    def decode(self, steps: int) -> Iterator[plan_pb2.Result]:
+        """Results of decode steps, one plan always ahead."""
+        pending: deque[LaunchedPlan] = deque()
+        for step in range(steps):
+            start = np.full_like(self._slots, PROMPT + step)
+            pending.append(self._launch(self._slots, start, np.ones_like(start), []))
+            if len(pending) == _DEPTH:
+                yield pending.popleft().wait()
+        for launched in pending:
+            yield launched.wait()
+
+    def _launch(
+        self,
+        slots: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        admissions: Sequence[plan_pb2.Admission],
+    ) -> LaunchedPlan:
+        self._number += 1
+        appended = np.empty(0, np.int32)
+        if int((starts + counts)[0]) > self._table * _BLOCK_SIZE:
+            appended = slots
+            self._table += 1
+        plan = plan_pb2.Plan(
+            admissions=admissions,
+            append_slots=appended.tobytes(),
+            append_indexes=np.full_like(appended, self._table - 1).tobytes(),
+            append_blocks=(1 + appended + (self._table - 1) * self._batch).astype(np.int32).tobytes(),
+            extent_slots=slots.tobytes(),
+            extent_starts=starts.tobytes(),
+            extent_counts=counts.tobytes(),
+            extent_flags=np.ones(len(slots), np.uint8).tobytes(),
+        )
+        return self._runner.launch(self._number, plan)
+
+    def _blocks(self, slot: int, first: int, count: int) -> NDArray[np.int32]:
+        """Neighbouring blocks of a sequence lie far apart, as in a pool that has been in use."""
+        return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)
+
+
+def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
+    """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
+    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    largest = max(BATCHES)
+    sizes = CudaSizes(
+        num_slots=largest,
+        block_size=_BLOCK_SIZE,
+        max_step_tokens=_MAX_STEP_TOKENS,
+        context_length=4096,
+        num_blocks=-(-(PROMPT + LAST + 1) // _BLOCK_SIZE) * largest,
+    )
+    model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
+    if weights is None:
+        weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
+    begin = time.perf_counter()
+    backend = CudaBackend(model, config, weights, CudaLaunchers(config, _DTYPE), GpuDevice(), sizes, no_progress)
+    print(f"{shape}: ready in {time.perf_counter() - begin:.1f} s, buckets {backend.buckets}", flush=True)
+    return backend
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandwidth: float) -> Iterator[StepTimes]:
+    """All batches of one shape, with one backend."""
+    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
+    runner = Runner(backend)
+    for batch in BATCHES:
+        decoding = Decoding(runner, batch, config.vocab_size)
+        decoding.prefill()
+        prefill_s = Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm now
+        decoding = Decoding(runner, batch, config.vocab_size)
+        decoding.prefill()
+        timings = []
+        for index, result in enumerate(decoding.decode(LAST)):
+            if index == FIRST - 1:
+                begin = time.perf_counter()
+            if index >= FIRST:
+                timings.append(result.timings)
+        step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
+        products = products_ms(config, weights, layers, batch)
+        context = PROMPT + (FIRST + LAST) / 2
+        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * _DTYPE.itemsize * config.num_layers
+        idle = np.array([timing.idle_ns for timing in timings]) / 1e3
+        yield StepTimes(
+            shape,
+            batch,
+            step_ms,
+            products,
+            products + kv_bytes / bandwidth / 1e9,
+            float(np.percentile(idle, 50)),
+            float(np.percentile(idle, 99)),
+            float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
+            float(np.mean([timing.sample_ns for timing in timings])) / 1e6,
+            batch * PROMPT / prefill_s,
+        )
+
+
+def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], batch: int) -> float:
+    """The matrix products of a step of `batch` rows, as one CUDA graph."""
+
+    def rows(width: int) -> torch.Tensor:
+        return torch.randn(batch, width, dtype=_DTYPE, device="cuda")
+
+    hidden, attended = rows(config.hidden_size), rows(config.num_heads * config.head_dim)
+    activated = rows(config.intermediate_size)
+
+    def launch() -> None:
+        for layer in layers:
+            torch.mm(hidden, layer.qkv.t())
+            torch.mm(attended, layer.output.t())
+            torch.mm(hidden, layer.gate_up.t())
+            torch.mm(activated, layer.down.t())
+        torch.mm(hidden, weights.head.t())
+
+    return graph_microseconds([launch]) / 1e3
+
+
+def print_table(rows: Sequence[StepTimes]) -> None:
+    """One line a case."""
+    print(
+        "shape          batch   step ms  forward  sample  products   floor  x floor  idle us p50 / p99  prefill tok/s"
+    )
+    for row in rows:
+        print(
+            f"{row.shape:14} {row.batch:5} {row.step:9.3f} {row.forward:8.3f} {row.sample:7.3f} {row.products:9.3f} "
+            f"{row.floor:7.3f} {row.step / row.floor:8.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} "
+            f"{row.prefill_tokens_per_s:13.0f}"
+        )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    rows: list[StepTimes] = []
+    for shape in arguments.shapes:
+        config = ModelConfig.from_hugging_face(SHAPES[shape])
+        with torch.no_grad():
+            weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
+            layers = list(weights.layers)
+        rows += measure(shape, weights, layers, bandwidth)
+        del weights, layers
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"{card()}, copy {bandwidth:.2f} TB/s")
+    print_table(rows)
+    if arguments.output:
+        source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"])
+        content = {"source": source, "card": card(), "copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]}
+        arguments.output.write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+// A step's token ids, positions and cache positions, from the plan's extents and what the device holds of the slots.
+// A thread a position; which row it belongs to is found by bisection over the rows' offsets.
+
+#include "vector.cuh"
+
+extern "C" __global__ void gather_inputs(
+    const int* slots,        // [rows]
+    const int* starts,       // [rows] first position of each row
+    const int* offsets,      // [rows + 1] index of each row's first position in the step, then their number
+    const int* token_buffer, // [slots, context_length]
+    const int* block_tables, // [slots, max_blocks]
+    int* tokens,             // [num_tokens] out
+    int* positions,          // [num_tokens] out
+    int* slot_mapping,       // [num_tokens] out: block * block_size + offset
+    int num_rows,
+    int num_tokens,          // from offsets[rows] on they are padding: token 0 at position 0 of the dummy block 0
+    int context_length,
+    int max_blocks,
+    int block_size) {
+    wait_for_predecessors();
+    release_successors();
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= num_tokens) return;
+    int token = 0, position = 0, mapped = 0;
+    if (index < offsets[num_rows]) {
+        int row = 0, end = num_rows; // offsets[row] <= index < offsets[end]
+        while (end - row > 1) {
+            const int middle = (row + end) / 2;
+            if (offsets[middle] <= index) row = middle;
+            else end = middle;
+        }
+        const long long slot = slots[row];
+        position = starts[row] + index - offsets[row];
+        token = token_buffer[slot * context_length + position];
+        mapped = block_tables[slot * max_blocks + position / block_size] * block_size + position % block_size;
+    }
+    tokens[index] = token;
+    positions[index] = position;
+    slot_mapping[index] = mapped;
+}

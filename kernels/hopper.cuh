@@ -1,0 +1,132 @@
+// Hopper's asynchronous machinery in inline PTX: mbarriers, tensor copies (TMA), warpgroup matrix products (wgmma).
+// Only for sm_90a. Layouts are those of the 128-byte swizzle: rows of 128 bytes, tiles aligned to 1,024.
+#pragma once
+
+#include "attention.cuh"
+
+// A CUtensorMap, made on the host.
+struct __align__(64) TensorMap {
+    unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and announces bytes that asynchronous copies will bring.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity is over.
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+    unsigned done;
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+__device__ __forceinline__ void copy_tensor(
+    unsigned shared, const TensorMap* map, int column, int row, int plane, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            shared),
+        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier)
+        : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to wgmma and TMA.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A position in a ring of stages, with the parity of its barriers.
+template <int Stages>
+struct Ring {
+    int stage = 0;
+    unsigned parity;
+
+    __device__ __forceinline__ explicit Ring(unsigned first_parity) : parity(first_parity) {}
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) stage = 0, parity ^= 1;
+    }
+};
+
+// A matrix in shared memory, 128-byte swizzle, as the lower half of its descriptor: what varies, so that steps are 32-bit
+// additions. `leading` is the distance in bytes between 128-byte columns, where the operand is not stored along k.
+__device__ __forceinline__ unsigned matrix_descriptor(unsigned address, unsigned leading) {
+    return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
+}
+
+// With the upper half: 1,024 bytes between groups of eight rows, 128-byte swizzle.
+__device__ __forceinline__ unsigned long long whole_descriptor(unsigned low) {
+    return (1ull << 30 | 1024 >> 4) << 32 | low;
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+#define ACCUMULATORS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ACCUMULATORS_32(d, i) \
+    ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8), ACCUMULATORS_8(d, i + 16), ACCUMULATORS_8(d, i + 24)
+#define ACCUMULATORS_64(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+#define REGISTERS_32 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_64 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// Keeps the compiler from moving uses of accumulators above a wait.
+__device__ __forceinline__ void pin(float (&d)[64]) { asm volatile("" : ACCUMULATORS_64(d)::"memory"); }
+__device__ __forceinline__ void pin(float (&d)[32]) { asm volatile("" : ACCUMULATORS_32(d, 0)::"memory"); }
+
+template <typename Scalar>
+struct Wgmma;
+
+// `score`: d [64, 128] (+)= a [64, 16] * b [128, 16]^T, both in shared memory with k along the rows.
+// `mix`: d [64, 128 or 64] (+)= a [64, 16] in registers * b [16, 128 or 64] in shared memory with k across the rows.
+#define DEFINE_WGMMA(TYPE, NAME)                                                                                        \
+    template <>                                                                                                         \
+    struct Wgmma<TYPE> {                                                                                                \
+        static __device__ __forceinline__ void score(                                                                   \
+            float (&d)[64], unsigned a, unsigned b, int accumulate) {                                                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                   \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {" REGISTERS_64                 \
+                         "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                               \
+                         : ACCUMULATORS_64(d)                                                                           \
+                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                        \
+        }                                                                                                               \
+        static __device__ __forceinline__ void mix(                                                                     \
+            float (&d)[64], const unsigned* a, unsigned b, int accumulate) {                                            \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                   \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {" REGISTERS_64                 \
+                         "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                                 \
+                         : ACCUMULATORS_64(d)                                                                           \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(accumulate));      \
+        }                                                                                                               \
+        static __device__ __forceinline__ void mix(                                                                     \
+            float (&d)[32], const unsigned* a, unsigned b, int accumulate) {                                            \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                   \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" REGISTERS_32                  \
+                         "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"                                                 \
+                         : ACCUMULATORS_32(d, 0)                                                                        \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(accumulate));      \
+        }                                                                                                               \
+    };
+
+DEFINE_WGMMA(__nv_bfloat16, "bf16")
+DEFINE_WGMMA(__half, "f16")

@@ -1,0 +1,219 @@
+// Causal attention of chunks of queries over a paged KV cache, with mma.sync: for every GPU from sm_80 on.
+//
+// A block of threads takes 64 queries of one row for one query head, 16 a warp, and walks the keys that they see in
+// tiles of KEYS through a double buffer in shared memory (cp.async). Queries stay in registers. Pieces of work come
+// from a plan (prefill_tile.cuh), so that one launch serves many sequences, prefix hits and chunks.
+//
+// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM]. Positions that no query of the tile sees are
+// read as zeros, so what the cache holds there never matters.
+
+#include "attention.cuh"
+#include "prefill_tile.cuh"
+
+using Scalar = SCALAR;
+using Rows = SwizzledRows<HEAD_DIM>;
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
+constexpr int kHeads = KV_HEADS * GROUP_SIZE;
+constexpr int kSteps = HEAD_DIM / 16;
+constexpr int kKeyTiles = KEYS / 8;
+constexpr int kHalfStageBytes = KEYS * Rows::kRowBytes;
+constexpr int kStageBytes = 2 * kHalfStageBytes;
+
+static_assert(KEYS % 16 == 0, "keys are multiplied sixteen at a time");
+static_assert(KEYS * Rows::kChunks % kThreads == 0, "threads share the copies evenly");
+
+// Keys of a block of threads in flight: two stages of keys and values.
+struct KeyBuffer {
+    const char* keys;
+    const char* values;
+    const int* table;  // the row's blocks
+    int first;         // positions outside [first, end) are read as zeros
+    int end;
+    unsigned shared;
+
+    __device__ __forceinline__ void copy(const char* source, unsigned target, int position) const {
+#pragma unroll
+        for (int i = 0; i < KEYS * Rows::kChunks / kThreads; i++) {
+            int index = i * kThreads + threadIdx.x, row = index / Rows::kChunks, chunk = index % Rows::kChunks;
+            int key = position + row;
+            bool seen = key >= first && key < end;
+            int cached = seen ? __ldg(table + key / BLOCK_SIZE) * BLOCK_SIZE + key % BLOCK_SIZE : 0;
+            const char* from = source + static_cast<long long>(cached) * (KV_HEADS * Rows::kRowBytes) + chunk * 16;
+            copy_async(target + Rows::offset(row, chunk), from, seen ? 16 : 0);
+        }
+        commit_copies();
+    }
+    __device__ __forceinline__ void issue(int stage, int position) const {
+        copy(keys, shared + stage * kStageBytes, position);
+        copy(values, shared + stage * kStageBytes + kHalfStageBytes, position);
+    }
+};
+
+// 16 queries of a warp: lane l holds parts of rows l / 4 and l / 4 + 8.
+struct QueryRows {
+    unsigned fragments[kSteps][4];
+    float output[2 * kSteps][4];
+    float maximum[2];
+    float sum[2];  // of this lane's keys alone, until `write`
+
+    __device__ __forceinline__ void load(const Scalar* queries, long long stride, int rows, int lane) {
+        int row = lane >> 2, column = (lane & 3) * 2;
+#pragma unroll
+        for (int k = 0; k < kSteps; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int source_row = row + (i & 1) * 8;
+                const Scalar* source = queries + source_row * stride + k * 16 + (i >> 1) * 8 + column;
+                fragments[k][i] = source_row < rows ? *reinterpret_cast<const unsigned*>(source) : 0u;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * kSteps; j++) output[j][0] = output[j][1] = output[j][2] = output[j][3] = 0.0f;
+        maximum[0] = maximum[1] = kLowest;
+        sum[0] = sum[1] = 0.0f;
+    }
+
+    __device__ __forceinline__ void score(float (&scores)[kKeyTiles][4], unsigned keys, int lane) const {
+        int row = (lane >> 4) * 8 + (lane & 7), chunk = (lane >> 3) & 1;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; n += 2) {
+            float(&low)[4] = scores[n];
+            float(&high)[4] = scores[n + 1];
+            low[0] = low[1] = low[2] = low[3] = high[0] = high[1] = high[2] = high[3] = 0.0f;
+#pragma unroll
+            for (int k = 0; k < kSteps; k++) {
+                unsigned b[4];
+                load_matrices(b, keys + Rows::offset(n * 8 + row, 2 * k + chunk));
+                Tensor16<Scalar>::mma(low, fragments[k], b[0], b[1]);
+                Tensor16<Scalar>::mma(high, fragments[k], b[2], b[3]);
+            }
+        }
+    }
+
+    // Turns scores into probabilities relative to the raised maxima, rescaling what is summed already.
+    __device__ __forceinline__ void exponentiate(float (&scores)[kKeyTiles][4]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float highest = maximum[r];
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; n++) highest = fmaxf(highest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+            float factor = exp2_approx(maximum[r] - highest);
+            maximum[r] = highest;
+            sum[r] *= factor;
+#pragma unroll
+            for (int j = 0; j < 2 * kSteps; j++) output[j][2 * r] *= factor, output[j][2 * r + 1] *= factor;
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; n++) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float p = exp2_approx(scores[n][2 * r + c] - highest);
+                    scores[n][2 * r + c] = p;
+                    sum[r] += p;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const float (&p)[kKeyTiles][4], unsigned values, int lane) {
+        int row = lane & 15, chunk = lane >> 4;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; n += 2) {
+            unsigned a[4] = {Tensor16<Scalar>::pack(p[n][0], p[n][1]), Tensor16<Scalar>::pack(p[n][2], p[n][3]),
+                             Tensor16<Scalar>::pack(p[n + 1][0], p[n + 1][1]),
+                             Tensor16<Scalar>::pack(p[n + 1][2], p[n + 1][3])};
+#pragma unroll
+            for (int j = 0; j < kSteps; j++) {
+                unsigned b[4];
+                load_matrices_transposed(b, values + Rows::offset(n * 8 + row, 2 * j + chunk));
+                Tensor16<Scalar>::mma(output[2 * j], a, b[0], b[1]);
+                Tensor16<Scalar>::mma(output[2 * j + 1], a, b[2], b[3]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void write(Scalar* target, long long stride, int rows, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float total = sum[r];
+            total += __shfl_xor_sync(kFullWarp, total, 1);
+            total += __shfl_xor_sync(kFullWarp, total, 2);
+            float inverse = 1.0f / total;
+            int row = (lane >> 2) + r * 8;
+            if (row >= rows) continue;
+            Scalar* line = target + row * stride + (lane & 3) * 2;
+#pragma unroll
+            for (int j = 0; j < 2 * kSteps; j++) {
+                *reinterpret_cast<unsigned*>(line + j * 8) =
+                    Tensor16<Scalar>::pack(output[j][2 * r] * inverse, output[j][2 * r + 1] * inverse);
+            }
+        }
+    }
+};
+
+// Scales the scores of keys from `key` on and masks what the queries from `query` on do not see.
+__device__ __forceinline__ void scale_and_mask(
+    float (&scores)[kKeyTiles][4], float scale, float soft_cap, int key, int query, int window, int lane) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scores[n][i] = SOFT_CAP ? soft_capped(scores[n][i], scale, soft_cap) : scores[n][i] * (scale * kLog2E);
+        }
+    }
+    if (key + KEYS - 1 <= query && key > query + 15 - window) return;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int distance = query + (lane >> 2) + (i >> 1) * 8 - (key + n * 8 + (lane & 3) * 2 + (i & 1));
+            if (distance < 0 || distance >= window) scores[n][i] = minus_infinity();
+        }
+    }
+}
+
+// plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Strides are in elements; `window` is the number of
+// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set.
+extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
+    const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
+    const Scalar* __restrict__ keys, const Scalar* __restrict__ values, const int* __restrict__ block_tables,
+    int table_stride, const int* __restrict__ plan, int window, float scale, float soft_cap) {
+    extern __shared__ __align__(128) char shared[];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int pieces = __ldg(plan) * kHeads;
+    for (int round = 0, piece = dealt_piece(0); piece < pieces; piece = dealt_piece(++round)) {
+        PrefillTile tile = load_prefill_tile(plan, piece / kHeads);
+        int head = piece % kHeads, kv_head = head / GROUP_SIZE;
+        int end = tile.position + tile.rows;
+        long long head_bytes = static_cast<long long>(kv_head) * Rows::kRowBytes;
+        KeyBuffer buffer{reinterpret_cast<const char*>(keys) + head_bytes,
+                         reinterpret_cast<const char*>(values) + head_bytes,
+                         block_tables + static_cast<long long>(tile.table) * table_stride, tile.first, end,
+                         shared_address(shared)};
+        int key = tile.first / KEYS * KEYS, stage = 0;
+        buffer.issue(0, key);
+        long long row = tile.query + warp * 16;
+        int rows = tile.rows - warp * 16;
+        QueryRows query_rows;
+        query_rows.load(queries + row * query_stride + head * HEAD_DIM, query_stride, rows, lane);
+        for (; key < end; key += KEYS, stage ^= 1) {
+            unsigned keys_stage = buffer.shared + stage * kStageBytes;
+            float scores[kKeyTiles][4];
+            wait_copies<1>();
+            __syncthreads();
+            buffer.issue(stage ^ 1, key + KEYS);  // past the end: zeros, which keeps the count of groups
+            query_rows.score(scores, keys_stage, lane);
+            scale_and_mask(scores, scale, soft_cap, key, tile.position + warp * 16, window, lane);
+            query_rows.exponentiate(scores);
+            wait_copies<2>();
+            __syncthreads();
+            query_rows.add_values(scores, keys_stage + kHalfStageBytes, lane);
+        }
+        query_rows.write(output + row * output_stride + head * HEAD_DIM, output_stride, rows, lane);
+        wait_copies<0>();
+        __syncthreads();
+    }
+}

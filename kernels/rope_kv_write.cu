@@ -1,0 +1,127 @@
+// Between a layer's QKV product and its attention, in one pass: RMSNorm of each query and key head (where the model has
+// it), rotation of the first ROTARY_DIM dimensions of both, and the write of keys and values into the paged cache.
+//
+// A block is a token; LANES lanes share a head, and a lane holds two vectors of it: dimensions i and
+// i + ROTARY_DIM / 2, which rotate together, or two vectors that do not rotate.
+// Macros: SCALAR; HEADS, KV_HEADS, HEAD_DIM; ROTARY_DIM, even, 0 rotates nothing; VECTOR, elements of a vector, divides
+// ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR); QK_NORM;
+// FP8_CACHE stores e4m3, divided by a scale per head.
+
+#include "vector.cuh"
+#if FP8_CACHE
+#include <cuda_fp8.h>
+using CACHED = __nv_fp8_e4m3;
+#else
+using CACHED = SCALAR;
+#endif
+
+using Elements = Vector<SCALAR, VECTOR>;
+
+__device__ inline void store_cached(CACHED* address, const Elements& elements, float inverse_scale) {
+#if FP8_CACHE
+    Vector<CACHED, VECTOR> cached;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) cached[j] = CACHED(to_float(elements[j]) * inverse_scale); // saturates
+    store_vector(address, cached);
+#else
+    store_vector(address, elements);
+#endif
+}
+
+__device__ inline float sum_of_squares(const Elements& elements) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) sum += to_float(elements[j]) * to_float(elements[j]);
+    return sum;
+}
+
+__device__ inline void normalise(Elements& elements, const SCALAR* weight, float scale) {
+    const auto weights = load_vector<SCALAR, VECTOR>(weight);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+        elements[j] = from_float<SCALAR>(to_float(elements[j]) * scale * to_float(weights[j]));
+    }
+}
+
+__device__ inline void rotate(Elements& first, Elements& second, const float* cosines, const float* sines) {
+    // Float vectors of more than 16 bytes are loaded in parts of 16.
+    constexpr int PART = VECTOR < 4 ? VECTOR : 4;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i += PART) {
+        const auto cosine = load_vector<float, PART>(cosines + i);
+        const auto sine = load_vector<float, PART>(sines + i);
+#pragma unroll
+        for (int j = 0; j < PART; ++j) {
+            const float x = to_float(first[i + j]), y = to_float(second[i + j]);
+            first[i + j] = from_float<SCALAR>(x * cosine[j] - y * sine[j]);
+            second[i + j] = from_float<SCALAR>(y * cosine[j] + x * sine[j]);
+        }
+    }
+}
+
+extern "C" __global__ void rope_kv_write(
+    const SCALAR* qkv,       // [tokens, HEADS + 2 * KV_HEADS, HEAD_DIM]
+    SCALAR* queries,         // [tokens, HEADS, HEAD_DIM] with a row stride; may be `qkv` itself
+    CACHED* cache,           // the layer's [2, positions, KV_HEADS, HEAD_DIM]
+    const float* rotations,  // [rows, ROTARY_DIM]: cosines of the pairs, then their sines
+    const int* rotation_rows, // [tokens] row of `rotations`: the position, where that is a table over positions
+    const int* slot_mapping, // [tokens] position in the cache
+    const SCALAR* q_norm,    // [HEAD_DIM]
+    const SCALAR* k_norm,    // [HEAD_DIM]
+    const float* cache_scales, // [2, KV_HEADS] of keys and of values; what FP8 elements are multiplied by when read
+    long long queries_stride, // elements from row to row of `queries`
+    long long values_offset, // elements from the cache's keys to its values
+    float eps) {
+    wait_for_predecessors();
+    release_successors();
+    constexpr int ROTATING = ROTARY_DIM / (2 * VECTOR);  // lanes of a head whose vectors rotate
+    constexpr int ACTIVE = HEAD_DIM / (2 * VECTOR);      // lanes of a head that hold something
+    const long long token = blockIdx.x;
+    const int lane = threadIdx.x % LANES;
+    const bool active = lane < ACTIVE;
+    // Dimensions of the lane's two vectors. An idle lane reads what lane 0 reads, and stores nothing.
+    const int pair = active ? lane : 0;
+    const int first_dim = pair < ROTATING ? pair * VECTOR : ROTARY_DIM + (pair - ROTATING) * 2 * VECTOR;
+    const int second_dim = first_dim + (pair < ROTATING ? ROTARY_DIM / 2 : VECTOR);
+    const float* cosines = rotations + static_cast<long long>(ROTARY_DIM ? rotation_rows[token] : 0) * ROTARY_DIM;
+    const long long position = slot_mapping[token];
+
+    const int heads_at_once = blockDim.x / LANES;
+    // Warps stay whole: a head beyond the last is computed like the last, and not stored.
+    for (int base = 0; base < HEADS + 2 * KV_HEADS; base += heads_at_once) {
+        const int index = base + threadIdx.x / LANES;
+        const int head = min(index, HEADS + 2 * KV_HEADS - 1);
+        const SCALAR* source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+        Elements first = load_vector<SCALAR, VECTOR>(source + first_dim);
+        Elements second = load_vector<SCALAR, VECTOR>(source + second_dim);
+        const bool is_value = head >= HEADS + KV_HEADS;
+#if QK_NORM
+        const float squares = active ? sum_of_squares(first) + sum_of_squares(second) : 0.0f;
+        const float scale = rsqrtf(lane_sum(squares, LANES) / HEAD_DIM + eps);
+        if (!is_value) {
+            const SCALAR* weight = head < HEADS ? q_norm : k_norm;
+            normalise(first, weight + first_dim, scale);
+            normalise(second, weight + second_dim, scale);
+        }
+#endif
+        if (!is_value && pair < ROTATING) {
+            rotate(first, second, cosines + first_dim, cosines + ROTARY_DIM / 2 + first_dim);
+        }
+        if (index != head || !active) continue;
+        if (head < HEADS) {
+            SCALAR* target = queries + token * queries_stride + head * HEAD_DIM;
+            store_vector(target + first_dim, first);
+            store_vector(target + second_dim, second);
+        } else {
+            const int kv_head = (head - HEADS) % KV_HEADS;
+            CACHED* target = cache + (is_value ? values_offset : 0) + (position * KV_HEADS + kv_head) * HEAD_DIM;
+#if FP8_CACHE
+            const float inverse_scale = 1.0f / cache_scales[head - HEADS];
+#else
+            const float inverse_scale = 1.0f;
+#endif
+            store_cached(target + first_dim, first, inverse_scale);
+            store_cached(target + second_dim, second, inverse_scale);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+"""Which variants of the attention kernels a model gets: definitions, warps, stages and shared memory of each.
+
+The choices of this file depend on the model's shape and the GPU's limits alone and are plain arithmetic, which the
+tests check without a GPU; `CudaAttention` compiles and launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from runner_svc.attention.decode_plan import TILE
+
+# A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
+_WIDE_COLUMNS_HEAD_DIM = 128
+_MAX_STAGES = 6
+# What the driver keeps of each block's shared memory.
+_RESERVED_SHARED_BYTES = 1024
+_STORED_SCALARS = 2  # bytes of a bf16 or fp16
+_BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What all kernels of a model are compiled for. `scalar` is the C++ name of the dtype."""
+
+    scalar: str
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    soft_cap: float | None
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 32 or not 32 <= self.head_dim <= 256:
+            raise ValueError(
+                f"attention heads of {self.head_dim} elements: the GPU kernels need a multiple of 32, up to 256"
+            )
+        if self.block_size % TILE:
+            raise ValueError(f"KV blocks of {self.block_size} tokens: the GPU kernels need a multiple of {TILE}")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads of a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return {
+            "SCALAR": self.scalar,
+            "HEAD_DIM": self.head_dim,
+            "GROUP_SIZE": self.group_size,
+            "KV_HEADS": self.num_kv_heads,
+            "BLOCK_SIZE": self.block_size,
+            "SOFT_CAP": int(self.soft_cap is not None),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Bytes of shared memory that a GPU has: of a multiprocessor, and of a block that asks for more than usual."""
+
+    multiprocessor: int
+    block: int
+
+    def per_block(self, blocks: int) -> int:
+        """What each of `blocks` blocks can have when they share a multiprocessor."""
+        return min(self.block, self.multiprocessor // blocks - _RESERVED_SHARED_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeVariant:
+    """The decode kernel with so many warps a block and blocks a multiprocessor."""
+
+    shape: AttentionShape
+    warps: int
+    blocks: int
+    stages: int
+
+    @classmethod
+    def choose(cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool) -> DecodeVariant:
+        """One large block a multiprocessor merges faster, which small batches notice; two overlap better.
+
+        Fewer warps where the memory has no room for two stages of each.
+        """
+        preferred = ((8, 1), (4, 1), (2, 1)) if small_batch else ((4, 2), (4, 1), (2, 1))
+        for warps, blocks in preferred:
+            bare = cls(shape, warps, blocks, 0)
+            stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
+            if stages >= 2:
+                return cls(shape, warps, blocks, min(stages, _MAX_STAGES))
+        raise ValueError(
+            f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
+        )
+
+    @property
+    def columns(self) -> int:
+        """Query heads that a unit has room for."""
+        return 16 if self.shape.group_size > 8 and self.shape.head_dim <= _WIDE_COLUMNS_HEAD_DIM else 8
+
+    @property
+    def heads(self) -> int:
+        """Query heads that a unit holds at most."""
+        return min(self.shape.group_size, self.columns)
+
+    @property
+    def units(self) -> int:
+        """Key-value heads times the units of each."""
+        return self.shape.num_kv_heads * -(-self.shape.group_size // self.columns)
+
+    @property
+    def stage_bytes(self) -> int:
+        """One tile of keys and values for each warp."""
+        return self.warps * 2 * TILE * self.shape.head_dim * _STORED_SCALARS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Stages, then each warp's sums (rows padded by 4 floats) and statistics, then a flag."""
+        merge = self.warps * self.heads * (4 * (self.shape.head_dim + 4) + 8)
+        return self.stages * self.stage_bytes + merge + 16
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def end_cost(self) -> int:
+        """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
+        return 0 if self.blocks == 1 else 5
+
+    @property
+    def min_cost(self) -> int:
+        """The least cost of a block's range: a tile a warp, and more than merging."""
+        return max(self.warps, self.end_cost + 1)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return self.shape.defines | {
+            "COLUMNS": self.columns,
+            "WARPS": self.warps,
+            "STAGES": self.stages,
+            "BLOCKS_PER_SM": self.blocks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillVariant:
+    """The prefill kernel for any GPU: 64 queries a block of 128 threads."""
+
+    shape: AttentionShape
+    blocks: int = 2
+    threads: int = 128
+    tile_rows: int = 64
+
+    @property
+    def keys(self) -> int:
+        """Keys of a stage."""
+        return 64 if self.shape.head_dim <= 128 else 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Two stages of keys and values."""
+        return 2 * 2 * self.keys * self.shape.head_dim * _STORED_SCALARS
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return self.shape.defines | {"KEYS": self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillVariant:
+    """The prefill kernel for sm_90a: 128 queries a block of three warpgroups."""
+
+    HEAD_DIMS: ClassVar[tuple[int, ...]] = (64, 128)
+
+    shape: AttentionShape
+    threads: int = 384
+    tile_rows: int = 128
+    # Positions that one tensor copy brings.
+    copied_keys: int = 16
+
+    @property
+    def stages(self) -> tuple[int, int, int]:
+        """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
+        return (2, 3, 2) if self.shape.head_dim == 128 else (2, 4, 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Tiles of 128 rows, and two barriers for each."""
+        tile_bytes = 128 * self.shape.head_dim * _STORED_SCALARS
+        return sum(self.stages) * (tile_bytes + 2 * _BARRIER_BYTES)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES")
+        return self.shape.defines | dict(zip(names, self.stages, strict=True))

@@ -1,0 +1,124 @@
+"""The two prefill kernels behind one signature: wgmma and TMA on Hopper, mma.sync elsewhere."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+from torch import Tensor
+
+from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant, PrefillVariant
+from runner_svc.attention.tensor_map import PLANE, heads_map
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import is_hopper, load, num_multiprocessors
+from runner_svc.kv_cache import KVCache
+
+# Queries whose place and number differ need a map each; this many are kept.
+_MAX_QUERY_MAPS = 4096
+
+
+class Prefill(Protocol):
+    """A compiled prefill kernel over one cache."""
+
+    tile_rows: int
+    """Queries of a tile of its plans."""
+
+    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
+        """Launches one layer, with the plan at this device address."""
+
+
+def compile_prefill(
+    shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+) -> Prefill:
+    """The fastest kernel that the GPU and the head size allow."""
+    if is_hopper() and shape.head_dim in HopperPrefillVariant.HEAD_DIMS:
+        return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
+    return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
+
+
+class PortablePrefill:
+    """kernels/paged_prefill.cu"""
+
+    def __init__(
+        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+    ) -> None:
+        variant = PrefillVariant(shape)
+        self.tile_rows = variant.tile_rows
+        self._kernel = Kernel(
+            load("paged_prefill", variant.defines),
+            "paged_prefill",
+            # queries, stride, output, stride, keys, values, tables, stride, plan, window, scale, cap
+            "PqPqPPPiPiff",
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
+        )
+        self._grid = num_multiprocessors() * variant.blocks
+        self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
+        self._tables = (block_tables.data_ptr(), block_tables.stride(0))
+        self._scales = (scale, soft_cap)
+
+    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
+        self._kernel(
+            stream,
+            self._grid,
+            queries.data_ptr(),
+            queries.stride(0),
+            output.data_ptr(),
+            output.stride(0),
+            *self._layers[layer],
+            *self._tables,
+            plan,
+            window,
+            *self._scales,
+        )
+
+
+class HopperPrefill:
+    """kernels/paged_prefill_hopper.cu, with the tensor maps that it reads through."""
+
+    def __init__(
+        self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
+    ) -> None:
+        variant = HopperPrefillVariant(shape)
+        self.tile_rows = variant.tile_rows
+        self._kernel = Kernel(
+            load("paged_prefill_hopper", variant.defines),
+            "paged_prefill_hopper",
+            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, scale, cap
+            "128s128s128sPPqPiPiff",
+            variant.threads,
+            shared_bytes=variant.shared_bytes,
+        )
+        self._num_heads, self._head_dim = shape.num_heads, shape.head_dim
+        self._planes = shape.head_dim // PLANE
+        positions = cache.data.shape[2] * shape.block_size
+        row_stride = shape.num_kv_heads * shape.head_dim
+
+        def map_of(half: Tensor, planes: int) -> bytes:
+            box = (variant.copied_keys, planes)
+            return heads_map(half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, row_stride, box)
+
+        self._layers = [
+            (map_of(keys, 1), map_of(values, self._planes), values.data_ptr()) for keys, values in cache.data
+        ]
+        self._tables = (block_tables.data_ptr(), block_tables.stride(0))
+        self._scales = (scale, soft_cap)
+        self._query_map = lru_cache(_MAX_QUERY_MAPS)(self._make_query_map)
+
+    def _make_query_map(self, address: int, rows: int, row_stride: int) -> bytes:
+        box = (self.tile_rows, self._planes)
+        return heads_map(address, self._num_heads, self._head_dim, rows, row_stride, box)
+
+    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
+        self._kernel(
+            stream,
+            num_multiprocessors(),
+            self._query_map(queries.data_ptr(), queries.shape[0], queries.stride(0)),
+            *self._layers[layer],
+            output.data_ptr(),
+            output.stride(0),
+            *self._tables,
+            plan,
+            window,
+            *self._scales,
+        )

@@ -1,0 +1,62 @@
+"""The plan of a step's prefill attention: tiles of queries, the longest first (kernels/paged_prefill*.cu).
+
+A tile is up to `tile_rows` neighbouring queries of one row of the step; every query head of a tile is one piece of
+work. Pieces are dealt to a fixed grid of thread blocks, back and forth, so that long and short ones even out. Packed
+int32, made vectorised. No CUDA is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_WORDS = 8
+TILE_WORDS = 8
+# Keys that the kernels take at once, as far as the order of the tiles goes.
+KEYS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlanner:
+    """Makes prefill plans for layers of one window."""
+
+    tile_rows: int
+    window: int | None
+
+    def max_words(self, num_tokens: int, num_rows: int) -> int:
+        """Most int32 words of a plan for `num_rows` rows of together `num_tokens` positions."""
+        return HEADER_WORDS + TILE_WORDS * (num_tokens // self.tile_rows + num_rows)
+
+    def write(
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        query_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+    ) -> int:
+        """Fills `plan` for rows of `counts` positions from `starts`, whose first queries are `query_rows`; all [R].
+
+        Returns the words used.
+        """
+        tiles_of_row = -(-counts // self.tile_rows)
+        ends = np.cumsum(tiles_of_row)
+        num_tiles = int(ends[-1]) if len(ends) else 0
+        rows = np.repeat(np.arange(len(counts)), tiles_of_row)
+        offsets = (np.arange(num_tiles) - (ends - tiles_of_row)[rows]) * self.tile_rows
+        positions = starts[rows] + offsets
+        sizes = np.minimum(counts[rows] - offsets, self.tile_rows)
+        firsts = np.zeros_like(positions) if self.window is None else np.maximum(positions - (self.window - 1), 0)
+        order = np.argsort(firsts // KEYS - (positions + sizes + KEYS - 1) // KEYS, kind="stable")
+        words = HEADER_WORDS + TILE_WORDS * num_tiles
+        plan[0] = num_tiles
+        tiles = plan[HEADER_WORDS:words].reshape(num_tiles, TILE_WORDS)
+        tiles[:, 0] = (query_rows[rows] + offsets)[order]
+        tiles[:, 1] = sizes[order]
+        tiles[:, 2] = positions[order]
+        tiles[:, 3] = firsts[order]
+        tiles[:, 4] = (starts + counts)[rows][order]
+        tiles[:, 5] = table_rows[rows][order]
+        return words

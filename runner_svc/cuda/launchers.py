@@ -1,0 +1,70 @@
+"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner_svc.attention.cuda import CudaAttention
+from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.copy import CopyWords
+from runner_svc.cuda.gather import GatherInputs
+from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.rope_kv import RopeKvWrite
+from runner_svc.cuda.sampling import CudaSampler
+from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.cuda_decoder import DecoderLaunchers
+
+
+class CudaLaunchers:
+    """Implements `runner_svc.cuda_steps.Launchers`. `overlap`: a kernel may start while the one before it ends."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, overlap: bool = True) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._overlap = overlap
+
+    def decoder(self) -> DecoderLaunchers:
+        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        config = self._config
+        return DecoderLaunchers(
+            norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
+            activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            rotating=self._rope(config.rope.rotary_dim),
+            plain=self._rope(0),
+        )
+
+    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
+        """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
+        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch)
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
+        """Inputs from a token buffer and block tables."""
+        return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
+
+    def copy(self) -> CopyWords:
+        """Between host and device."""
+        return CopyWords(overlap=self._overlap)
+
+    def scatter(self) -> ScatterSegments:
+        """Changes into a roster."""
+        return ScatterSegments()
+
+    def sampling(self, tokens: Tensor) -> CudaSampler:
+        """Draws from float32 logits, written into a token buffer."""
+        return CudaSampler(self._config.vocab_size, torch.float32, tokens)
+
+    def _rope(self, rotary_dim: int) -> RopeKvWrite:
+        config = self._config
+        return RopeKvWrite(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=rotary_dim,
+            dtype=self._dtype,
+            eps=config.rms_norm_eps,
+            qk_norm=config.qk_norm,
+            overlap=self._overlap,
+        )

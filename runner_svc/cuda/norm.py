@@ -1,0 +1,58 @@
+"""RMSNorm with and without the addition to the residual stream; see `kernels/add_rms_norm.cu`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load
+
+_MAX_THREADS = 512
+
+
+class AddRmsNorm:
+    """One model's norms: weights differ from call to call, sizes and eps do not."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, eps: float, *, overlap: bool = False) -> None:
+        """Raises ValueError when rows do not split into vectors of 16 bytes."""
+        if hidden_size % 8:
+            raise ValueError(f"RMSNorm on a GPU needs a hidden size that is a multiple of 8, not {hidden_size}")
+        vectors = hidden_size // 8
+        threads = min(_MAX_THREADS, -(-vectors // 32) * 32)
+        defines: dict[str, int | str] = {
+            "SCALAR": DTYPE_DEFINES[dtype],
+            "HIDDEN_SIZE": hidden_size,
+            "VECTORS": -(-vectors // threads),
+        }
+        self._eps = eps
+        self._kernels = [
+            Kernel(load("add_rms_norm", {**defines, "ADD": add}), "add_rms_norm", "PPPPqf", threads, overlap=overlap)
+            for add in (0, 1)
+        ]
+
+    def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
+        """residual += hidden; out = rms_norm(residual) * weight. All [T, hidden_size]; `out` may be `hidden`."""
+        self._kernels[1](
+            stream,
+            hidden.shape[0],
+            hidden.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            hidden.stride(0),
+            self._eps,
+        )
+
+    def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out = rms_norm(hidden) * weight; `hidden` may be rows of a wider tensor, `out` is contiguous."""
+        self._kernels[0](
+            stream,
+            hidden.shape[0],
+            hidden.data_ptr(),
+            0,
+            weight.data_ptr(),
+            out.data_ptr(),
+            hidden.stride(0),
+            self._eps,
+        )

@@ -1,0 +1,102 @@
+"""QK-norm, rotary embedding and the write into the paged cache; see `kernels/rope_kv_write.cu`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load
+
+_MAX_THREADS = 512
+
+
+class RopeKvWrite:
+    """One model's step between QKV product and attention. A layer that does not rotate needs a rotary_dim of 0."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        dtype: torch.dtype,
+        eps: float = 0.0,
+        qk_norm: bool = False,
+        fp8_cache: bool = False,
+        overlap: bool = False,
+    ) -> None:
+        """Raises ValueError for dimensions that no vector width fits."""
+        vector, lanes = _vectors(head_dim, rotary_dim)
+        threads = min(_MAX_THREADS, -(-(num_heads + 2 * num_kv_heads) * lanes // 32) * 32)
+        defines: dict[str, int | str] = {
+            "SCALAR": DTYPE_DEFINES[dtype],
+            "HEADS": num_heads,
+            "KV_HEADS": num_kv_heads,
+            "HEAD_DIM": head_dim,
+            "ROTARY_DIM": rotary_dim,
+            "VECTOR": vector,
+            "LANES": lanes,
+            "QK_NORM": int(qk_norm),
+            "FP8_CACHE": int(fp8_cache),
+        }
+        module = load("rope_kv_write", defines)
+        self._eps = eps
+        self._kernel = Kernel(module, "rope_kv_write", "PPPPPPPPPqqf", threads, overlap=overlap)
+
+    def __call__(
+        self,
+        stream: int,
+        qkv: Tensor,
+        queries: Tensor,
+        cache: Tensor,
+        rotations: Tensor,
+        rotation_rows: Tensor,
+        slot_mapping: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
+    ) -> None:
+        """Rotated queries to `queries`, keys and values to `cache`.
+
+        `qkv`: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous. `queries`: [T, num_heads * head_dim], rows
+        may be far apart: the first columns of `qkv` rotate in place. `cache`: the layer's [2, num_blocks + 1,
+        block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
+        cosines of the pairs, then sines (see `rotation_table`). `rotation_rows`, `slot_mapping`: int32 [T].
+        `cache_scales`: float32 [2, num_kv_heads], only with fp8_cache.
+        """
+        self._kernel(
+            stream,
+            qkv.shape[0],
+            qkv.data_ptr(),
+            queries.data_ptr(),
+            cache.data_ptr(),
+            rotations.data_ptr(),
+            rotation_rows.data_ptr(),
+            slot_mapping.data_ptr(),
+            q_norm.data_ptr() if q_norm is not None else 0,
+            k_norm.data_ptr() if k_norm is not None else 0,
+            cache_scales.data_ptr() if cache_scales is not None else 0,
+            queries.stride(0),
+            cache.stride(0),
+            self._eps,
+        )
+
+
+def rotation_table(cos: Tensor, sin: Tensor) -> Tensor:
+    """The kernel's float32 [rows, rotary_dim], from cosines and sines of the pairs' angles [rows, rotary_dim / 2]."""
+    return torch.cat((cos, sin), dim=-1).float().contiguous()
+
+
+def _vectors(head_dim: int, rotary_dim: int) -> tuple[int, int]:
+    """Elements of a vector, and lanes a head."""
+    vector = math.gcd(8, rotary_dim // 2, (head_dim - rotary_dim) // 2)
+    lanes = 1
+    while lanes * 2 * vector < head_dim:
+        lanes *= 2
+    if head_dim % 2 or rotary_dim % 2 or lanes > 32:
+        raise ValueError(f"no kernel for heads of {head_dim} dimensions of which {rotary_dim} rotate")
+    return vector, lanes

@@ -1,0 +1,78 @@
+"""Draws tokens on the device, with the sampler's semantics and noise: `runner_svc/sampler.py` is the slow twin.
+
+The host packs a record per sampled row (`sample_records`) into what it copies to the device anyway; nothing about a
+row is kept on the device but the token buffer. Two launches, the first only where some row has penalties, bias or
+min_tokens: `kernels/adjust_logits.cu` changes those rows' logits in place (so that log-probabilities may be read off
+them afterwards), `kernels/sample.cu` draws.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load
+
+_THREADS = 1024
+_SAMPLE_SHARED_BYTES = 66 * 1024  # struct Shared of sample.cu, rounded up
+_SCRATCH_ROWS = 64  # rows that are adjusted at the same time
+
+
+class CudaSampler:
+    """The sampling kernels for one vocabulary and the token buffer that drawn tokens are written to."""
+
+    def __init__(self, vocab_size: int, dtype: torch.dtype, token_buffer: Tensor) -> None:
+        """`dtype` is that of the logits; `token_buffer` int32 [slots + 1, context_length] is held."""
+        defines: dict[str, int | str] = {"LOGIT": DTYPE_DEFINES[dtype], "VOCAB": vocab_size}
+        self._token_buffer = token_buffer
+        self._scratch = torch.zeros(_SCRATCH_ROWS, vocab_size, dtype=torch.int32, device=token_buffer.device)
+        self._adjust = Kernel(load("adjust_logits", defines), "adjust_logits", "PPPPPPii", _THREADS)
+        self._sample = Kernel(load("sample", defines), "sample", "PPPPPi", _THREADS, shared_bytes=_SAMPLE_SHARED_BYTES)
+
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+    ) -> None:
+        """Draws the token of each of L rows.
+
+        `logits` [L, vocab_size], contiguous; rows with penalties, bias or min_tokens are changed in place, forbidden
+        ids to the lowest finite number. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids` and
+        `extra_values` are SampleRows on the device; `adjusted` is theirs. `tokens` int32 [L] out, -1 where the row is
+        not finite; `finite` uint8 [L] out. The token of a finite row is also written to the token buffer.
+        """
+        num_rows = logits.shape[0]
+        if num_rows == 0:
+            return
+        context_length = self._token_buffer.shape[1]
+        if adjusted:
+            self._adjust(
+                stream,
+                min(num_rows, _SCRATCH_ROWS),
+                logits.data_ptr(),
+                records.data_ptr(),
+                extra_ids.data_ptr(),
+                extra_values.data_ptr(),
+                self._token_buffer.data_ptr(),
+                self._scratch.data_ptr(),
+                num_rows,
+                context_length,
+            )
+        self._sample(
+            stream,
+            num_rows,
+            logits.data_ptr(),
+            records.data_ptr(),
+            self._token_buffer.data_ptr(),
+            tokens.data_ptr(),
+            finite.data_ptr(),
+            context_length,
+        )

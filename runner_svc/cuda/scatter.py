@@ -1,0 +1,19 @@
+"""Launches kernels/scatter_segments.cu: brings the device's roster up to date."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import load
+
+
+class ScatterSegments:
+    """Copies segments (see `DeviceRoster.encode`) into the roster's words."""
+
+    def __init__(self) -> None:
+        self._kernel = Kernel(load("scatter_segments", {}), "scatter_segments", "PPi", 128, overlap=True)
+
+    def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None:
+        """`changes`: int32 on the device, with `num_segments` >= 1."""
+        self._kernel(stream, num_segments, words.data_ptr(), changes.data_ptr(), num_segments)

@@ -1,0 +1,287 @@
+"""The backend that computes a model on a GPU, with the next step launched while the last one computes.
+
+A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
+in the roster, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
+copy back. The host waits for none of it: `PendingCudaStep.wait` does, on another thread, by an event. Sampled tokens go
+into the device's token buffer, where the next step finds them.
+
+Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protos import plan_pb2
+from runner_svc.backend import RosterChanges, StepBatch, StepOutput
+from runner_svc.cuda_graphs import DecodeGraphs, bucket_sizes
+from runner_svc.cuda_steps import CudaSteps, Launchers
+from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
+from runner_svc.device_roster import DeviceRoster
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
+from runner_svc.model.weights import ModelWeights
+from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
+from runner_svc.profiling_batch import largest_batch
+from runner_svc.sample_records import SampleRows, pack_rows
+from runner_svc.step_buffers import PackedStep, Placed, Ring, aligned
+
+Progress = Callable[[str, float], None]
+
+# Steps launched and not yet waited for, at most.
+MAX_IN_FLIGHT = 4
+# Room for what a step's admissions and samplers bring; more than that travels in a copy of its own.
+TAIL_WORDS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSizes:
+    """What an operator chooses. `num_blocks` None: as many as fit into the share `gpu_memory` of the GPU's memory."""
+
+    num_slots: int
+    block_size: int
+    max_step_tokens: int
+    context_length: int
+    num_blocks: int | None = None
+    gpu_memory: float = 0.9
+
+    @property
+    def max_table(self) -> int:
+        """Most blocks of one sequence."""
+        return -(-self.context_length // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """What the sampler reads of a step's rows, as it travels with the step."""
+
+    records: Placed
+    extra_ids: Placed
+    extra_values: Placed
+    adjusted: bool
+
+    @classmethod
+    def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
+        """Puts them into the step."""
+        return cls(
+            step.append(rows.records.view(np.int32)),
+            step.append(rows.extra_ids),
+            step.append(rows.extra_values.view(np.int32)),
+            rows.adjusted,
+        )
+
+
+class CudaBackend:
+    """Implements `runner_svc.backend.OverlappingBackend`; one thread launches."""
+
+    def __init__(
+        self,
+        model: plan_pb2.Model,
+        config: ModelConfig,
+        weights: ModelWeights,
+        launchers: Launchers,
+        device: Device,
+        sizes: CudaSizes,
+        progress: Progress,
+    ) -> None:
+        """Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels lack."""
+        self.model = model
+        self.device = str(device.device)
+        self.block_size = sizes.block_size
+        self.num_slots = sizes.num_slots
+        self.max_step_tokens = sizes.max_step_tokens
+        self._device = device
+        self._launchers = launchers
+        self._sizes = sizes
+        with device.stream(), torch.no_grad():
+            self._decoder = CudaDecoder(config, weights, launchers.decoder(), sizes.max_step_tokens)
+            self._roster = DeviceRoster(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
+            self._copy = launchers.copy()
+            self._scatter = launchers.scatter()
+            self._sampling = launchers.sampling(self._roster.tokens)
+            self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
+            self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
+            self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._decoder.dtype, device.device)
+            self._steps = self._make_steps(self.cache)
+            self._graphs = DecodeGraphs(bucket_sizes(sizes.num_slots))
+            self._graphs.capture(self._run_decode, device.capture, progress)
+            self._graphs.drop_slow(device.seconds)
+        words = self._steps.layout.words
+        self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
+        self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
+        self._last_end: Event | None = None
+
+    @property
+    def buckets(self) -> list[int]:
+        """Rows of the decode batches that are captured in graphs."""
+        return self._graphs.sizes
+
+    def change_roster(self, changes: RosterChanges) -> None:
+        """Brings the device's token buffer and block tables up to date before the next batch."""
+        if self._changes is not None:  # of a plan that launched nothing
+            with self._device.stream() as stream:
+                on_device = torch.from_numpy(self._changes).to(self._device.device)
+                self._scatter(stream, self._roster.words, on_device, int(self._changes[0]))
+        self._changes = self._roster.encode(changes)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies whole blocks; all sources are read before any target is written."""
+        with self._device.stream():
+            self.cache.copy_blocks(self._index(sources), self._index(targets))
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Launches the batch and waits for it."""
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> PendingCudaStep:
+        """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
+        buffers = self._ring.take()
+        try:
+            return self._launch(batch, buffers)
+        except BaseException:
+            self._ring.give(buffers)
+            raise
+
+    def _launch(self, batch: StepBatch, buffers: HostBuffers) -> PendingCudaStep:
+        steps, device = self._steps, self._device
+        step = PackedStep(steps.layout, buffers.words)
+        bucket = None
+        if (batch.counts == 1).all() and batch.sample.all():
+            bucket = self._graphs.bucket(len(batch.slots))
+        mixed = None
+        if bucket is None:
+            mixed = steps.pack_mixed(step, batch)
+            rows = mixed.rows
+        else:
+            rows = steps.pack_decode(step, batch, bucket)
+        changes = step.append(self._changes) if self._changes is not None else None
+        self._changes = None
+        records = PlacedRecords.of(step, pack_rows(batch, rows.sample_rows))
+        prompt_logprobs: list[PendingLogprobs] = []
+        with device.stream() as stream:
+            begin = device.event()
+            self._copy(stream, buffers.input, steps.packed, step.used)
+            if changes is not None:
+                self._scatter(stream, self._roster.words, changes.tensor(steps.packed), int(changes.array[0]))
+            if mixed is not None:
+                hidden = steps.run_mixed(stream, mixed)
+                prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets)
+            elif bucket is not None:
+                self._graphs.replay(bucket)
+            forwarded = device.event()
+            logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
+            end = device.event()
+        last_end, self._last_end = self._last_end, end
+        return PendingCudaStep(
+            len(batch.slots),
+            rows.sample_rows,
+            logprobs,
+            prompt_logprobs,
+            buffers,
+            self._ring,
+            last_end,
+            begin,
+            forwarded,
+            end,
+        )
+
+    def _draw(
+        self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
+    ) -> list[PendingLogprobs]:
+        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked."""
+        if not len(rows):
+            return []
+        packed = self._steps.packed
+        tokens = self._result[: len(rows)]
+        self._sampling(
+            stream,
+            self._steps.logits[: len(rows)],
+            records.records.tensor(packed),
+            records.extra_ids.tensor(packed),
+            records.extra_values.tensor(packed),
+            tokens,
+            self._result[aligned(self.num_slots) :].view(torch.uint8)[: len(rows)],
+            adjusted=records.adjusted,
+        )
+        self._copy(stream, self._result, buffers.result, len(self._result))
+        return self._logprobs(batch, rows, tokens)
+
+    def _logprobs(self, batch: StepBatch, rows: NDArray[np.intp], tokens: Tensor) -> list[PendingLogprobs]:
+        """Of the tokens just drawn, of rows that asked."""
+        pending = []
+        for i, row in enumerate(rows.tolist()):
+            top = batch.states[row].logprobs
+            if top is not None:
+                token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
+                pending.append(
+                    PendingLogprobs(row, 0, top, *launch_logprobs(self._steps.logits[i : i + 1], token, top))
+                )
+        return pending
+
+    def _prompt_logprobs(
+        self, stream: int, hidden: Hidden, batch: StepBatch, offsets: NDArray[np.int32]
+    ) -> list[PendingLogprobs]:
+        """Of rows that asked for those of their prompt's tokens; a few hundred positions' logits exist at a time."""
+        pending = []
+        for row, state in enumerate(batch.states):
+            num_scored = batch.num_scored(row) if state.prompt_logprobs is not None else 0
+            if not num_scored:
+                continue
+            first, begin = int(batch.starts[row]) + 1, int(offsets[row])
+            targets = self._index(state.tokens[first : first + num_scored])
+            parts = []
+            for done in range(0, num_scored, CHUNK):
+                some = hidden.slice(begin + done, begin + min(num_scored, done + CHUNK))
+                logits = torch.empty(len(some.last), self._decoder.config.vocab_size, device=self._device.device)
+                self._decoder.logits(stream, some, logits)
+                parts.append(launch_logprobs(logits, targets[done : done + CHUNK], state.prompt_logprobs or 0))
+            joined = (torch.cat(part) for part in zip(*parts, strict=True))
+            pending.append(PendingLogprobs(row, first, state.prompt_logprobs or 0, *joined))
+        return pending
+
+    def _index(self, ids: NDArray[np.int32]) -> Tensor:
+        """int64 on the device."""
+        return torch.from_numpy(ids.astype(np.int64)).to(self._device.device)
+
+    # ------------------------------------------------------------------ start-up
+
+    def _make_steps(self, cache: KVCache) -> CudaSteps:
+        return CudaSteps(
+            self._decoder,
+            cache,
+            self._roster,
+            self._launchers,
+            num_slots=self.num_slots,
+            max_step_tokens=self.max_step_tokens,
+            tail_words=TAIL_WORDS,
+        )
+
+    def _run_decode(self, bucket: int) -> None:
+        self._steps.run_decode(self._device.current_stream(), bucket)
+
+    def _fitting_blocks(self, progress: Progress) -> int:
+        """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""
+        progress("profiling the largest step", 0.0)
+        config, sizes = self._decoder.config, self._sizes
+        cache = KVCache(config, 0, sizes.block_size, self._decoder.dtype, self._device.device)
+        steps = self._make_steps(cache)
+        batch = largest_batch(sizes.num_slots, sizes.max_step_tokens, sizes.context_length)
+
+        def largest_step() -> None:
+            words = self._device.pinned(steps.layout.words)
+            mixed = steps.pack_mixed(PackedStep(steps.layout, words.numpy()), batch)
+            steps.packed.copy_(words)
+            steps.run_mixed(self._device.current_stream(), mixed)
+
+        profile = self._device.profile(largest_step)
+        progress("profiling the largest step", 1.0)
+        return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._decoder.dtype))

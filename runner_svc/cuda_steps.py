@@ -1,0 +1,241 @@
+"""The forward passes of steps over one KV cache: what is packed for them on the host, what is launched for them.
+
+| step | rows | launched as |
+| --- | --- | --- |
+| decode | one position each, all sampled, padded to a bucket | can be captured: grids depend on the bucket alone |
+| mixed | any; those of one position attend as decode rows do, the others as prompts | kernel by kernel |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.backend import StepBatch
+from runner_svc.device_roster import DeviceRoster
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.cuda_decoder import CudaDecoder, DecoderLaunchers, DeviceInputs, Hidden, StepAttention
+from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
+
+
+class AttentionLauncher(Protocol):
+    """As `runner_svc.attention.cuda.CudaAttention`."""
+
+    def decode_plan_words(self, batch: int) -> int: ...
+
+    def plan_decode(
+        self,
+        lengths: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+        query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
+    ) -> None: ...
+
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
+
+    def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
+
+    def plan_prefill(
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        query_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+    ) -> None: ...
+
+    def run_prefill(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int
+    ) -> None: ...
+
+
+class GatherLauncher(Protocol):
+    """As `runner_svc.cuda.gather.GatherInputs`."""
+
+    def __call__(
+        self,
+        stream: int,
+        slots: Tensor,
+        starts: Tensor,
+        offsets: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+    ) -> None: ...
+
+
+class ScatterLauncher(Protocol):
+    """As `runner_svc.cuda.scatter.ScatterSegments`."""
+
+    def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None: ...
+
+
+class CopyLauncher(Protocol):
+    """As `runner_svc.cuda.copy.CopyWords`."""
+
+    def __call__(self, stream: int, source: Tensor, target: Tensor, num_words: int) -> None: ...
+
+
+class SamplingLauncher(Protocol):
+    """As `runner_svc.cuda.sampling.CudaSampler`."""
+
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+    ) -> None: ...
+
+
+class Launchers(Protocol):
+    """Makes the launchers of one model; as `runner_svc.cuda.launchers.CudaLaunchers`."""
+
+    def decoder(self) -> DecoderLaunchers: ...
+
+    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
+
+    def copy(self) -> CopyLauncher: ...
+
+    def scatter(self) -> ScatterLauncher: ...
+
+    def sampling(self, tokens: Tensor) -> SamplingLauncher: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedStep:
+    """A mixed step as it was packed."""
+
+    rows: PackedRows
+    num_tokens: int
+    num_decode_rows: int
+    prefill_plan_words: int
+
+
+class CudaSteps:
+    """Packs and launches forward passes; `packed` is the step's input on the device, `logits` what comes out."""
+
+    def __init__(
+        self,
+        decoder: CudaDecoder,
+        cache: KVCache,
+        roster: DeviceRoster,
+        launchers: Launchers,
+        *,
+        num_slots: int,
+        max_step_tokens: int,
+        tail_words: int,
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._num_slots = num_slots
+        self._attention = launchers.attention(cache, roster.tables, num_slots)
+        self._gather = launchers.gather(roster.tokens, roster.tables, cache.block_size)
+        # Small batches may be planned otherwise than large ones, with more words.
+        decode_words = max(map(self._attention.decode_plan_words, range(1, num_slots + 1)))
+        plan_words = decode_words + self._attention.prefill_plan_words(max_step_tokens, num_slots)
+        self.layout = StepLayout.of(num_slots, plan_words, tail_words)
+        self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
+        self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
+        # float32 [num_slots, vocab_size]: of the rows that sample.
+        self.logits = torch.empty(num_slots, decoder.config.vocab_size, device=decoder.device)
+
+    def pack_decode(self, step: PackedStep, batch: StepBatch, bucket: int) -> PackedRows:
+        """Packs a decode step, padded to `bucket` rows."""
+        rows = step.rows(batch, bucket, self._num_slots)
+        plan = step.plan(0, self._attention.decode_plan_words(bucket))
+        self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
+        return rows
+
+    def run_decode(self, stream: int, bucket: int) -> None:
+        """Launches the pass that `packed` describes; fills the first `bucket` rows of the logits."""
+        inputs = self._gathered(stream, bucket, bucket)
+        plan = self._plan_address(0)
+
+        def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+            self._attention.run_decode(stream, layer, queries, output, plan, bucket)
+
+        hidden = self._decoder.forward(stream, inputs, self._cache, attend)
+        self._decoder.logits(stream, hidden, self.logits[:bucket])
+
+    def pack_mixed(self, step: PackedStep, batch: StepBatch) -> MixedStep:
+        """Packs a step of any rows."""
+        num_rows = len(batch.slots)
+        rows = step.rows(batch, num_rows, self._num_slots)
+        decode = np.flatnonzero(batch.counts == 1)
+        prefill = np.flatnonzero(batch.counts > 1)
+        firsts = rows.offsets[:-1]
+        decode_words = 0
+        if len(decode):
+            decode_words = self._attention.decode_plan_words(len(decode))
+            self._attention.plan_decode(
+                batch.ends[decode], batch.slots[decode], step.plan(0, decode_words), firsts[decode]
+            )
+        num_tokens = int(rows.offsets[num_rows])
+        prefill_words = 0
+        if len(prefill):
+            prefill_words = self._attention.prefill_plan_words(num_tokens, len(prefill))
+            self._attention.plan_prefill(
+                batch.starts[prefill],
+                batch.counts[prefill],
+                batch.slots[prefill],
+                firsts[prefill],
+                step.plan(decode_words, prefill_words),
+            )
+        return MixedStep(rows, num_tokens, len(decode), prefill_words)
+
+    def run_mixed(self, stream: int, step: MixedStep) -> Hidden:
+        """Launches the pass that `packed` describes; fills the logits' rows, one for each row that samples."""
+        inputs = self._gathered(stream, len(step.rows.slots), step.num_tokens)
+        hidden = self._decoder.forward(stream, inputs, self._cache, self._mixed_attention(step))
+        num_sampled = len(step.rows.sample_rows)
+        if num_sampled:
+            last_positions = self._section(self.layout.last_positions, num_sampled)
+            self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
+        return hidden
+
+    def _mixed_attention(self, step: MixedStep) -> StepAttention:
+        attention, decode_rows, prefill_words = self._attention, step.num_decode_rows, step.prefill_plan_words
+        decode_words = attention.decode_plan_words(decode_rows) if decode_rows else 0
+        decode_plan, prefill_plan = self._plan_address(0), self._plan_address(decode_words)
+
+        def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+            if decode_rows:
+                attention.run_decode(stream, layer, queries, output, decode_plan, decode_rows)
+            if prefill_words:
+                attention.run_prefill(stream, layer, queries, output, prefill_plan, prefill_words)
+
+        return attend
+
+    def _gathered(self, stream: int, num_rows: int, num_tokens: int) -> DeviceInputs:
+        tokens, positions, slot_mapping = self._inputs[:, :num_tokens].unbind()
+        layout = self.layout
+        self._gather(
+            stream,
+            self._section(layout.slots, num_rows),
+            self._section(layout.starts, num_rows),
+            self._section(layout.offsets, num_rows + 1),
+            tokens,
+            positions,
+            slot_mapping,
+        )
+        return DeviceInputs(tokens, positions, slot_mapping)
+
+    def _section(self, begin: int, words: int) -> Tensor:
+        return self.packed[begin : begin + words]
+
+    def _plan_address(self, begin: int) -> int:
+        return self.packed.data_ptr() + 4 * (self.layout.plan + begin)

@@ -1,0 +1,218 @@
+"""The decoder on a GPU: matrix products by cuBLAS through torch, everything else by the launchers of `runner_svc.cuda`.
+
+Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
+RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms, so
+that an addition never costs a pass of its own. `model.decoder` is its twin on a CPU.
+
+Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
+can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.rope import RotaryEmbedding
+from runner_svc.model.rope_config import RopeType
+from runner_svc.model.weights import LayerWeights, ModelWeights
+
+
+class NormLauncher(Protocol):
+    """As `runner_svc.cuda.norm.AddRmsNorm`."""
+
+    def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+    def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+
+class ActivationLauncher(Protocol):
+    """As `runner_svc.cuda.activation.ActivationMul`."""
+
+    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
+
+
+class RopeKvLauncher(Protocol):
+    """As `runner_svc.cuda.rope_kv.RopeKvWrite`."""
+
+    def __call__(
+        self,
+        stream: int,
+        qkv: Tensor,
+        queries: Tensor,
+        cache: Tensor,
+        rotations: Tensor,
+        rotation_rows: Tensor,
+        slot_mapping: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLaunchers:
+    """The kernels of a layer, compiled for one model."""
+
+    norm: NormLauncher
+    activation: ActivationLauncher
+    rotating: RopeKvLauncher
+    # For layers without rotary embedding (SmolLM3 has some).
+    plain: RopeKvLauncher
+
+
+class StepAttention(Protocol):
+    """A step's attention, planned."""
+
+    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+        """Queries [T, num_heads * head_dim], rows may be far apart, to an output of the same shape."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceInputs:
+    """A step's T positions on the device, int32 [T] each."""
+
+    tokens: Tensor
+    positions: Tensor
+    # Where each position's keys and values are written: block * block_size + offset.
+    slot_mapping: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """What comes out of the layers: the last product, and the residual stream that it is still to be added to."""
+
+    last: Tensor  # [T, hidden_size]
+    residual: Tensor  # [T, hidden_size]
+
+    def select(self, index: Tensor) -> Hidden:
+        """A copy of the positions at `index`, int32 [L]."""
+        return Hidden(self.last.index_select(0, index), self.residual.index_select(0, index))
+
+    def slice(self, begin: int, end: int) -> Hidden:
+        """A copy of the positions from `begin` to `end`."""
+        return Hidden(self.last[begin:end].clone(), self.residual[begin:end].clone())
+
+
+class Workspace:
+    """Intermediate tensors of forward passes of up to `max_tokens` positions."""
+
+    def __init__(self, config: ModelConfig, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        def empty(width: int) -> Tensor:
+            return torch.empty(max_tokens, width, dtype=dtype, device=device)
+
+        query_width = config.num_heads * config.head_dim
+        self.residual = empty(config.hidden_size)
+        self.normed = empty(config.hidden_size)
+        self.product = empty(config.hidden_size)  # of the output or the down matrix
+        self.qkv = empty(query_width + 2 * config.num_kv_heads * config.head_dim)
+        self.attended = empty(query_width).zero_()  # rows of padding keep what is there
+        self.gate_up = empty(2 * config.intermediate_size)
+        self.activated = empty(config.intermediate_size)
+
+
+class CudaDecoder:
+    """Embeddings, layers, final norm, head; weights are [out, in] on one device, in one dtype."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
+    ) -> None:
+        """`max_tokens`: most positions of a forward pass.
+
+        Raises UnsupportedModel where RoPE's frequencies depend on a sequence's length: they are tabulated here.
+        """
+        if config.rope.type is RopeType.DYNAMIC:
+            raise UnsupportedModel("RoPE type 'dynamic' is not supported on a GPU: set device to 'cpu'.")
+        self.config = config
+        self.device = weights.embeddings.device
+        self.dtype = weights.embeddings.dtype
+        self._embeddings = weights.embeddings
+        self._layers: Sequence[LayerWeights] = list(weights.layers)
+        self._norm_weight = weights.norm
+        self._head = weights.head.t()
+        self._launchers = launchers
+        self._rotations = _rotations(config, self.device)
+        self._workspace = Workspace(config, max_tokens, self.dtype, self.device)
+
+    def forward(self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention) -> Hidden:
+        """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass."""
+        num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
+        space = self._workspace
+        residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
+        product, activated = space.product[:num_tokens], space.activated[:num_tokens]
+        gate_up = space.gate_up[:num_tokens]
+        torch.index_select(self._embeddings, 0, inputs.tokens, out=residual)
+        for index, layer in enumerate(self._layers):
+            if index == 0:
+                norm.norm(stream, residual, layer.attention_norm, normed)
+            else:
+                norm.add(stream, product, residual, layer.attention_norm, normed)
+            attended = self._attend(stream, index, layer, normed, inputs, cache, attention)
+            _multiply(attended, layer.output, layer.output_bias, product)
+            norm.add(stream, product, residual, layer.mlp_norm, normed)
+            _multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+            self._launchers.activation(stream, gate_up, activated)
+            _multiply(activated, layer.down, layer.down_bias, product)
+        return Hidden(product, residual)
+
+    def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
+        normed = torch.empty_like(hidden.last)
+        self._launchers.norm.add(stream, hidden.last, hidden.residual, self._norm_weight, normed)
+        if normed.dtype is torch.float32:
+            torch.mm(normed, self._head, out=out)
+        else:  # the sums are float32 anyway: rounding them to 16 bits would make ties
+            torch.mm(normed, self._head, out_dtype=torch.float32, out=out)
+
+    def _attend(
+        self,
+        stream: int,
+        index: int,
+        layer: LayerWeights,
+        normed: Tensor,
+        inputs: DeviceInputs,
+        cache: KVCache,
+        attention: StepAttention,
+    ) -> Tensor:
+        """[T, num_heads * head_dim], before the output product."""
+        config, num_tokens = self.config, normed.shape[0]
+        qkv = self._workspace.qkv[:num_tokens]
+        _multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+        queries = qkv[:, : config.num_heads * config.head_dim]
+        launcher = self._launchers.rotating if config.rotary_layers[index] else self._launchers.plain
+        launcher(
+            stream,
+            qkv,
+            queries,
+            cache.data[index],
+            self._rotations,
+            inputs.positions,
+            inputs.slot_mapping,
+            layer.q_norm,
+            layer.k_norm,
+        )
+        attended = self._workspace.attended[:num_tokens]
+        attention(stream, index, queries, attended)
+        return attended
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x W^T + b, with W [out, in]."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _rotations(config: ModelConfig, device: torch.device) -> Tensor:
+    """float32 [context_length, rotary_dim]: cosines of the pairs, then their sines, of every position."""
+    positions = torch.arange(config.context_length, device=device)
+    rotation = RotaryEmbedding(config.rope, device).rotation(positions, torch.zeros_like(positions))
+    half = rotation.cos.shape[-1] // 2
+    return torch.cat((rotation.cos[:, 0, :half], rotation.sin[:, 0, half:]), dim=-1).contiguous()

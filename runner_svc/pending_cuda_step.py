@@ -1,0 +1,97 @@
+"""A step on its way through the GPU: the host's buffers for it, and how its result is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.backend import StepOutput
+from runner_svc.cuda_graphs import Replay
+from runner_svc.device_logprobs import PendingLogprobs
+from runner_svc.pool_size import MemoryProfile
+from runner_svc.step_buffers import Ring, aligned
+
+
+class Event(Protocol):
+    """As torch.cuda.Event, recorded."""
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any, /) -> float: ...
+
+
+class Device(Protocol):
+    """As `runner_svc.cuda.device.GpuDevice`."""
+
+    device: torch.device
+
+    def stream(self) -> AbstractContextManager[int]: ...
+
+    def current_stream(self) -> int: ...
+
+    def synchronize(self) -> None: ...
+
+    def pinned(self, words: int) -> Tensor: ...
+
+    def event(self) -> Event: ...
+
+    def capture(self, function: Callable[[], None]) -> Replay: ...
+
+    def seconds(self, replay: Replay) -> float: ...
+
+    def profile(self, largest_step: Callable[[], None]) -> MemoryProfile: ...
+
+
+class HostBuffers:
+    """One ring entry: page-locked memory for a step's input and its result."""
+
+    def __init__(self, device: Device, words: int, num_slots: int) -> None:
+        self.input = device.pinned(words)
+        self.words: NDArray[np.int32] = self.input.numpy()
+        self.result = device.pinned(2 * aligned(num_slots))
+        self.tokens: NDArray[np.int32] = self.result.numpy()[:num_slots]
+        self.finite: NDArray[np.uint8] = self.result.numpy()[aligned(num_slots) :].view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingCudaStep:
+    """A step under way."""
+
+    num_rows: int
+    sample_rows: NDArray[np.intp]
+    logprobs: list[PendingLogprobs]
+    prompt_logprobs: list[PendingLogprobs]
+    buffers: HostBuffers
+    ring: Ring[HostBuffers]
+    last_end: Event | None
+    begin: Event
+    forwarded: Event
+    end: Event
+
+    def wait(self) -> StepOutput:
+        """Blocks until the step is done; frees its buffers."""
+        try:
+            self.end.synchronize()
+            num_sampled = len(self.sample_rows)
+            tokens = self.buffers.tokens[:num_sampled].copy()
+            finite = self.buffers.finite[:num_sampled].astype(np.bool_)
+        finally:
+            self.ring.give(self.buffers)
+        output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
+        output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
+        output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]
+        output.forward_ns = _nanoseconds(self.begin, self.forwarded)
+        output.sample_ns = _nanoseconds(self.forwarded, self.end)
+        output.idle_ns = _nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
+        return output
+
+
+def _nanoseconds(begin: Event, end: Event) -> int:
+    return max(0, round(begin.elapsed_time(end) * 1e6))

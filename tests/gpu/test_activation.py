@@ -1,0 +1,25 @@
+"""The gated activations on the GPU against float32 torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.activation import ActivationMul  # imports CuPy
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
+@pytest.mark.parametrize(("num_tokens", "size"), [(1, 3072), (7, 1536), (300, 14336), (5, 8)])
+def test_activation_mul(num_tokens: int, size: int, activation: str, dtype: torch.dtype) -> None:
+    gate_up = torch.randn(num_tokens, 2 * size, device="cuda", dtype=dtype) * 4
+    out = torch.full((num_tokens, size), torch.nan, device="cuda", dtype=dtype)
+    ActivationMul(size, dtype, activation)(torch.cuda.current_stream().cuda_stream, gate_up, out)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expected = ACTIVATION_FUNCTIONS[activation](gate) * up
+    torch.testing.assert_close(out.float(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)

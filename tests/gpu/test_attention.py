@@ -1,0 +1,222 @@
+"""The GPU's attention kernels against float32 torch, on caches that hold NaN beyond every sequence's end."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.attention_cases import AttentionBatch, AttentionCase
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.attention.cuda import CudaAttention  # imports CuPy
+
+DEVICE = torch.device("cuda")
+# bf16 operands and output round to 2 ** -9; a wrong row or mask is far above.
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
+
+LENGTHS = ((1,), (17,), (1000, 1, 33, 4097, 16, 0, 555, 2048), (37,) * 40, (20000,), tuple(range(1, 200, 3)))
+SHAPES = (
+    # head_dim, num_heads, num_kv_heads, block_size
+    (64, 9, 3, 16),
+    (64, 32, 8, 32),
+    (96, 32, 32, 16),
+    (128, 32, 8, 16),
+    (128, 28, 4, 32),
+    (128, 32, 2, 16),
+    (128, 40, 2, 16),
+    (128, 16, 16, 32),
+    (256, 8, 4, 16),
+    (256, 16, 1, 32),
+)
+VARIANTS = (
+    (None, None, torch.bfloat16),
+    (100, None, torch.float16),
+    (33, 50.0, torch.bfloat16),
+    (None, 20.0, torch.float16),
+)
+CHUNKS = (
+    # lengths, counts
+    ((128,), (128,)),
+    ((5,), (5,)),
+    ((1000,), (64,)),
+    ((200, 333, 130, 1024, 1200), (200, 1, 130, 512, 77)),
+    ((1024, 1777), (1024, 1000)),
+)
+
+
+@pytest.fixture
+def seed() -> int:
+    return random.randrange(2**31)
+
+
+def attention_of(batch: AttentionBatch) -> CudaAttention:
+    case = batch.case
+    return CudaAttention(
+        batch.cache,
+        batch.block_tables,
+        case.num_heads,
+        [case.window],
+        len(case.lengths),
+        scale=case.scale,
+        soft_cap=case.soft_cap,
+    )
+
+
+def to_device(plan) -> torch.Tensor:
+    return torch.from_numpy(plan).to(DEVICE)
+
+
+def run_decode(attention: CudaAttention, batch: AttentionBatch, repeats: int = 1) -> None:
+    plan = np.empty(attention.decode_plan_words(len(batch.lengths)), np.int32)
+    attention.plan_decode(batch.lengths, batch.table_rows, plan)
+    device_plan = to_device(plan)
+    for _ in range(repeats):
+        batch.output.fill_(float("nan"))
+        stream = torch.cuda.current_stream().cuda_stream
+        attention.run_decode(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), len(batch.lengths))
+    torch.cuda.synchronize()
+
+
+def run_prefill(attention: CudaAttention, batch: AttentionBatch) -> None:
+    words = attention.prefill_plan_words(len(batch.queries) + 7, len(batch.lengths) + 1)
+    plan = np.empty(words, np.int32)
+    starts = batch.lengths - batch.counts
+    attention.plan_prefill(starts, batch.counts, batch.table_rows, batch.query_rows, plan)
+    device_plan = to_device(plan)
+    stream = torch.cuda.current_stream().cuda_stream
+    attention.run_prefill(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), words)
+    torch.cuda.synchronize()
+
+
+def check(batch: AttentionBatch, seed: int) -> None:
+    expected = batch.expected()
+    assert batch.output.isfinite().all(), f"seed {seed}: NaN in {batch.case}"
+    error = (batch.output.float() - expected).norm() / expected.norm().clamp(min=1e-6)
+    assert error < TOLERANCE[batch.case.dtype], f"seed {seed}: error {error:.1e} in {batch.case}"
+    # No single head may hide behind the others.
+    norms = expected.norm(dim=-1).clamp(min=1e-3)
+    worst = ((batch.output.float() - expected).norm(dim=-1) / norms).max()
+    assert worst < 5 * TOLERANCE[batch.case.dtype], f"seed {seed}: a head's error {worst:.1e} in {batch.case}"
+
+
+def decode_case(lengths: tuple[int, ...], **kwargs) -> AttentionCase:
+    return AttentionCase(lengths, (1,) * len(lengths), **kwargs)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{max(lengths)}")
+def test_decode_of_any_lengths(lengths, seed) -> None:
+    batch = AttentionBatch(decode_case(lengths), seed, DEVICE)
+    run_decode(attention_of(batch), batch, repeats=3)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_decode_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+    head_dim, num_heads, num_kv_heads, block_size = shape
+    for lengths in ((1000, 1, 33, 0, 310), tuple(range(1, 400, 13))):
+        case = decode_case(
+            lengths,
+            head_dim=head_dim,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            block_size=block_size,
+            window=window,
+            soft_cap=soft_cap,
+            dtype=dtype,
+        )
+        batch = AttentionBatch(case, seed, DEVICE)
+        run_decode(attention_of(batch), batch)
+        check(batch, seed)
+
+
+@pytest.mark.parametrize("lengths, counts", CHUNKS, ids=lambda numbers: f"{len(numbers)}x{max(numbers)}")
+def test_prefill_of_any_chunks(lengths, counts, seed) -> None:
+    batch = AttentionBatch(AttentionCase(lengths, counts), seed, DEVICE)
+    run_prefill(attention_of(batch), batch)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_prefill_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+    head_dim, num_heads, num_kv_heads, block_size = shape
+    case = AttentionCase(
+        (200, 333, 700, 31),
+        (200, 1, 211, 31),
+        head_dim,
+        num_heads,
+        num_kv_heads,
+        block_size,
+        window,
+        soft_cap,
+        dtype=dtype,
+    )
+    batch = AttentionBatch(case, seed, DEVICE)
+    run_prefill(attention_of(batch), batch)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
+    # Queries of the second row begin before the last tile of keys: some see nothing of the tile that comes first.
+    case = AttentionCase((200, 700), (200, 211), head_dim, scale=scale)
+    batch = AttentionBatch(case, seed, DEVICE)
+    run_prefill(attention_of(batch), batch)
+    check(batch, seed)
+
+
+def test_queries_may_be_a_view_of_the_qkv_product(seed) -> None:
+    batch = AttentionBatch(AttentionCase((300, 70), (130, 70)), seed, DEVICE)
+    packed = batch.queries.flatten(1)
+    product = torch.cat((packed, torch.full_like(packed, float("nan"))), dim=1)
+    batch.queries = product[:, : packed.shape[1]]
+    run_prefill(attention_of(batch), batch)
+    batch.queries = packed.view(-1, 32, 128)
+    check(batch, seed)
+
+
+def test_a_captured_decode_serves_other_lengths(seed) -> None:
+    first = AttentionBatch(decode_case((500, 3, 77, 1)), seed, DEVICE)
+    attention = attention_of(first)
+    plan = torch.zeros(attention.decode_plan_words(4), dtype=torch.int32, device=DEVICE)
+    host_plan = np.empty(len(plan), np.int32)
+
+    def replan(lengths: list[int]) -> None:
+        attention.plan_decode(np.array(lengths, np.int32), first.table_rows, host_plan)
+        plan.copy_(torch.from_numpy(host_plan))
+
+    replan([1, 1, 1, 1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        attention.run_decode(stream, 0, first.queries, first.output, plan.data_ptr(), 4)
+    for lengths in ([500, 3, 77, 1], [499, 1, 16, 1], [17, 2, 64, 0]):
+        replan(lengths)
+        first.output.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        first.case = decode_case(tuple(lengths))
+        check(first, seed)
+
+
+def test_layers_of_different_windows_share_a_plan(seed) -> None:
+    batch = AttentionBatch(decode_case((500, 3, 77, 1)), seed, DEVICE)
+    cache = batch.cache
+    cache.data = torch.cat((cache.data, cache.data))
+    attention = CudaAttention(cache, batch.block_tables, 32, [64, None], 4)
+    plan = np.empty(attention.decode_plan_words(4), np.int32)
+    attention.plan_decode(batch.lengths, batch.table_rows, plan)
+    device_plan = to_device(plan)
+    for layer, window in enumerate((64, None)):
+        batch.case = decode_case((500, 3, 77, 1), window=window)
+        stream = torch.cuda.current_stream().cuda_stream
+        attention.run_decode(stream, layer, batch.queries, batch.output, device_plan.data_ptr(), 4)
+        torch.cuda.synchronize()
+        check(batch, seed)

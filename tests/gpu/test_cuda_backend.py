@@ -1,0 +1,210 @@
+"""The CUDA backend on a GPU against the torch backend on the CPU: tokens, log-probabilities, plans launched ahead."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protos import plan_pb2
+from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.torch_backend import TorchBackend
+from tests.support.greedy_driver import RandomDriver
+from tests.support.plans import SAMPLE, admission, ints, plan, sampling
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda_backend import CudaBackend
+from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+
+BLOCK_SIZE = 16
+NUM_SLOTS = 12
+# Family, and sizes that the kernels have.
+FAMILIES = {
+    "llama": {"hidden_size": 256},
+    "llama-tied": {"hidden_size": 256},
+    "llama-biases": {"hidden_size": 256},
+    "llama-llama3": {"hidden_size": 512},
+    "llama-yarn": {"hidden_size": 256},
+    "mistral": {"hidden_size": 384},
+    "ministral": {"hidden_size": 256, "head_dim": 64},
+    "phi3-partial": {"hidden_size": 256},
+    "qwen2": {"hidden_size": 256},
+    "qwen2-window": {"hidden_size": 512},
+    "qwen3": {"hidden_size": 256, "head_dim": 128},
+    "smollm3": {"hidden_size": 256},
+}
+# Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities.
+ERROR = 0.15
+
+
+@dataclass
+class Pair:
+    """The same model on both devices."""
+
+    gpu: CudaBackend
+    cpu: TorchBackend
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def load(folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200) -> CudaBackend:
+    options = GpuOptions(
+        dtype=dtype,
+        random_weights=False,
+        num_slots=NUM_SLOTS,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=128,
+        context_length=None,
+        num_blocks=num_blocks,
+        gpu_memory=0.5,
+    )
+    backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
+    if num_blocks is not None:
+        backend.cache.data.fill_(torch.nan)
+    return backend
+
+
+def pair(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Pair:
+    cpu = TorchBackend.load(
+        str(folder),
+        cache_folder=folder / "unused",
+        progress=no_progress,
+        num_blocks=200,
+        block_size=BLOCK_SIZE,
+        num_slots=NUM_SLOTS,
+        max_step_tokens=128,
+    )
+    return Pair(load(folder, dtype), cpu)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def random_prompts(rng: random.Random, count: int, longest: int = 60) -> list[list[int]]:
+    return [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def scored(runner: Runner, tokens: list[int], top: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities of tokens 1.. of the sequence, [n - 1], and the `top` largest at each, [n - 1, top]."""
+    runner.reset()
+    blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
+    asks = sampling(prompt_logprobs=top)
+    cut = len(tokens) // 3
+    values, best = [], []
+    for number, (start, count) in enumerate([(0, cut), (cut, len(tokens) - cut)] if cut else [(0, len(tokens))], 1):
+        admissions = [admission(3, tokens, blocks, sampling=asks)] if number == 1 else []
+        result = runner.execute(number, plan(admissions=admissions, extents=[(3, start, count, 0)]))
+        for part in result.prompt_logprobs:
+            values.append(np.frombuffer(part.values, np.float32))
+            best.append(np.frombuffer(part.top_values, np.float32).reshape(-1, top))
+    return np.concatenate(values), np.concatenate(best)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((family, torch.bfloat16) for family in FAMILIES), ("llama", torch.float16), ("qwen3", torch.float16)],
+)
+def test_greedy_tokens_are_the_cpus_up_to_near_ties(
+    family: str, dtype: torch.dtype, tmp_path: Path, rng: random.Random
+) -> None:
+    folder = make_tiny_model(family, tmp_path / "tiny", rng.randrange(1000), dtype, **FAMILIES[family])
+    both = pair(folder, dtype)
+    prompts = random_prompts(rng, 10)
+    actual = RandomDriver(both.gpu, rng).generate(prompts, 24, 40)
+    expected = RandomDriver(both.cpu, rng).generate(prompts, 24, 40)
+    gpu, cpu = Runner(both.gpu), Runner(both.cpu)
+    errors, ties = [], 0
+    for prompt, mine, wanted in zip(prompts, actual, expected, strict=True):
+        sequence = prompt + wanted
+        ours, theirs = scored(gpu, sequence), scored(cpu, sequence)
+        errors.append(np.abs(ours[0] - theirs[0]).max() / theirs[0].std())
+        if mine != wanted:
+            first = next(i for i, (a, b) in enumerate(zip(mine, wanted, strict=True)) if a != b)
+            gap = float(theirs[1][len(prompt) + first - 1] @ [1, -1])
+            print(f"{family} {dtype}: token {first} is {mine[first]}, not {wanted[first]}; logit gap {gap:.4f}")
+            assert gap < ERROR * theirs[0].std()
+            ties += 1
+    print(f"{family} {dtype}: ties {ties} of {len(prompts)}, largest error {max(errors):.4f} sigma")
+    assert max(errors) < ERROR
+
+
+def test_plans_ahead_give_the_tokens_of_plans_one_by_one(tmp_path: Path, rng: random.Random) -> None:
+    folder = make_tiny_model("qwen3", tmp_path / "tiny", 1, torch.bfloat16, **FAMILIES["qwen3"])
+    runner = Runner(load(folder))
+    prompts = random_prompts(rng, NUM_SLOTS, 9)
+    outcomes = []
+    for depth in (1, 3):
+        runner.reset()
+        results: list[plan_pb2.Result] = []
+        pending: deque[LaunchedPlan] = deque()
+        admissions = [
+            admission(slot, prompt, [1 + 5 * slot + i for i in range(5)], seed=slot, sampling=sampling(temperature=0.7))
+            for slot, prompt in enumerate(prompts)
+        ]
+        extents = [(slot, 0, len(prompt), SAMPLE) for slot, prompt in enumerate(prompts)]
+        plans = [plan(admissions=admissions, extents=extents)]
+        for step in range(60):
+            plans.append(plan(extents=[(slot, len(p) + step, 1, SAMPLE) for slot, p in enumerate(prompts)]))
+        for number, each in enumerate(plans, 1):
+            pending.append(runner.launch(number, each))
+            if len(pending) == depth:
+                results.append(pending.popleft().wait())
+        results += [launched.wait() for launched in pending]
+        outcomes.append([ints(result.tokens) for result in results])
+        assert all(result.timings.forward_ns > 0 for result in results)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(tmp_path: Path, rng: random.Random) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny", 2, torch.bfloat16, **FAMILIES["llama"])
+    backend = load(folder)
+    runner = Runner(backend)
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(9)] for _ in range(3)]
+    begin = plan(
+        admissions=[admission(slot, prompt, [2 * slot + 1, 2 * slot + 2]) for slot, prompt in enumerate(prompts)],
+        extents=[(slot, 0, 9, SAMPLE) for slot in range(3)],
+    )
+    step = plan(extents=[(slot, 9, 1, SAMPLE) for slot in range(3)])
+    runner.execute(1, begin)
+    expected = ints(runner.execute(2, step).tokens)
+    runner.reset()
+    runner.execute(1, begin)
+    backend.cache.data[:, :, 3, 0] = torch.nan
+    torch.cuda.synchronize()
+    first = runner.launch(2, step)
+    second = runner.launch(3, plan(extents=[(slot, 10, 1, SAMPLE) for slot in range(3)]))
+    poisoned = first.wait()
+    assert list(poisoned.statuses) == [0, plan_pb2.ROW_STATUS_NOT_FINITE, 0]
+    assert ints(poisoned.tokens) == [expected[0], expected[2]]
+    assert list(second.wait().statuses) == [0, plan_pb2.ROW_STATUS_FAILED, 0]
+
+
+def test_the_pool_fills_the_share_of_the_memory(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny", 3, torch.bfloat16, **FAMILIES["llama"])
+    total = torch.cuda.mem_get_info()[1]
+    backend = load(folder, num_blocks=None)
+    used = total - torch.cuda.mem_get_info()[0]
+    assert 0.4 * total < used < 0.5 * total
+    prompt = list(range(40))
+    result = Runner(backend).execute(
+        1,
+        plan(
+            admissions=[admission(0, prompt, [backend.num_blocks, 1, backend.num_blocks // 2])],
+            extents=[(0, 0, 40, SAMPLE)],
+        ),
+    )
+    assert list(result.statuses) == [0]

@@ -1,0 +1,63 @@
+"""The attention kernels compile for every architecture that is promised, and their inner loops keep to registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner_svc.attention.cuda_kernels import (
+    AttentionShape,
+    DecodeVariant,
+    HopperPrefillVariant,
+    PrefillVariant,
+    SharedMemory,
+)
+from runner_svc.cuda.sources import kernel_folder
+from tests.support.nvrtc import compile_kernel, toolkit_folder
+
+if toolkit_folder() is None:
+    pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
+
+ARCHITECTURES = {
+    "sm_80": SharedMemory(167936, 166912),
+    "sm_90a": SharedMemory(233472, 232448),
+    "sm_100": SharedMemory(233472, 232448),
+}
+# dtype, head_dim, heads, KV heads, block size, soft cap
+SHAPES = (
+    ("__nv_bfloat16", 128, 32, 8, 16, None),
+    ("__half", 64, 9, 3, 32, 30.0),
+    ("__half", 96, 32, 32, 16, None),
+    ("__nv_bfloat16", 128, 40, 2, 16, None),
+    ("__nv_bfloat16", 256, 16, 1, 16, None),
+)
+
+
+def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVariant | HopperPrefillVariant) -> str:
+    defines = tuple(f"-D{key}={value}" for key, value in variant.defines.items())
+    code, log = compile_kernel(kernel_folder() / f"{name}.cu", arch, defines)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    return log
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[1:])))
+def test_decode_compiles(shape: tuple, arch: str) -> None:
+    for small_batch in (True, False):
+        variant = DecodeVariant.choose(AttentionShape(*shape), ARCHITECTURES[arch], small_batch)
+        assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[1:])))
+def test_prefill_compiles(shape: tuple, arch: str) -> None:
+    log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))
+    if shape[1] < 256:  # queries and outputs of 256 fill the registers, a few of the others go to memory
+        assert " 0 bytes spill stores" in log, log
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] in HopperPrefillVariant.HEAD_DIMS], ids=str)
+def test_hopper_prefill_compiles_without_serialized_products(shape: tuple) -> None:
+    log = compile_variant("paged_prefill_hopper", "sm_90a", HopperPrefillVariant(AttentionShape(*shape)))
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log

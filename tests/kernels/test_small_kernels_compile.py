@@ -1,0 +1,51 @@
+"""The kernels that are not attention compile for every architecture that is promised, without spilling registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner_svc.cuda.sources import kernel_folder
+from tests.support.nvrtc import compile_kernel, toolkit_folder
+
+if toolkit_folder() is None:
+    pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
+
+BF16, HALF = "-DSCALAR=__nv_bfloat16", "-DSCALAR=__half"
+
+
+def rope(head_dim: int, rotary_dim: int, vector: int, lanes: int, *flags: str) -> tuple[str, ...]:
+    names = ("HEADS", "KV_HEADS", "HEAD_DIM", "ROTARY_DIM", "VECTOR", "LANES")
+    values = (32, 8, head_dim, rotary_dim, vector, lanes)
+    return tuple(f"-D{name}={value}" for name, value in zip(names, values, strict=True)) + flags
+
+
+CASES = {
+    "norm": ("add_rms_norm", (BF16, "-DHIDDEN_SIZE=4096", "-DVECTORS=1", "-DADD=1")),
+    "norm-odd": ("add_rms_norm", (HALF, "-DHIDDEN_SIZE=576", "-DVECTORS=1", "-DADD=0")),
+    "silu": ("silu_mul", (BF16, "-DSIZE=14336", "-DACTIVATION=silu")),
+    "gelu": ("silu_mul", (HALF, "-DSIZE=1536", "-DACTIVATION=gelu_tanh")),
+    "rope-128": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
+    "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
+    "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
+    "gather": ("gather_inputs", ()),
+    "scatter": ("scatter_segments", ()),
+    "copy": ("copy_words", ()),
+    "adjust": ("adjust_logits", ("-DLOGIT=__nv_bfloat16", "-DVOCAB=49152")),
+    "sample": ("sample", ("-DLOGIT=float", "-DVOCAB=151936")),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("case", CASES)
+def test_compiles(case: str, arch: str) -> None:
+    name, defines = CASES[case]
+    code, log = compile_kernel(kernel_folder() / f"{name}.cu", arch, defines)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    if name != "sample":  # it is held to 64 registers, and keeps a few words beside the hot loops in memory
+        assert " 0 bytes spill stores" in log, log
+
+
+def test_an_error_is_reported_with_its_line() -> None:
+    with pytest.raises(RuntimeError, match=r"silu_mul\.cu\(\d+\): error"):
+        compile_kernel(kernel_folder() / "silu_mul.cu", "sm_90a", (BF16, "-DSIZE=64", "-DACTIVATION=swoosh"))

@@ -1,0 +1,49 @@
+"""The variants of the attention kernels fit the shared memory of the GPUs that they are meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner_svc.attention.cuda_kernels import (
+    AttentionShape,
+    DecodeVariant,
+    HopperPrefillVariant,
+    PrefillVariant,
+    SharedMemory,
+)
+
+# compute capability 8.0, 8.6 and 9.0
+GPUS = {"A100": SharedMemory(167936, 166912), "A10": SharedMemory(102400, 101376), "H100": SharedMemory(233472, 232448)}
+SHAPES = ((64, 9, 3), (96, 32, 32), (128, 32, 8), (128, 28, 4), (128, 40, 2), (256, 8, 4), (256, 16, 1))
+
+
+def shape_of(head_dim: int, num_heads: int, num_kv_heads: int) -> AttentionShape:
+    return AttentionShape("__half", head_dim, num_heads, num_kv_heads, 16, None)
+
+
+@pytest.mark.parametrize("small_batch", [True, False])
+@pytest.mark.parametrize("shared", GPUS.values(), ids=GPUS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decode_fits(shape: tuple[int, int, int], shared: SharedMemory, small_batch: bool) -> None:
+    variant = DecodeVariant.choose(shape_of(*shape), shared, small_batch)
+    assert variant.stages >= 2
+    assert variant.shared_bytes <= shared.block
+    assert variant.blocks * (variant.shared_bytes + 1024) <= shared.multiprocessor
+    assert variant.end_cost < variant.min_cost
+    # Every query head is in one unit.
+    assert variant.units * variant.columns >= shape[1]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_prefill_fits(shape: tuple[int, int, int]) -> None:
+    variant = PrefillVariant(shape_of(*shape))
+    assert variant.shared_bytes <= GPUS["A10"].block
+    if shape[0] in HopperPrefillVariant.HEAD_DIMS:
+        assert HopperPrefillVariant(shape_of(*shape)).shared_bytes <= GPUS["H100"].block
+
+
+def test_shapes_that_no_kernel_serves_are_refused() -> None:
+    with pytest.raises(ValueError, match="80 elements"):
+        shape_of(80, 8, 8)
+    with pytest.raises(ValueError, match="blocks of 8 tokens"):
+        AttentionShape("__half", 64, 8, 8, 8, None)

@@ -1,0 +1,104 @@
+"""Plans of decode attention, walked as the kernel walks them: every tile is done once, and all agree who merges."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, TILE, DecodePlanner
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one block of threads does of a (row, unit), in tiles of the line."""
+
+    block: int
+    slot: int
+    first_slot: int
+    last_block: int
+    begin: int
+    end: int
+
+
+@st.composite
+def planners(draw: st.DrawFn) -> DecodePlanner:
+    end_cost = draw(st.integers(0, 4))
+    return DecodePlanner(
+        batch=draw(st.integers(1, 12)),
+        grid=draw(st.integers(1, 40)),
+        min_cost=end_cost + draw(st.integers(1, 8)),
+        units=draw(st.integers(1, 8)),
+        end_cost=end_cost,
+        window=draw(st.none() | st.integers(1, 100)),
+    )
+
+
+def plan_of(planner: DecodePlanner, lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and ranges of a plan; table and query rows count down, so that none is mistaken for an index."""
+    plan = np.full(planner.words, -1, np.int32)
+    countdown = np.arange(planner.batch, 0, -1, dtype=np.int32)
+    planner.write(np.array(lengths, np.int32), countdown, countdown + 100, plan)
+    rows = plan[: planner.batch * ROW_WORDS].reshape(-1, ROW_WORDS)
+    return rows, plan[planner.batch * ROW_WORDS :].reshape(-1, RANGE_WORDS)
+
+
+def segments_of(planner: DecodePlanner, rows: np.ndarray, ranges: np.ndarray) -> dict[tuple[int, int], list[Segment]]:
+    """Per (row, unit), as blocks of threads find them."""
+    segments = defaultdict(list)
+    for block, words in enumerate(ranges.tolist()):
+        begin, end = words[8:10]
+        if begin >= end:
+            continue
+        row, (start, tiles) = words[6], words[:2]
+        unit, skipped = divmod(begin - start * planner.units, tiles)
+        flat = begin
+        while flat < end:
+            segment_end = min(end, flat + int(rows[row, 1]) - skipped)
+            slot = 2 * block + (flat > begin)
+            split = words[10:12] if flat == begin else words[12:14] if segment_end == end else [slot, block]
+            segments[row, unit].append(Segment(block, slot, *split, flat, segment_end))
+            flat, skipped, unit = segment_end, 0, unit + 1
+            if unit == planner.units:
+                row, unit = row + 1, 0
+    return segments
+
+
+@given(planners(), st.data())
+def test_blocks_share_all_tiles_and_agree_on_who_merges(planner: DecodePlanner, data: st.DataObject) -> None:
+    longest = data.draw(st.sampled_from([4, 40, 700]))
+    lengths = data.draw(st.lists(st.integers(0, longest), min_size=planner.batch, max_size=planner.batch))
+    rows, ranges = plan_of(planner, lengths)
+    segments = segments_of(planner, rows, ranges)
+    assert len(segments) == planner.batch * planner.units
+    for (row, unit), parts in segments.items():
+        begin = int((rows[row, 0]) * planner.units + unit * rows[row, 1])
+        assert [part.begin for part in parts] == [begin] + [part.end for part in parts[:-1]]
+        assert parts[-1].end == begin + rows[row, 1]
+        assert [part.block for part in parts] == list(range(parts[0].block, parts[-1].block + 1))
+        # A whole one only has to know that it is whole.
+        if len(parts) > 1:
+            assert {part.first_slot for part in parts} == {parts[0].slot}
+        assert {part.first_slot // 2 for part in parts} == {parts[0].block}
+        assert {part.last_block for part in parts} == {parts[-1].block}
+        assert [part.slot for part in parts[1:]] == [2 * part.block for part in parts[1:]]
+
+
+@given(planners(), st.data())
+def test_rows_cover_what_their_queries_see(planner: DecodePlanner, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 700), min_size=planner.batch, max_size=planner.batch))
+    rows, _ = plan_of(planner, lengths)
+    for row, length in zip(rows.tolist(), lengths, strict=True):
+        first = 0 if planner.window is None else max(0, length - planner.window)
+        assert row[2:4] == [length, first]
+        covered = range(first // TILE * TILE, first // TILE * TILE + row[1] * TILE)
+        assert covered.stop >= length > covered.stop - TILE or row[1] == 1
+
+
+def test_work_is_shared_evenly_whatever_the_lengths() -> None:
+    planner = DecodePlanner(batch=3, grid=10, min_cost=1, units=2, end_cost=0, window=None)
+    _, ranges = plan_of(planner, [16 * 1000, 16, 16 * 499])
+    assert (ranges[:, 9] - ranges[:, 8] == 300).all()

@@ -1,0 +1,52 @@
+"""Buckets: which sizes there are, which one a batch gets, and that slow ones are left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from runner_svc.cuda_graphs import LARGEST_BUCKET, DecodeGraphs, bucket_sizes
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 64, 100, 256, 300, 512, 4096])
+def test_sizes_rise_to_the_most_rows_and_waste_little(max_rows: int) -> None:
+    sizes = bucket_sizes(max_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(max_rows, LARGEST_BUCKET)
+    assert all(above - below <= max(8, below // 16) for below, above in itertools.pairwise(sizes) if below > 2)
+
+
+def captured(sizes: list[int]) -> tuple[DecodeGraphs, list[int]]:
+    """Graphs that record which size ran."""
+    ran: list[int] = []
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        return function
+
+    graphs = DecodeGraphs(sizes)
+    graphs.capture(ran.append, capture, lambda what, share: None)
+    return graphs, ran
+
+
+def test_the_largest_is_captured_first_and_a_batch_gets_the_next_size() -> None:
+    graphs, ran = captured([1, 2, 4, 8])
+    assert ran == [8, 4, 2, 1]
+    assert [graphs.bucket(rows) for rows in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, None]
+    graphs.replay(4)
+    assert ran[-1] == 4
+
+
+def test_sizes_slower_than_a_larger_one_are_left_out() -> None:
+    graphs, ran = captured([1, 2, 4, 8])
+    times = {1: 5.0, 2: 1.0, 4: 3.0, 8: 2.0}
+
+    def seconds(replay: Callable[[], None]) -> float:
+        replay()
+        return times[ran[-1]]
+
+    graphs.drop_slow(seconds)
+    assert graphs.sizes == [2, 8]
+    assert [graphs.bucket(rows) for rows in (1, 3, 8)] == [2, 8, 8]

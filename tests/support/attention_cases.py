@@ -1,0 +1,99 @@
+"""Random batches over a paged cache, and what attention gives for them in float32: the kernels' slow twin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner_svc.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """Rows with `counts` queries each at the end of `lengths` positions, and how the model attends."""
+
+    lengths: tuple[int, ...]
+    counts: tuple[int, ...]
+    head_dim: int = 128
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    block_size: int = 16
+    window: int | None = None
+    soft_cap: float | None = None
+    # Of the scores; 1 / sqrt(head_dim) unless given.
+    scale: float | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+
+class AttentionBatch:
+    """A case with its tensors: a cache that holds NaN wherever no position of a row lies, and shuffled block tables."""
+
+    def __init__(self, case: AttentionCase, seed: int, device: torch.device) -> None:
+        self.case = case
+        generator = torch.Generator(device).manual_seed(seed)
+        block_size = case.block_size
+        blocks_of_row = [-(-length // block_size) for length in case.lengths]
+        num_blocks = sum(blocks_of_row) + 1
+        config = SimpleNamespace(num_layers=1, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim)
+        self.cache = KVCache(config, num_blocks, block_size, case.dtype, device)
+        self.cache.data.fill_(float("nan"))
+        ids = np.random.default_rng(seed).permutation(num_blocks - 1) + 1
+        tables = np.zeros((len(case.lengths) + 1, max(blocks_of_row) + 1), np.int32)
+        for row, (blocks, length) in enumerate(zip(blocks_of_row, case.lengths, strict=True)):
+            tables[row, :blocks], ids = ids[:blocks], ids[blocks:]
+            for position in range(0, length, block_size):
+                shape = (2, min(block_size, length - position), case.num_kv_heads, case.head_dim)
+                data = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
+                self.cache.data[0, :, tables[row, position // block_size], : shape[1]] = data
+        self.host_tables = tables
+        self.block_tables = torch.from_numpy(tables).to(device)
+        shape = (sum(case.counts), case.num_heads, case.head_dim)
+        # Three times the usual size: some keys stand out, which a flat softmax would hide.
+        self.queries = 3 * torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
+        self.output = torch.full_like(self.queries, float("nan"))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array(self.case.lengths, np.int32)
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.array(self.case.counts, np.int32)
+
+    @property
+    def query_rows(self) -> np.ndarray:
+        """First query of each row."""
+        return (np.cumsum(self.counts) - self.counts).astype(np.int32)
+
+    @property
+    def table_rows(self) -> np.ndarray:
+        return np.arange(len(self.case.lengths), dtype=np.int32)
+
+    def expected(self) -> Tensor:
+        """float32 [T, num_heads, head_dim]."""
+        outputs, first = [], 0
+        for row, (length, count) in enumerate(zip(self.case.lengths, self.case.counts, strict=True)):
+            outputs.append(self._attend(row, length, self.queries[first : first + count].float()))
+            first += count
+        return torch.cat(outputs)
+
+    def _attend(self, row: int, length: int, queries: Tensor) -> Tensor:
+        case = self.case
+        if length == 0:
+            return torch.zeros_like(queries)
+        blocks = self.block_tables[row, : -(-length // case.block_size)].long()
+        group = case.num_heads // case.num_kv_heads
+        keys, values = (
+            half[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, 1) for half in self.cache.data[0]
+        )
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (case.scale or case.head_dim**-0.5)
+        if case.soft_cap is not None:
+            scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+        positions = torch.arange(length - len(queries), length, device=queries.device)[:, None]
+        distance = positions - torch.arange(length, device=queries.device)
+        hidden = distance < 0 if case.window is None else (distance < 0) | (distance >= case.window)
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)

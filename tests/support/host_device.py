@@ -1,0 +1,289 @@
+"""A device and launchers in plain torch on the CPU, for tests of the CUDA backend where there is no GPU.
+
+Each launcher does what the kernel of the same name does, slowly and obviously; a "captured" function is simply called
+again. Steps are done when their launch returns, but nobody is told before `wait`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from runner_svc.attention.reference import paged_attention
+from runner_svc.gumbel import gumbel, key_words
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.cuda_decoder import DecoderLaunchers
+from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
+from runner_svc.noise import draw_keys
+from runner_svc.pool_size import MemoryProfile
+from runner_svc.sample_records import SAMPLE_RECORD
+
+
+class HostEvent:
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 0.5
+
+
+class HostDevice:
+    """Counts what a backend asks of it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, profile: MemoryProfile | None = None) -> None:
+        self.replays = 0
+        self._profile = profile
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        yield 0
+
+    def current_stream(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def pinned(self, words: int) -> Tensor:
+        return torch.full((words,), -1, dtype=torch.int32)
+
+    def event(self) -> HostEvent:
+        return HostEvent()
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            self.replays += 1
+            function()
+
+        return replay
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        return 0.0
+
+    def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
+        largest_step()
+        assert self._profile is not None
+        return self._profile
+
+
+class HostLaunchers:
+    """Implements `runner_svc.cuda_steps.Launchers`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+
+    def decoder(self) -> DecoderLaunchers:
+        config = self._config
+        return DecoderLaunchers(
+            norm=HostNorm(config.rms_norm_eps),
+            activation=HostActivation(config.activation),
+            rotating=HostRopeKv(config, config.rope.rotary_dim),
+            plain=HostRopeKv(config, 0),
+        )
+
+    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
+        return HostAttention(cache, tables, self._config, max_batch)
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> HostGather:
+        return HostGather(tokens, tables, block_size)
+
+    def copy(self) -> Callable[[int, Tensor, Tensor, int], None]:
+        return copy_words
+
+    def scatter(self) -> Callable[[int, Tensor, Tensor, int], None]:
+        return scatter_segments
+
+    def sampling(self, tokens: Tensor) -> HostSampling:
+        return HostSampling(tokens)
+
+
+def copy_words(stream: int, source: Tensor, target: Tensor, num_words: int) -> None:
+    assert num_words % 4 == 0
+    target[:num_words] = source[:num_words]
+
+
+def scatter_segments(stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None:
+    data_begin = 8 + 3 * num_segments
+    targets, sources, lengths = changes[8:data_begin].view(3, num_segments).tolist()
+    for target, source, length in zip(targets, sources, lengths, strict=True):
+        words[target : target + length] = changes[data_begin + source : data_begin + source + length]
+
+
+class HostNorm:
+    def __init__(self, eps: float) -> None:
+        self._eps = eps
+
+    def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
+        residual += hidden
+        self.norm(stream, residual, weight, out)
+
+    def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
+        out.copy_(functional.rms_norm(hidden, weight.shape, weight, self._eps))
+
+
+class HostActivation:
+    def __init__(self, name: str) -> None:
+        self._function = ACTIVATION_FUNCTIONS[name]
+
+    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        out.copy_(self._function(gate) * up)
+
+
+class HostRopeKv:
+    def __init__(self, config: ModelConfig, rotary_dim: int) -> None:
+        self._config = config
+        self._rotary_dim = rotary_dim
+
+    def __call__(
+        self,
+        stream: int,
+        qkv: Tensor,
+        queries: Tensor,
+        cache: Tensor,
+        rotations: Tensor,
+        rotation_rows: Tensor,
+        slot_mapping: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+    ) -> None:
+        config = self._config
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        split = qkv.clone().view(-1, heads + 2 * kv_heads, head_dim)
+        for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv_heads], k_norm)):
+            if weight is not None:
+                part.copy_(functional.rms_norm(part, (head_dim,), weight, config.rms_norm_eps))
+        if self._rotary_dim:
+            half = self._rotary_dim // 2
+            cos, sin = rotations[rotation_rows.long()].unsqueeze(1).split(half, dim=-1)
+            x, y = split[:, : heads + kv_heads, : 2 * half].clone().split(half, dim=-1)
+            split[:, : heads + kv_heads, :half] = x * cos - y * sin
+            split[:, : heads + kv_heads, half : 2 * half] = y * cos + x * sin
+        queries.copy_(split[:, :heads].flatten(1))
+        positions = cache.view(2, -1, kv_heads, head_dim)
+        positions[0, slot_mapping.long()] = split[:, heads : heads + kv_heads]
+        positions[1, slot_mapping.long()] = split[:, heads + kv_heads :]
+
+
+class HostGather:
+    def __init__(self, tokens: Tensor, tables: Tensor, block_size: int) -> None:
+        self._tokens, self._tables, self._block_size = tokens, tables, block_size
+
+    def __call__(
+        self,
+        stream: int,
+        slots: Tensor,
+        starts: Tensor,
+        offsets: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        for inputs in (tokens, positions, slot_mapping):
+            inputs.zero_()
+        for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+            for index in range(int(offsets[row]), int(offsets[row + 1])):
+                position = start + index - int(offsets[row])
+                block = int(self._tables[slot, position // self._block_size])
+                tokens[index] = self._tokens[slot, position]
+                positions[index] = position
+                slot_mapping[index] = block * self._block_size + position % self._block_size
+
+
+class HostAttention:
+    """A plan is a count of rows, then start, count, table row and first query of each."""
+
+    def __init__(self, cache: KVCache, tables: Tensor, config: ModelConfig, max_batch: int) -> None:
+        self._cache, self._tables, self._config, self._max_batch = cache, tables, config, max_batch
+
+    def decode_plan_words(self, batch: int) -> int:
+        assert batch <= self._max_batch
+        return 8 + 8 * batch
+
+    def plan_decode(
+        self,
+        lengths: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+        query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
+    ) -> None:
+        assert len(plan) == self.decode_plan_words(batch or len(lengths))
+        rows = np.arange(len(lengths)) if query_rows is None else query_rows
+        self.plan_prefill(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
+
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
+        self.run_prefill(stream, layer, queries, output, plan, self.decode_plan_words(batch))
+
+    def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
+        return 8 + 8 * num_rows
+
+    def plan_prefill(
+        self,
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        query_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+    ) -> None:
+        plan[0] = len(starts)
+        plan[8 : 8 + 4 * len(starts)] = np.stack((starts, counts, table_rows, query_rows), axis=1).ravel()
+
+    def run_prefill(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
+        words = np.ctypeslib.as_array(ctypes.cast(plan, ctypes.POINTER(ctypes.c_int32)), (plan_words,))
+        config = self._config
+        keys, values = self._cache.data[layer]
+        for start, count, table_row, query in words[8 : 8 + 4 * words[0]].reshape(-1, 4).tolist():
+            rows = slice(query, query + count)
+            output[rows] = paged_attention(
+                queries[rows].unflatten(1, (config.num_heads, config.head_dim)),
+                keys,
+                values,
+                [start],
+                [count],
+                [self._tables[table_row].tolist()],
+                config.windows[layer],
+            )
+
+
+class HostSampling:
+    """Greedy, or a draw with temperature alone; rows that adjust their logits are refused."""
+
+    def __init__(self, token_buffer: Tensor) -> None:
+        self._token_buffer = token_buffer
+
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+    ) -> None:
+        assert not adjusted
+        ids = torch.arange(logits.shape[1], dtype=torch.int32)
+        for index, record in enumerate(records.numpy().view(SAMPLE_RECORD)[: len(logits)]):
+            finite[index] = bool(logits[index].isfinite().all())
+            tokens[index] = -1
+            if not finite[index]:
+                continue
+            scores = logits[index]
+            if record["temperature"] > 0:
+                key = draw_keys(record["seed"][None], record["sample_index"][None], record["position"][None])
+                scores = scores / float(record["temperature"]) + gumbel(key_words(key, logits.device), ids)[0]
+            tokens[index] = scores.argmax()
+            self._token_buffer[int(record["slot"]), int(record["position"])] = tokens[index]
