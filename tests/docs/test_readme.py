@@ -56,10 +56,13 @@ def test_make_targets() -> None:
 
 
 def test_settings() -> None:
-    rows = re.findall(r"^\| `ROSTER_(\w+)` \| `(\w+)` \|", README, re.M)
+    """A default in code font is the field's; one in words belongs to a field that the device decides."""
+    rows = re.findall(r"^\| `ROSTER_(\w+)` \| ([^|]+) \|", README, re.M)
     assert len(rows) > 5
     fields = SchedulerSettings.model_fields | RunnerSettings.model_fields
-    assert [(name, str(fields[name.lower()].default)) for name, _ in rows] == rows
+    for name, told in rows:
+        default = fields[name.lower()].default
+        assert default is None if "`" not in told else told == f"`{default}`", name
 
 
 def test_links() -> None:
