@@ -71,7 +71,10 @@ class RunnerSettings(BaseSettings):
         None, ge=2, description="Most positions of one sequence, in tokens; default: what the model can."
     )
     threads: int = Field(0, ge=0, description="CPU threads that compute; 0: one per core.")
-    cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of converted models.")
+    cache_dir: Path = Field(
+        default_factory=_default_cache_dir,
+        description="Folder of converted models; default: roster in the user's cache folder.",
+    )
     silence_s: float = Field(
         3.0, gt=0, description="Seconds without a word of the scheduler after which the runner says hello again."
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from protos import engine_pb2
-from scheduler_svc.intake import Refusal, build_request
+from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy import Load, Refuse
 from scheduler_svc.request_view import request_view
@@ -69,20 +69,20 @@ class Commands:
         engine.outbox.message(worker, engine_pb2.FromEngine(accepted=accepted))
         engine.submit(request)
 
-    def _refusal(self, request: Request, known: Request | None) -> Refusal | None:
+    def _refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
         """Why this request can't wait here; None if it can."""
         engine, settings = self._engine, self._engine.settings
         if known is not None:
             message = f"request_id {request.request_id!r} is in use with another body: choose another id"
-            return Refusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
+            return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
         if engine.draining:
-            return Refusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
+            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
         if engine.pool.model is None:
-            return Refusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
+            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
         most, needed = engine.pool.max_tokens, request.prompt_len + request.max_tokens
         if engine.pool.schedulers and needed > most:
             message = f"prompt and max_tokens ({needed} tokens) can never fit the KV pool of {most}: lower max_tokens"
-            return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens")
+            return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens")
         if len(engine.queue) + len(request.sequences) > settings.max_waiting_requests:
             return self._full(f"{len(engine.queue)} sequences wait, the most that may")
         new_tokens = request.prompt_len * len(request.sequences)
@@ -90,15 +90,17 @@ class Commands:
             return self._full(f"{engine.queue.num_tokens} prompt tokens wait, {new_tokens} more are too many")
         answer = engine.policy.admit(request_view(request), self._load())
         if isinstance(answer, Refuse):
-            return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
+            return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
         return None
 
-    def _full(self, what: str) -> Refusal:
+    def _full(self, what: str) -> EngineRefusal:
         """The queue is full; come back when about an eighth of it has been served, at the pace so far."""
         engine = self._engine
         pace = engine.totals.finished / max(1e-3, engine.clock() - engine.started_s)
         wait_s = min(30.0, max(0.5, len(engine.queue) / 8 / max(pace, 1e-3)))
-        return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the queue is full ({what}): try again later", "", wait_s)
+        return EngineRefusal(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, f"the queue is full ({what}): try again later", "", wait_s
+        )
 
     def _load(self) -> Load:
         """The sum over all runners."""
@@ -173,6 +175,6 @@ class Commands:
             self._engine.watchers.discard(worker)
 
 
-def _unknown(request_id: str) -> Refusal:
+def _unknown(request_id: str) -> EngineRefusal:
     message = f"there is no request {request_id!r}: it never was, was cancelled, or its retention time is over"
-    return Refusal(grpc.StatusCode.NOT_FOUND, message, "request_id")
+    return EngineRefusal(grpc.StatusCode.NOT_FOUND, message, "request_id")

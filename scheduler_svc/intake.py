@@ -13,7 +13,7 @@ from scheduler_svc.sequence import Request, Sequence
 
 
 @dataclass(slots=True, frozen=True)
-class Refusal:
+class EngineRefusal:
     """Why a request or call is refused, as a gRPC status; `retry_after_s` 0 means no RetryInfo."""
 
     code: grpc.StatusCode
