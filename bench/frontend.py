@@ -8,7 +8,7 @@ null runner's and the clients' are shown beside it.
 The engine's lateness is what the runner sees: from sending a result to receiving the plan that it allows. What streams
 add to it is the difference to the load without listeners, percentile by percentile.
 
-    python -m bench.frontend [--seconds 10] [--step-ms 5.5] [--workers 1] [--sessions 8] [--json FILE]
+    python -m bench.frontend [--seconds 10] [--step-ms 5] [--workers 1] [--sessions 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -214,9 +214,11 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each load, in seconds")
-    parser.add_argument("--step-ms", type=float, default=5.5, help="sleep of the null runner per step, in ms")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="sleep of the null runner per step, in ms")
     parser.add_argument("--clients", type=int, default=256, help="requests at a time")
-    parser.add_argument("--sessions", type=int, default=8, help="Session streams that share them")
+    parser.add_argument(
+        "--sessions", type=int, default=1, help="Session streams that share them: one is a backend that multiplexes all"
+    )
     parser.add_argument("--max-tokens", type=int, default=512, help="tokens of each request")
     parser.add_argument("--workers", type=int, default=1, help="front worker processes")
     parser.add_argument("--depth", type=int, default=2, help="plans in flight")
