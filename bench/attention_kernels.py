@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from bench.gpu_timing import graph_microseconds
 from bench.provenance import provenance
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.kv_cache import KVCache
@@ -64,32 +65,6 @@ PREFILL_CASES = {
 }
 
 
-def median_microseconds(launch: Callable[[], None], repeats: int = 30, warm_up: int = 5) -> float:
-    """Of one call, timed with events."""
-    times = []
-    for index in range(warm_up + repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        launch()
-        end.record()
-        end.synchronize()
-        if index >= warm_up:
-            times.append(begin.elapsed_time(end) * 1e3)
-    return float(np.median(times))
-
-
-def graph_of(launches: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """A replay of all `launches` in one CUDA graph."""
-    for launch in launches:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    return graph.replay
-
-
 class Bench:
     """A cache of `copies` layers with shuffled blocks for rows of `lengths` positions."""
 
@@ -129,8 +104,7 @@ def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
             torch.cuda.current_stream().cuda_stream, layer, queries, output, device_plan.data_ptr(), len(lengths)
         )
 
-    replay = graph_of([launch(layer) for layer in range(bench.copies)])
-    microseconds = min(median_microseconds(replay) for _ in range(2)) / bench.copies
+    microseconds = graph_microseconds([launch(layer) for layer in range(bench.copies)])
     return Measurement("decode", name, microseconds, layer_bytes / microseconds / 1e6)
 
 
@@ -147,8 +121,7 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
         stream = torch.cuda.current_stream().cuda_stream
         bench.attention.run_prefill(stream, 0, queries, output, device_plan.data_ptr(), words)
 
-    replay = graph_of([launch])
-    microseconds = min(median_microseconds(replay, 20) for _ in range(2))
+    microseconds = graph_microseconds([launch], repeats=20)
     pairs = rows * (count * (length - count) + count * (count + 1) // 2)
     return Measurement("prefill", name, microseconds, 4 * shape.head_dim * shape.num_heads * pairs / microseconds / 1e6)
 

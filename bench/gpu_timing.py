@@ -25,8 +25,8 @@ def median_microseconds(launch: Launch, repeats: int = 30, warm_up: int = 5) -> 
     return float(np.median(times))
 
 
-def graph_microseconds(launches: Sequence[Launch]) -> float:
-    """Of one of `launches`, replayed as one CUDA graph: the better of two medians."""
+def graph_microseconds(launches: Sequence[Launch], repeats: int = 30) -> float:
+    """Of one of `launches`, replayed as one CUDA graph: the better of two medians over `repeats`."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -34,7 +34,7 @@ def graph_microseconds(launches: Sequence[Launch]) -> float:
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    return min(median_microseconds(graph.replay) for _ in range(2)) / len(launches)
+    return min(median_microseconds(graph.replay, repeats) for _ in range(2)) / len(launches)
 
 
 def copy_bandwidth() -> float:

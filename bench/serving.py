@@ -99,7 +99,8 @@ def measure_padded(options: argparse.Namespace, requests: list[BenchRequest], ra
     import torch
 
     from bench.padded_generate import PaddedGenerate
-    from runner_svc.model.source import default_cache_folder, model_folder
+    from runner_svc.model.source import model_folder
+    from runner_svc.settings import default_cache_folder
 
     torch.set_num_threads(options.threads)
     folder = model_folder(options.model, default_cache_folder(), lambda *_: None)

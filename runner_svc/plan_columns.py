@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from protos import plan_pb2
 
 SAMPLE_FLAG = 1
-AWAIT_MASK_FLAG = 2
 
 
 class PlanFault(Exception):

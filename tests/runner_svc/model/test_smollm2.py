@@ -15,7 +15,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from runner_svc.model.source import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE, default_cache_folder, model_folder
+from runner_svc.model.source import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE, model_folder
+from runner_svc.settings import default_cache_folder
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import MAX_NEAR_TIES, count_near_ties
