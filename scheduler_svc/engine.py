@@ -188,7 +188,8 @@ class Engine:
         if sequence.phase is Phase.FINISHED:
             return
         if sequence.scheduler is not None:
-            sequence.scheduler.leave(sequence, end.reason.name.lower())
+            failed = end.reason is FinishReason.ERROR
+            sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
             self.queue.discard(sequence)
         sequence.phase = Phase.FINISHED
