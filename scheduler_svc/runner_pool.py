@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from protos import plan_pb2
 from scheduler_svc.ledger import Ledger
+from scheduler_svc.prefix_sharing import SharingRules
 from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
@@ -48,9 +49,8 @@ class RunnerPool:
         """A runner that fits has joined."""
         if self.model is None:
             self.model = hello.model
-        self.schedulers[session] = Scheduler(
-            hello, prefix_sharing=self._settings.prefix_sharing, clock=self._clock, ledger=self._ledger
-        )
+        rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
+        self.schedulers[session] = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""

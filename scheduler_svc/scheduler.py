@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.admission import admission_message, block_hashes
+from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
-from scheduler_svc.block_pool import BlockPool, root_hash
+from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import InFlight, PlanDraft
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
+from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
@@ -54,22 +55,21 @@ class Scheduler:
         self,
         hello: plan_pb2.Hello,
         *,
-        prefix_sharing: bool = False,
+        sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = lambda: 0.0,
         ledger: Ledger | None = None,
     ) -> None:
         self.hello = hello
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
+        self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self.cached_tokens = 0
-        self._prefix_sharing = prefix_sharing
         self._max_step_tokens = hello.max_step_tokens
-        self._root = root_hash(hello.model.weights_version)
         self._clock = clock
         self._ledger = ledger or Ledger()
         self._last_result_s = 0.0
@@ -94,30 +94,19 @@ class Scheduler:
         self._last_result_s = now_s
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
-        if self._prefix_sharing:
-            self._confirm_blocks(flight)
+        self.prefix.confirm(flight, self.table)
         return applied
-
-    def _confirm_blocks(self, flight: InFlight) -> None:
-        """Blocks that this plan filled become READY."""
-        size = self.pool.block_size
-        filled = ((flight.starts + flight.counts) // size > flight.starts // size) & (
-            self.table.epoch[flight.slots] == flight.epochs
-        )
-        for row in np.flatnonzero(filled).tolist():
-            sequence, start = flight.sequences[row], int(flight.starts[row])
-            full = (start + int(flight.counts[row])) // size
-            hashes = block_hashes(sequence, full, size, self._root)
-            for index in range(start // size, full):
-                self.pool.announce(sequence.blocks[index], hashes[index])
-                self.pool.confirm(sequence.blocks[index])
 
     # ------------------------------------------------------------------ leaving
 
-    def leave(self, sequence: Sequence, reason: str) -> None:
+    def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
         """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
-        self.pool.release(sequence.blocks, self.last_plan)
+        if failed:
+            self.prefix.forget(sequence)
+        else:
+            self.prefix.keep(sequence, int(self.table.computed[slot]))
+        self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
         self._releases.append(slot)
@@ -142,6 +131,7 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
+        self.prefix.dissolve(queue)
         return len(running)
 
     # ------------------------------------------------------------------ planning
@@ -237,17 +227,14 @@ class Scheduler:
 
     def _admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
         """Seats waiting sequences in order until slots, blocks or budget end."""
-        passed: list[Sequence] = []  # their next block is being computed by somebody: they keep their place
-        reserve = self._reserve
-        for sequence in self._in_turn(queue, policy):
-            if sequence.stale or len(draft.joined) >= budget.max_new or not self.table.free:
+        size, reserve = self.pool.block_size, self._reserve
+        line = self._line(queue, policy)
+        while len(draft.joined) < budget.max_new and self.table.free:
+            candidate = self.prefix.first_in_line(queue, line)
+            if candidate is None:
                 break
-            hit, next_is_pending = self._prefix_hit(sequence)
-            if next_is_pending:
-                queue.discard(sequence)
-                passed.append(sequence)
-                continue
-            lag = len(sequence.tokens) - len(hit) * self.pool.block_size
+            sequence, hit = candidate.sequence, candidate.hit
+            lag = len(sequence.tokens) - len(hit) * size
             count = self._chunk(lag, room, budget)
             need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
             if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
@@ -255,28 +242,19 @@ class Scheduler:
             queue.discard(sequence)
             self._seat(sequence, hit, need, draft)
             if count:
-                draft.add_row(sequence.slot, len(hit) * self.pool.block_size, count, count == lag)
+                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
-        for sequence in passed:
-            queue.push(sequence)
 
-    def _in_turn(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
-        """Waiting sequences in the order to try them. The caller takes each out of the queue, or stops."""
+    def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
+        """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
         if policy.rerank_window:
             head = list(islice(queue.in_order(), policy.rerank_window))
             size, now_s = self.pool.block_size, self._ledger.now_s
-            views = [waiting_view(sequence, len(self._prefix_hit(sequence)[0]) * size, now_s) for sequence in head]
+            views = [waiting_view(sequence, len(self.prefix.match(sequence).blocks) * size, now_s) for sequence in head]
             by_id = {sequence.id: sequence for sequence in head}
             yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
         while (sequence := queue.peek()) is not None:
             yield sequence
-
-    def _prefix_hit(self, sequence: Sequence) -> tuple[list[int], bool]:
-        if not self._prefix_sharing or sequence.request.sampling.HasField("prompt_logprobs"):
-            return [], False  # prompt logprobs need every position's logits
-        size = self.pool.block_size
-        match = self.pool.match(block_hashes(sequence, (len(sequence.tokens) - 1) // size, size, self._root))
-        return match.blocks, match.next_is_pending
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
@@ -288,14 +266,11 @@ class Scheduler:
         )
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
-        if not sequence.preemptions:
-            sequence.cached_tokens = num_computed
-            self.cached_tokens += num_computed
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
+            self.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
-        if self._prefix_sharing:
-            full = len(sequence.tokens) // size
-            for index, name in enumerate(block_hashes(sequence, full, size, self._root)[len(hit) : full], len(hit)):
-                self.pool.announce(sequence.blocks[index], name)
+        self.prefix.announce(sequence, self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 

@@ -22,7 +22,8 @@ class TenantQueues:
         self._key_of = key_of
         self._lift = lift
         self._queues: dict[str, WaitingQueue] = {}
-        self._order: list[tuple[float, str]] = []  # one entry for each of _queues
+        self._order: list[tuple[float, str]] = []
+        self._ordered: set[str] = set()  # the tenants in _order: those with somebody who can go first
         self._last_key = float("-inf")  # of the tenant that left last
         self._length = 0
         self.num_tokens = 0
@@ -51,11 +52,11 @@ class TenantQueues:
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = WaitingQueue()
-            heapq.heappush(self._order, (self._key_of(tenant), tenant))
-        self.num_tokens -= queue.num_tokens
+        tokens = queue.num_tokens
         queue.push(sequence)
-        self.num_tokens += queue.num_tokens
+        self.num_tokens += queue.num_tokens - tokens
         self._length += 1
+        self._enter(tenant)
 
     def peek(self) -> Sequence | None:
         """The sequence that goes first, or None."""
@@ -75,26 +76,44 @@ class TenantQueues:
         self.discard(sequence)
         return sequence
 
+    def step_aside(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of the order; it still waits."""
+        self._queues[sequence.request.tenant].step_aside(sequence)
+
+    def come_back(self, sequence: Sequence) -> None:
+        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+        tenant = sequence.request.tenant
+        queue = self._queues.get(tenant)
+        if queue is not None:
+            queue.come_back(sequence)
+            self._enter(tenant)
+
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""
         queue = self._queues.get(sequence.request.tenant)
         if queue is None:
             return
-        self.num_tokens -= queue.num_tokens
-        self._length -= len(queue)
+        length, tokens = len(queue), queue.num_tokens
         queue.discard(sequence)
-        self.num_tokens += queue.num_tokens
-        self._length += len(queue)
+        self._length -= length - len(queue)
+        self.num_tokens -= tokens - queue.num_tokens
+
+    def _enter(self, tenant: str) -> None:
+        if tenant not in self._ordered:
+            self._ordered.add(tenant)
+            heapq.heappush(self._order, (self._key_of(tenant), tenant))
 
     def _settle(self) -> None:
-        """Makes the first entry that of the tenant with the least key, whose queue is not empty."""
+        """Makes the first entry that of the tenant with the least key among those with somebody who can go first."""
         while self._order:
             key, tenant = self._order[0]
-            now = self._key_of(tenant)
-            if not self._queues[tenant]:
+            now, queue = self._key_of(tenant), self._queues[tenant]
+            if queue.peek() is None:
                 heapq.heappop(self._order)
-                del self._queues[tenant]
-                self._last_key = now
+                self._ordered.remove(tenant)
+                if not queue:
+                    del self._queues[tenant]
+                    self._last_key = now
             elif now > key:
                 heapq.heapreplace(self._order, (now, tenant))
             else:

@@ -12,7 +12,7 @@ from scheduler_svc.sequence import Phase, Sequence
 
 @dataclass(slots=True, frozen=True)
 class _Place:
-    """Where a sequence stands: the number of its heap entry, and its tokens when it was pushed."""
+    """Where a sequence stands: the number of its heap entry, 0 while it stepped aside; and its tokens when pushed."""
 
     entry: int
     tokens: int  # late rows may bring more meanwhile
@@ -40,10 +40,9 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Adds a WAITING sequence under its rank."""
         sequence.phase = Phase.WAITING
-        self._entries += 1
-        self._members[sequence] = _Place(self._entries, len(sequence.tokens))
-        self.num_tokens += len(sequence.tokens)
-        heapq.heappush(self._heap, (sequence.rank, self._entries, sequence))
+        tokens = len(sequence.tokens)
+        self.num_tokens += tokens
+        self._enter(sequence, tokens)
 
     def peek(self) -> Sequence | None:
         """The sequence that goes first, or None."""
@@ -69,23 +68,36 @@ class WaitingQueue:
         sequence = self.peek()
         if sequence is None:
             raise IndexError("the queue is empty")
-        heapq.heappop(self._heap)
-        self._remove(sequence)
+        self.discard(sequence)
         return sequence
+
+    def step_aside(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of the order; it still waits."""
+        self._members[sequence] = _Place(0, self._members[sequence].tokens)
+
+    def come_back(self, sequence: Sequence) -> None:
+        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+        place = self._members.get(sequence)
+        if place is not None and not place.entry:
+            self._enter(sequence, place.tokens)
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""
-        if sequence in self._members:
-            self._remove(sequence)
-            if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
-                self._heap = [(s.rank, place.entry, s) for s, place in self._members.items()]
-                heapq.heapify(self._heap)
+        place = self._members.pop(sequence, None)
+        if place is None:
+            return
+        self.num_tokens -= place.tokens
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+            self._heap = [(s.rank, place.entry, s) for s, place in self._members.items() if place.entry]
+            heapq.heapify(self._heap)
+
+    def _enter(self, sequence: Sequence, tokens: int) -> None:
+        self._entries += 1
+        self._members[sequence] = _Place(self._entries, tokens)
+        heapq.heappush(self._heap, (sequence.rank, self._entries, sequence))
 
     def _stands(self, index: int) -> bool:
         """Does the heap's entry speak of a sequence that waits, under this very entry?"""
         _, entry, sequence = self._heap[index]
         place = self._members.get(sequence)
         return place is not None and place.entry == entry
-
-    def _remove(self, sequence: Sequence) -> None:
-        self.num_tokens -= self._members.pop(sequence).tokens
