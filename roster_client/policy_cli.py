@@ -60,7 +60,9 @@ def set_policy(
     name: Annotated[str, typer.Argument(help="The policy to put in force.")],
     parameters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Its parameters, values as JSON; all others have their defaults."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Its parameters, values as JSON; all others have their defaults."
+        ),
     ] = None,
     admin: Admin = DEFAULT_ADMIN,
     as_json: AsJson = False,

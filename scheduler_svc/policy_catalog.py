@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from protos import admin_pb2
-from scheduler_svc.policy import ENTRY_POINT_GROUP, load_entry_point
+from scheduler_svc.policy import ENTRY_POINT_GROUP, import_policy
 
 
 def describe_policies() -> list[admin_pb2.PolicyDescription]:
@@ -18,7 +18,7 @@ def describe_policies() -> list[admin_pb2.PolicyDescription]:
 def _describe(entry: EntryPoint) -> admin_pb2.PolicyDescription:
     description = admin_pb2.PolicyDescription(name=entry.name, distribution=entry.dist.name if entry.dist else "")
     try:
-        found = load_entry_point(entry)
+        found = import_policy(entry)
         description.summary = _first_sentence(found.__doc__)
         description.parameters.extend(_parameters(found.Parameters.model_json_schema()))
     except Exception as error:  # a third party's code
