@@ -30,6 +30,11 @@ class PolicyTooSlow(RuntimeError):
     """The call was interrupted."""
 
 
+def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | None) -> None:
+    """Sets the exception that the thread raises at its next bytecode; None withdraws it."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
 class Watchdog:
     """Runs calls with a timeout. One thread calls at a time."""
 
@@ -48,7 +53,7 @@ class Watchdog:
         self._struck_s: float | None = None  # when it was last interrupted
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer of the function, logged as `name`. Raises what it raises, or PolicyTooSlow if it was interrupted."""
+        """The answer of the function (`name` in the log). Raises what it raises, or PolicyTooSlow if interrupted."""
         try:
             try:
                 self._open(name)
@@ -82,7 +87,7 @@ class Watchdog:
             self._since_s = None
             struck_s, self._struck_s = self._struck_s, None
         if struck_s is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._caller), None)
+            _raise_in(self._caller, None)
 
     # ------------------------------------------------------------------ the thread
 
@@ -113,7 +118,5 @@ class Watchdog:
                 return 0.0
             self._struck_s = now_s
             self.overruns += struck_s is None
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._caller), ctypes.py_object(PolicyInterrupted)
-            )
+            _raise_in(self._caller, ctypes.py_object(PolicyInterrupted))
             return now_s - since_s
