@@ -1,4 +1,4 @@
-"""Fits the shipped H200 cost models to measured steps: `python -m bench.fit_costs` writes scheduler_svc/simulator/costs/.
+"""Fits the shipped H200 cost models to measured steps, into scheduler_svc/simulator/costs: `python -m bench.fit_costs`.
 
 Sources, all in bench/results: decode steps at a mean context of 704 tokens and prefill rates of 512-token prompts
 (`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
