@@ -151,7 +151,9 @@ def main() -> None:
             **provenance("bench.simulator_check", ("numpy", "torch")),
             "cost_model": calibration.model.model_dump(),
             "fit_error": asdict(calibration.error),
-            "times_s": {name: {"live": asdict(l), "simulated": asdict(s)} for name, (l, s) in pairs.items()},
+            "times_s": {
+                name: {"live": asdict(real), "simulated": asdict(virtual)} for name, (real, virtual) in pairs.items()
+            },
         }
         options.json.write_text(json.dumps(record, indent=2) + "\n")
     sys.exit(0 if within_bar(pairs) else 1)

@@ -19,9 +19,9 @@ def fixed_rounds(shape: RunnerShape, context_length: int) -> Iterator[Round]:
     for batch in _doubling(1, shape.slots):
         yield [(SHORT_PROMPT, DECODE_STEPS)] * batch
         yield [
-            (max(SHORT_PROMPT, min(longest, 2 * shape.step_tokens, shape.kv_tokens // batch - 64)), DECODE_STEPS)
+            (max(SHORT_PROMPT, min(longest, shape.step_tokens, shape.kv_tokens // batch - 64)), DECODE_STEPS)
         ] * batch
-    for length in _doubling(32, min(longest, 4 * shape.step_tokens)):
+    for length in _doubling(32, min(longest, 2 * shape.step_tokens)):
         yield [(length, 2)]
 
 
