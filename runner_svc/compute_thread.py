@@ -105,6 +105,11 @@ class ComputeThread:
         if self._runner.overlaps:
             self._results.start()
 
+    @property
+    def broken(self) -> bool:
+        """The backend can't be used any more."""
+        return self._runner.broken
+
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""
         self._jobs.put(job)

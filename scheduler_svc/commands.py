@@ -147,7 +147,8 @@ class Commands:
     def _attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
         request = self._engine.book.by_key(attach.tenant, attach.request_id)
         if request is None:
-            self._engine.outbox.message(worker, _unknown(attach.request_id).to_message(attach.handle))
+            refusal = _not_yet() if self._engine.attendance.recovering else _unknown(attach.request_id)
+            self._engine.outbox.message(worker, refusal.to_message(attach.handle))
             return
         self._hand_over(request, attach.handle, worker)
 
@@ -173,6 +174,11 @@ class Commands:
             self._engine.watchers.add(worker)
         else:
             self._engine.watchers.discard(worker)
+
+
+def _not_yet() -> EngineRefusal:
+    message = "the scheduler has just started and is taking over what its runners hold: try again"
+    return EngineRefusal(grpc.StatusCode.UNAVAILABLE, message, "", 0.2)
 
 
 def _unknown(request_id: str) -> EngineRefusal:

@@ -56,11 +56,12 @@ class EngineLoop:
         gc.freeze()  # what is here now stays: no collection needs to look at it
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
-        poller.register(self._runners.socket, zmq.POLLIN)
+        for socket in self._runners.sockets:
+            poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
-        while not self._drain.is_set():
+        while not (self._drain.is_set() or engine.attendance.fenced):
             engine.step()
-            poller.poll(_ms_until(engine.wake_s))
+            poller.poll(_ms_until(min(engine.wake_s, self._runners.wake_s)))
         engine.drain()
         until_s = time.monotonic() + self._settings.drain_s
         while not (engine.idle or self._hurry.is_set() or time.monotonic() > until_s):
@@ -69,6 +70,11 @@ class EngineLoop:
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
         engine.step()
         log.info("the engine has drained")
+
+    @property
+    def fenced(self) -> bool:
+        """It ended because a successor has taken over."""
+        return self.engine.attendance.fenced
 
     def close(self) -> None:
         """Closes the sockets."""

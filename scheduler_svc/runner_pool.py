@@ -42,11 +42,13 @@ class RunnerPool:
             )
         return ""
 
-    def add(self, session: int, hello: plan_pb2.Hello) -> None:
-        """A runner that fits has joined."""
+    def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
+        """A runner that fits has joined; returns its roster, which is empty."""
         if self.model is None:
             self.model = hello.model
-        self.schedulers[session] = Scheduler(hello, prefix_sharing=self._settings.prefix_sharing, clock=self._clock)
+        scheduler = Scheduler(hello, prefix_sharing=self._settings.prefix_sharing, clock=self._clock)
+        self.schedulers[session] = scheduler
+        return scheduler
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""
@@ -57,7 +59,8 @@ class RunnerPool:
         ready = [
             (session, scheduler)
             for session, scheduler in self.schedulers.items()
-            if len(scheduler.in_flight) < min(self._settings.depth, scheduler.hello.max_depth or 1)
+            if not scheduler.leaving
+            and len(scheduler.in_flight) < min(self._settings.depth, scheduler.hello.max_depth or 1)
         ]
         if len(ready) > 1:
             ready.sort(key=lambda item: item[1].table.num_running / item[1].table.num_slots)

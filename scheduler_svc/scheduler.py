@@ -55,6 +55,8 @@ class Scheduler:
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
+        self.leaving = False
+        """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
@@ -131,6 +133,25 @@ class Scheduler:
             self.leave(sequence, "preempted")
             queue.push(sequence)
         return len(running)
+
+    # ------------------------------------------------------------------ residents of before
+
+    def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
+        """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
+        sequence.blocks = blocks
+        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, slot)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self
+        if self._prefix_sharing:
+            full = computed // self.pool.block_size
+            for block, name in zip(blocks, block_hashes(sequence, full, self.pool.block_size, self._root), strict=False):
+                self.pool.announce(block, name)
+                self.pool.confirm(block)
+
+    def expel(self, slot: int, blocks: list[int]) -> None:
+        """What the runner holds in the slot is not wanted."""
+        self.pool.release(blocks)
+        self._releases.append(slot)
 
     # ------------------------------------------------------------------ planning
 

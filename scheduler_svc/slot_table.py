@@ -85,9 +85,12 @@ class SlotTable:
             sequence.log.extend(self.recent[slot, :count].tolist())
             self.num_recent[slot] = 0
 
-    def occupy(self, sequence: Sequence, num_computed: int, capacity: int) -> int:
-        """Gives the sequence a free slot with `num_computed` positions done, and returns it."""
-        slot = self.free.pop()
+    def occupy(self, sequence: Sequence, num_computed: int, capacity: int, slot: int | None = None) -> int:
+        """Gives the sequence a free slot (`slot`, or any) with `num_computed` positions done, and returns it."""
+        if slot is None:
+            slot = self.free.pop()
+        else:
+            self.free.remove(slot)
         self._epochs += 1
         self.sequences[slot] = sequence
         self.epoch[slot] = self._epochs
