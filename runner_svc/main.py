@@ -1,7 +1,7 @@
 """`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
 
-Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when the
-device is beyond use (a CUDA error, say) and a new process must take over.
+Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when
+the device is beyond use (a CUDA error, say) and a new process must take over.
 """
 
 from __future__ import annotations

@@ -197,7 +197,8 @@ class PlanSocket:
         if kind == "rejection" and self._seeking:
             raise Rejected(message.rejection.reason)
         if message.session != self._session or self._session == 0:
-            self._fence(message.session)
+            if self._hello.term and message.session:
+                self._fence(message.session)
             return
         self._heard()
         if kind == "plan":

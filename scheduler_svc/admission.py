@@ -1,9 +1,8 @@
-"""What a runner must know of a sequence that takes a slot, and the names of its blocks."""
+"""What a runner must know of a sequence that takes a slot."""
 
 from __future__ import annotations
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.block_pool import chain_hash
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import Request, Sequence
 
@@ -52,16 +51,8 @@ def _submit(request: Request) -> engine_pb2.Submit:
         seed=request.seed,
         max_tokens=request.max_tokens,
         priority=request.priority,
+        cache_salt=request.cache_salt,
         ttft_target_ms=request.ttft_target_ms,
         itl_target_ms=request.itl_target_ms,
         keep_ms=round(request.keep_s * 1000),
     )
-
-
-def block_hashes(sequence: Sequence, count: int, block_size: int, root: bytes) -> list[bytes]:
-    """Names of the first `count` full blocks of the sequence's tokens (made once, kept on the sequence)."""
-    hashes = sequence.hashes
-    while len(hashes) < count:
-        start = len(hashes) * block_size
-        hashes.append(chain_hash(hashes[-1] if hashes else root, sequence.tokens[start : start + block_size]))
-    return hashes[:count]

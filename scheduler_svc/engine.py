@@ -18,14 +18,13 @@ from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.policy import Ledger, PolicyGuard, StepReport
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
 from scheduler_svc.runner_events import GotResult, RunnerEvent
-from scheduler_svc.runner_link import RunnerLink
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
@@ -43,8 +42,8 @@ class Engine:
         self,
         settings: SchedulerSettings,
         policy: PolicyGuard,
-        fronts: FrontLink,
-        runners: RunnerLink,
+        fronts: Fronts,
+        runners: Runners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -198,7 +197,8 @@ class Engine:
         if sequence.phase is Phase.FINISHED:
             return
         if sequence.scheduler is not None:
-            sequence.scheduler.leave(sequence, end.reason.name.lower())
+            failed = end.reason is FinishReason.ERROR
+            sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
             self.queue.discard(sequence)
         sequence.phase = Phase.FINISHED

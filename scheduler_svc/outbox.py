@@ -8,7 +8,7 @@ import numpy as np
 
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.applied import Applied
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.links import Fronts
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import NOBODY, Sequence
 
@@ -29,6 +29,13 @@ class Outbox:
         for worker, step in _steps(applied, sole_owner).items():
             self.message(worker, engine_pb2.FromEngine(step=step))
 
+    def more(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Tokens of a sequence that no result brought."""
+        if tokens:
+            ids = np.full(len(tokens), sequence.id, "<u8").tobytes()
+            step = engine_pb2.Step(sequence_ids=ids, tokens=pack(tokens))
+            self.message(sequence.request.owner, engine_pb2.FromEngine(step=step))
+
     def end(self, sequence: Sequence) -> None:
         """The sequence has ended; its last tokens went before."""
         if sequence.request.owner == NOBODY:
@@ -38,7 +45,7 @@ class Outbox:
             messages.append(engine_pb2.FromEngine(step=engine_pb2.Step()))
         messages[-1].step.ends.append(end_message(sequence))
 
-    def flush(self, fronts: FrontLink) -> list[bytes]:
+    def flush(self, fronts: Fronts) -> list[bytes]:
         """Sends everything; returns the workers that are gone."""
         gone = [
             worker

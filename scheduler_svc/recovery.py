@@ -2,8 +2,8 @@
 
 The runner tells each sequence's tokens, how many of them it has computed, its block table, and the context that the
 former scheduler gave it. What it does not tell is made again: choices of the same request that were waiting or had
-ended are computed from the prompt (the noise is keyed by position, so they come out the same), and a request that no
-runner holds is sent again by its client.
+ended, and all that asked for log-probabilities, are computed from the prompt (the noise is keyed by position, so they
+come out the same), and a request that no runner holds is sent again by its client.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _read_resident(entry: plan_pb2.ResidentSequence, hello: plan_pb2.Hello) -> R
     num_known = resident.prompt_len + context.num_received
     fits = (
         resident.slot < hello.num_slots
-        and 0 < resident.prompt_len
+        and resident.prompt_len > 0
         and num_known <= len(resident.tokens)
         and resident.computed <= min(len(resident.tokens), len(resident.blocks) * hello.block_size)
         and all(1 <= block <= hello.num_blocks for block in resident.blocks)
@@ -119,7 +119,11 @@ class Recovery:
             sequence.scheduler.leave(sequence, "preempted")
         elif len(sequence.tokens) > len(resident.tokens):
             return None
+        sampling = request.sampling
+        if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
+            return None  # no runner keeps log-probabilities: computing all again brings them back
         engine.queue.discard(sequence)
+        engine.outbox.more(sequence, resident.tokens[len(sequence.log) :])
         sequence.log = resident.tokens
         sequence.hashes = []
         sequence.cached_tokens = context.cached_tokens

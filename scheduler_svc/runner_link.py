@@ -192,7 +192,8 @@ class RunnerLink:
         if self._probes and self._probes[0] <= now_s:
             self._probes = [at_s for at_s in self._probes if at_s > now_s]
             for peer in list(self._peers.values()):
-                self._ping(peer, now_s)
+                if peer.welcome is not None:
+                    self._ping(peer, now_s)
 
     def _look_after_peers(self, now_s: float) -> None:
         for peer in list(self._peers.values()):

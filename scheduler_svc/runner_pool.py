@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protos import plan_pb2
+from scheduler_svc.prefix_sharing import SharingRules
 from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
@@ -40,13 +41,20 @@ class RunnerPool:
                 f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
                 f"({ours.weights_version}): start it with the same model, or restart the scheduler"
             )
+        other = next(iter(self.schedulers.values()), None)
+        if other is not None and other.hello.block_size != hello.block_size:
+            return (
+                f"it has KV blocks of {hello.block_size} tokens, the others of {other.hello.block_size}: "
+                "start all with the same block_size"
+            )
         return ""
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
         if self.model is None:
             self.model = hello.model
-        scheduler = Scheduler(hello, prefix_sharing=self._settings.prefix_sharing, clock=self._clock)
+        rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock)
         self.schedulers[session] = scheduler
         return scheduler
 

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.admission import admission_message, block_hashes
+from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
-from scheduler_svc.block_pool import BlockPool, root_hash
+from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.plan_draft import InFlight, PlanDraft
 from scheduler_svc.policy import Budget, Load, PolicyGuard, RunningView
+from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import running_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
@@ -48,11 +49,16 @@ class Scheduler:
     """Decides every step of one runner. Not thread-safe: it belongs to the engine's thread."""
 
     def __init__(
-        self, hello: plan_pb2.Hello, *, prefix_sharing: bool = False, clock: Callable[[], float] = lambda: 0.0
+        self,
+        hello: plan_pb2.Hello,
+        *,
+        sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.hello = hello
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
+        self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
         self.leaving = False
@@ -61,9 +67,7 @@ class Scheduler:
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self.cached_tokens = 0
-        self._prefix_sharing = prefix_sharing
         self._max_step_tokens = hello.max_step_tokens
-        self._root = root_hash(hello.model.weights_version)
         self._clock = clock
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
@@ -84,30 +88,19 @@ class Scheduler:
         applied = apply_rows(self.table, flight, result)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
-        if self._prefix_sharing:
-            self._confirm_blocks(flight)
+        self.prefix.confirm(flight, self.table)
         return applied
-
-    def _confirm_blocks(self, flight: InFlight) -> None:
-        """Blocks that this plan filled become READY."""
-        size = self.pool.block_size
-        filled = ((flight.starts + flight.counts) // size > flight.starts // size) & (
-            self.table.epoch[flight.slots] == flight.epochs
-        )
-        for row in np.flatnonzero(filled).tolist():
-            sequence, start = flight.sequences[row], int(flight.starts[row])
-            full = (start + int(flight.counts[row])) // size
-            hashes = block_hashes(sequence, full, size, self._root)
-            for index in range(start // size, full):
-                self.pool.announce(sequence.blocks[index], hashes[index])
-                self.pool.confirm(sequence.blocks[index])
 
     # ------------------------------------------------------------------ leaving
 
-    def leave(self, sequence: Sequence, reason: str) -> None:
+    def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
         """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
-        self.pool.release(sequence.blocks, self.last_plan)
+        if failed:
+            self.prefix.forget(sequence)
+        else:
+            self.prefix.keep(sequence, int(self.table.computed[slot]))
+        self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
         self._releases.append(slot)
@@ -132,9 +125,10 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
+        self.prefix.dissolve(queue)
         return len(running)
 
-    # ------------------------------------------------------------------ residents of before
+    # ------------------------------------------------------------------ residents from before a restart
 
     def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
         """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
@@ -142,11 +136,8 @@ class Scheduler:
         sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, slot)
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
-        if self._prefix_sharing:
-            full = computed // self.pool.block_size
-            for block, name in zip(blocks, block_hashes(sequence, full, self.pool.block_size, self._root), strict=False):
-                self.pool.announce(block, name)
-                self.pool.confirm(block)
+        sequence.admitted = True
+        self.prefix.keep(sequence, computed)
 
     def expel(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot is not wanted."""
@@ -249,34 +240,21 @@ class Scheduler:
 
     def _admit(self, draft: PlanDraft, queue: WaitingQueue, budget: Budget, room: int) -> None:
         """Seats waiting sequences in rank order until slots, blocks or budget end."""
-        passed: list[Sequence] = []  # their next block is being computed by somebody: they keep their place
-        reserve = min(self.table.num_running, self.pool.num_blocks // 64)
+        size, reserve = self.pool.block_size, min(self.table.num_running, self.pool.num_blocks // 64)
         while len(draft.joined) < budget.max_new and self.table.free:
-            sequence = queue.peek()
-            if sequence is None or sequence.stale:
+            candidate = self.prefix.first_in_line(queue)
+            if candidate is None:
                 break
-            hit, next_is_pending = self._prefix_hit(sequence)
-            if next_is_pending:
-                passed.append(queue.pop())
-                continue
-            lag = len(sequence.tokens) - len(hit) * self.pool.block_size
+            sequence, hit = candidate.sequence, candidate.hit
+            lag = len(sequence.tokens) - len(hit) * size
             count = self._chunk(lag, room, budget)
             need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
             if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
             self._seat(queue.pop(), hit, need, draft)
             if count:
-                draft.add_row(sequence.slot, len(hit) * self.pool.block_size, count, count == lag)
+                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
-        for sequence in passed:
-            queue.push(sequence)
-
-    def _prefix_hit(self, sequence: Sequence) -> tuple[list[int], bool]:
-        if not self._prefix_sharing or sequence.request.sampling.HasField("prompt_logprobs"):
-            return [], False  # prompt logprobs need every position's logits
-        size = self.pool.block_size
-        match = self.pool.match(block_hashes(sequence, (len(sequence.tokens) - 1) // size, size, self._root))
-        return match.blocks, match.next_is_pending
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
@@ -286,13 +264,10 @@ class Scheduler:
         sequence.slot = self.table.occupy(sequence, num_computed, len(sequence.blocks) * size)
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
-        if not sequence.preemptions:
-            sequence.cached_tokens = num_computed
-            self.cached_tokens += num_computed
-        if self._prefix_sharing:
-            full = len(sequence.tokens) // size
-            for index, name in enumerate(block_hashes(sequence, full, size, self._root)[len(hit) : full], len(hit)):
-                self.pool.announce(sequence.blocks[index], name)
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
+            self.cached_tokens += sequence.cached_tokens
+        self.prefix.announce(sequence, self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 

@@ -77,6 +77,8 @@ class Sequence:
     stale: int = 0
     cached_tokens: int = 0
     """Prompt tokens that a prefix hit spared at the first admission."""
+    admitted: bool = False
+    """It has had a slot before."""
     preemptions: int = 0
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -117,6 +119,8 @@ class Request:
     sampling: plan_pb2.Sampling
     seed: int
     priority: int
+    cache_salt: str
+    """Prefixes are shared only between requests of equal salts."""
     arrival_s: float
     deadline_s: float | None
     ttft_target_ms: int | None

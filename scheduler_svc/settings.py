@@ -33,7 +33,8 @@ class SchedulerSettings(BaseSettings):
     policy: str = Field("fcfs", description="Scheduling policy, an entry point of group roster.policies.")
     policy_parameters: dict[str, Any] = Field(default_factory=dict, description="The policy's parameters, as JSON.")
     depth: int = Field(2, ge=1, le=3, description="Plans in flight per runner.")
-    prefix_sharing: bool = Field(False, description="Sequences share the KV blocks of equal prompt prefixes.")
+    prefix_sharing: bool = Field(True, description="Sequences share the KV blocks of equal prefixes.")
+    isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")
     max_waiting_requests: int = Field(8192, ge=1, description="Requests that may wait; more are refused.")
     max_waiting_tokens: int = Field(16_000_000, ge=1, description="Prompt tokens that may wait; more are refused.")
     runner_timeout_s: float = Field(10.0, gt=0, description="Seconds without a message after which a runner is dead.")
@@ -46,7 +47,7 @@ class SchedulerSettings(BaseSettings):
     attach_s: float = Field(
         10.0,
         ge=0,
-        description="Least time in seconds that a client has to attach again after the scheduler or a worker restarted.",
+        description="Least seconds that a client has to attach again after the scheduler or a worker restarted.",
     )
     flush_ms: float = Field(
         30.0, ge=0, le=1000, description="Longest time that deltas wait to be merged under load, in milliseconds."

@@ -11,6 +11,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | computed | positions whose KV is confirmed by a result |
 | in_flight | plans that carry a row of it |
 | capacity | positions that its block table holds |
+| announced | positions whose blocks were announced to the prefix index when it was seated |
 | limit | most tokens: it ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
@@ -47,7 +48,7 @@ class SlotTable:
         self.length, self.pending, self.planned, self.computed, self.in_flight, self.capacity, self.limit = (
             np.zeros(num_slots, np.int64) for _ in range(7)
         )
-        self.epoch = np.zeros(num_slots, np.int64)
+        self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
@@ -96,7 +97,7 @@ class SlotTable:
         self.epoch[slot] = self._epochs
         self.length[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
-        self.pending[slot] = self.in_flight[slot] = 0
+        self.pending[slot] = self.in_flight[slot] = self.announced[slot] = 0
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id

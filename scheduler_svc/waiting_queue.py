@@ -15,6 +15,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[Any, int], Sequence]] = []
         self._members: dict[Sequence, int] = {}  # tokens when pushed: late rows may bring more meanwhile
+        self._aside: set[Sequence] = set()  # members that are not in the heap
         self.num_tokens = 0
         """Tokens of the sequences that wait."""
 
@@ -46,10 +47,26 @@ class WaitingQueue:
         self._remove(sequence)
         return sequence
 
+    def step_aside(self) -> Sequence:
+        """Takes the sequence that goes first out of the order; it still waits. Raises IndexError when there is none."""
+        sequence = self.peek()
+        if sequence is None:
+            raise IndexError("the queue is empty")
+        heapq.heappop(self._heap)
+        self._aside.add(sequence)
+        return sequence
+
+    def come_back(self, sequence: Sequence) -> None:
+        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+        if sequence in self._aside:
+            self._aside.remove(sequence)
+            heapq.heappush(self._heap, (sequence.rank, sequence))
+
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""
         if sequence in self._members:
             self._remove(sequence)
+            self._aside.discard(sequence)
             if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
                 self._rebuild()
 
@@ -57,5 +74,5 @@ class WaitingQueue:
         self.num_tokens -= self._members.pop(sequence)
 
     def _rebuild(self) -> None:
-        self._heap = [(sequence.rank, sequence) for sequence in self._members]
+        self._heap = [(sequence.rank, sequence) for sequence in self._members if sequence not in self._aside]
         heapq.heapify(self._heap)
