@@ -21,6 +21,7 @@ from .chat import ChatSession
 from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import check_health
+from .policy_cli import policy_app
 from .requests import Message, Options, Prompt
 from .simulate_command import simulate
 from .stack import Endpoints
@@ -219,6 +220,7 @@ def demo(
 
 
 app.command()(simulate)
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:

@@ -18,9 +18,11 @@ from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.policy import Ledger, PolicyGuard, StepReport
+from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -30,6 +32,7 @@ from scheduler_svc.scheduler import BadResult, PlannedStep
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
+from scheduler_svc.tenant_queues import Queue, TenantQueues
 from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
@@ -52,10 +55,10 @@ class Engine:
         self.fronts = fronts
         self.runners = runners
         self.started_s = clock()
-        self.pool = RunnerPool(settings, clock)
-        self.queue = WaitingQueue()
-        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.ledger = Ledger()
+        self.pool = RunnerPool(settings, clock, self.ledger)
+        self.queue = self._new_queue()
+        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
         self.workers: dict[int, bytes] = {}
@@ -63,6 +66,7 @@ class Engine:
         self.draining = False
         self._commands = Commands(self)
         self._serial = 0
+        self._ended: list[Ended] = []
         self.attendance = Attendance(self)
 
     # ------------------------------------------------------------------ the step
@@ -89,7 +93,6 @@ class Engine:
         scheduler = self.pool.schedulers.get(event.session)
         if scheduler is None:
             return
-        sent_s = scheduler.in_flight[0].sent_s if scheduler.in_flight else self.ledger.now_s
         try:
             applied = scheduler.apply(event.number, event.result)
         except (BadResult, MalformedResult) as error:
@@ -100,14 +103,16 @@ class Engine:
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
+        if self.policy.observes:
+            self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
+            self._ended.clear()
         if scheduler.leaving:
             self.attendance.farewell(event.session)
-        now_s = self.ledger.now_s
-        self.policy.observe(StepReport(now_s, len(applied.flight.sequences), len(applied.tokens), now_s - sent_s))
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
         self.totals.sampled_tokens += len(applied.tokens)
+        self.ledger.charge_sampled(applied.flight.tenants[applied.rows])
         if applied.logprobs:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:
@@ -124,6 +129,8 @@ class Engine:
                 self._commands.take(worker, command)
             except Exception:  # one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
+        if self._commands.policies.busy:
+            self._commands.policies.finish()
         now_s = self.ledger.now_s
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
@@ -143,8 +150,6 @@ class Engine:
                 idle.add(session)
                 continue
             plans.append((session, step))
-            for sequence, _ in step.joined:
-                self.ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - sequence.cached_tokens)
             if self.settings.check:
                 check_roster(scheduler)
         return plans
@@ -165,7 +170,7 @@ class Engine:
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
-        latest = self.clock() + 0.5
+        latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
         due = self.book.next_due_s
         return latest if due is None else min(due, latest)
 
@@ -175,6 +180,7 @@ class Engine:
         """Queues the request's sequences, or ends them if the received tokens already did."""
         self.enter(request)
         self.totals.requests += 1
+        self.queue.arrive(request.tenant)
         for sequence in request.sequences:
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
@@ -205,7 +211,8 @@ class Engine:
         sequence.end = end
         self.totals.finished += 1
         request = sequence.request
-        self.ledger.charge_sampled(request.tenant, sequence.num_generated - request.num_received)
+        if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ended.append(Ended(request_view(request), sequence.num_generated))
         self.outbox.end(sequence)
         if request.finished:
             self.book.retire(request, self.ledger.now_s)
@@ -237,6 +244,31 @@ class Engine:
             self.finish_request(request, End(FinishReason.DEADLINE))
         elif request.gone_until_s is not None and request.gone_until_s <= now_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
+
+    # ------------------------------------------------------------------ the policy
+
+    def change_policy(self, policy: Policy) -> None:
+        """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        waiting = list(self.queue)
+        self.policy.install(policy)
+        self.queue = self._new_queue()
+        self._ended.clear()
+        for sequence in waiting:
+            self._rank_anew(sequence)
+            self.queue.push(sequence)
+        for scheduler in self.pool.schedulers.values():
+            for sequence in scheduler.table.running():
+                self._rank_anew(sequence)
+
+    def _rank_anew(self, sequence: Sequence) -> None:
+        """The key is the new policy's; the serial number, which settles ties, stays."""
+        sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
+
+    def _new_queue(self) -> Queue:
+        """An empty queue of the kind that the policy needs."""
+        if not self.policy.orders_tenants:
+            return WaitingQueue()
+        return TenantQueues(lambda tenant: self.policy.tenant_key(tenant, self.ledger), self.ledger.lift)
 
     # ------------------------------------------------------------------ runners and workers
 

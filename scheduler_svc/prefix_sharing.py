@@ -15,6 +15,7 @@ positions whose KV depends on the prompt's length (`Model.prefix_positions`).
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from scheduler_svc.block_pool import BlockPool, Match
 from scheduler_svc.plan_draft import InFlight
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.tenant_queues import Queue
 
 STEPS_ASIDE = 16
 """Sequences that step aside, and that come back, for each one that is seated."""
@@ -70,18 +71,19 @@ class PrefixSharing:
             return Match([], None)
         return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
 
-    def first_in_line(self, queue: WaitingQueue) -> Candidate | None:
-        """Who is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
+    def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
+        """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
         for _ in range(min(len(self._returning), STEPS_ASIDE)):
             queue.come_back(self._returning.popleft())
         for _ in range(STEPS_ASIDE):
-            sequence = queue.peek()
+            sequence = next(line, None)
             if sequence is None or sequence.stale:
                 return None
             match = self.match(sequence)
             if match.awaited is None:
                 return Candidate(sequence, match.blocks)
-            self._aside[match.awaited].append(queue.step_aside())
+            queue.step_aside(sequence)
+            self._aside[match.awaited].append(sequence)
         return None
 
     def _shareable(self, sequence: Sequence, positions: int) -> int:
@@ -148,7 +150,7 @@ class PrefixSharing:
     def _wake(self, block: int) -> None:
         self._returning.extend(self._aside.pop(block, ()))
 
-    def dissolve(self, queue: WaitingQueue) -> None:
+    def dissolve(self, queue: Queue) -> None:
         """The runner is gone: everybody who stepped aside is back in the queue's order."""
         for sequences in [*self._aside.values(), self._returning]:
             for sequence in sequences:

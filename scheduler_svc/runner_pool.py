@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protos import plan_pb2
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.prefix_sharing import SharingRules
 from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.scheduler import Scheduler
@@ -14,11 +15,12 @@ from scheduler_svc.settings import SchedulerSettings
 class RunnerPool:
     """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives."""
 
-    def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self.model: plan_pb2.Model | None = None
         self._settings = settings
         self._clock = clock
+        self._ledger = ledger
 
     @property
     def max_tokens(self) -> int:
@@ -54,7 +56,7 @@ class RunnerPool:
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock)
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
         self.schedulers[session] = scheduler
         return scheduler
 

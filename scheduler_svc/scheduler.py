@@ -11,8 +11,9 @@ A sequence gets the blocks of all its known tokens when it is admitted, so only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,15 @@ from protos import plan_pb2
 from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import InFlight, PlanDraft
-from scheduler_svc.policy import Budget, Load, PolicyGuard, RunningView
+from scheduler_svc.policy import Budget, Load, PolicyGuard
+from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
-from scheduler_svc.request_view import running_view
+from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.tenant_queues import Queue
 
 
 class BadResult(ValueError):
@@ -54,6 +57,7 @@ class Scheduler:
         *,
         sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = lambda: 0.0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.hello = hello
         self.table = SlotTable(hello.num_slots)
@@ -69,6 +73,8 @@ class Scheduler:
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
+        self._ledger = ledger or Ledger()
+        self._last_result_s = 0.0
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -84,8 +90,10 @@ class Scheduler:
         if not self.in_flight or number != self.in_flight[0].number:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
-        flight = self.in_flight[0]
-        applied = apply_rows(self.table, flight, result)
+        flight, now_s = self.in_flight[0], self._clock()
+        applied = apply_rows(self.table, flight, result, now_s)
+        applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
+        self._last_result_s = now_s
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
@@ -107,7 +115,7 @@ class Scheduler:
         self._left.append((sequence, slot, reason))
         sequence.scheduler = None
 
-    def _preempt(self, sequence: Sequence, queue: WaitingQueue) -> None:
+    def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
         sequence.stale = int(self.table.in_flight[sequence.slot])
         self.leave(sequence, "preempted")
@@ -115,7 +123,7 @@ class Scheduler:
         self.preemptions += 1
         queue.push(sequence)
 
-    def evacuate(self, queue: WaitingQueue) -> int:
+    def evacuate(self, queue: Queue) -> int:
         """The runner is gone: all its sequences wait again, nothing in flight will come. Returns how many."""
         for flight in self.in_flight:
             for sequence in flight.sequences:
@@ -133,7 +141,8 @@ class Scheduler:
     def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
         """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
         sequence.blocks = blocks
-        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, slot)
+        tenant = self._ledger.index_of(sequence.request.tenant)
+        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
         sequence.admitted = True
@@ -146,33 +155,38 @@ class Scheduler:
 
     # ------------------------------------------------------------------ planning
 
-    def plan(self, queue: WaitingQueue, policy: PolicyGuard) -> PlannedStep | None:
+    def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
         """The next step, committed to the counters; None when no sequence can move."""
         if not self.table.num_running and not queue:
             return None
+        displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        budget = policy.budget(self.load(queue, len(draft.decode)))
+        budget = policy.budget(self.load(queue, draft.decode))
         room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
         room = self._continue_prompts(draft, budget, room)
-        if not preempted and queue and self.table.free:
-            self._admit(draft, queue, budget, room)
+        if not preempted and not displaced and queue and self.table.free:
+            self._admit(draft, queue, policy, budget, room)
         return self._commit(draft) if draft.num_rows else None
 
-    def load(self, queue: WaitingQueue, decoding: int) -> Load:
-        """What the policy sees."""
-        return Load(
-            running=self.table.num_running,
-            decoding=decoding,
-            slots=self.table.num_slots,
-            waiting=len(queue),
-            waiting_tokens=queue.num_tokens,
-            free_blocks=self.pool.num_free,
-            blocks=self.pool.num_blocks,
-            block_size=self.pool.block_size,
-            max_step_tokens=self._max_step_tokens,
-        )
+    def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
+        """What the policy sees when the slots `decode` are to decode."""
+        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self._ledger.now_s)
 
-    def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
+    def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
+        """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
+        free_blocks = self.pool.num_free - self._reserve
+        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self._ledger.now_s)
+        victims = displacement.choose(queue.in_order())
+        for victim in victims:
+            self._preempt(victim, queue)
+        return bool(victims)
+
+    @property
+    def _reserve(self) -> int:
+        """Blocks that admissions leave free for the sequences that decode."""
+        return min(self.table.num_running, self.pool.num_blocks // 64)
+
+    def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
@@ -183,7 +197,7 @@ class Scheduler:
             if len(needy) <= num_free:
                 break
             by_rank = sorted(needy.tolist(), key=self._rank_of)
-            victim = self._victim(by_rank[num_free], policy)
+            victim = choose_victim(self._at(by_rank[num_free]), table, policy)
             if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
                 movable[by_rank[num_free:]] = False
                 needy = np.array(by_rank[:num_free], np.int64)
@@ -211,14 +225,6 @@ class Scheduler:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
 
-    def _victim(self, slot: int, policy: PolicyGuard) -> Sequence | None:
-        candidate = self._at(slot)
-        views: list[RunningView] = [running_view(s, self.table) for s in self.table.running() if s is not candidate]
-        chosen = policy.victim(views, running_view(candidate, self.table))
-        if chosen is None:
-            return None
-        return next(s for s in self.table.running() if s.id == chosen.sequence_id)
-
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
@@ -238,11 +244,12 @@ class Scheduler:
             return min(lag, room)
         return lag if lag <= room else 0
 
-    def _admit(self, draft: PlanDraft, queue: WaitingQueue, budget: Budget, room: int) -> None:
-        """Seats waiting sequences in rank order until slots, blocks or budget end."""
-        size, reserve = self.pool.block_size, min(self.table.num_running, self.pool.num_blocks // 64)
+    def _admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
+        """Seats waiting sequences in order until slots, blocks or budget end."""
+        size, reserve = self.pool.block_size, self._reserve
+        line = self._line(queue, policy)
         while len(draft.joined) < budget.max_new and self.table.free:
-            candidate = self.prefix.first_in_line(queue)
+            candidate = self.prefix.first_in_line(queue, line)
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
@@ -251,22 +258,37 @@ class Scheduler:
             need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
             if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
-            self._seat(queue.pop(), hit, need, draft)
+            queue.discard(sequence)
+            self._seat(sequence, hit, need, draft)
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
+
+    def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
+        """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
+        if policy.rerank_window:
+            head = list(islice(queue.in_order(), policy.rerank_window))
+            size, now_s = self.pool.block_size, self._ledger.now_s
+            views = [waiting_view(sequence, len(self.prefix.match(sequence).blocks) * size, now_s) for sequence in head]
+            by_id = {sequence.id: sequence for sequence in head}
+            yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
+        while (sequence := queue.peek()) is not None:
+            yield sequence
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
         self.pool.share(hit)
         size, num_computed = self.pool.block_size, len(hit) * self.pool.block_size
         sequence.blocks = hit + self.pool.allocate(need)
-        sequence.slot = self.table.occupy(sequence, num_computed, len(sequence.blocks) * size)
+        sequence.slot = self.table.occupy(
+            sequence, num_computed, len(sequence.blocks) * size, self._ledger.index_of(sequence.request.tenant)
+        )
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             self.cached_tokens += sequence.cached_tokens
+            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
         self.prefix.announce(sequence, self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
@@ -289,7 +311,18 @@ class Scheduler:
         self.last_plan += 1
         epochs = table.epoch[slots]
         sequences = self._sequences_of(slots, epochs)
-        flight = InFlight(self.last_plan, slots, epochs, starts, counts, sample, sequences, self._clock())
+        flight = InFlight(
+            self.last_plan,
+            slots,
+            epochs,
+            starts,
+            counts,
+            sample,
+            sequences,
+            table.tenant[slots],
+            len(draft.decode),
+            self._clock(),
+        )
         self.in_flight.append(flight)
         step = PlannedStep(
             flight.number,

@@ -6,6 +6,7 @@ because every step moves all of them at once; here stands what outlives a slot.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from protos import plan_pb2
 
 if TYPE_CHECKING:
+    from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
 
 
@@ -80,6 +82,8 @@ class Sequence:
     admitted: bool = False
     """It has had a slot before."""
     preemptions: int = 0
+    last_token_s: float = math.nan
+    """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -129,6 +133,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    view: RequestView | None = None
+    """What policies see of it, once it was asked for."""
     gone_until_s: float | None = None
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
     arrival_unix_s: float = 0.0

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from scheduler_svc.policy import Budget, Load, NoParameters, Policy, UnknownPolicy
+from scheduler_svc.policy import Budget, Load, Policy, PolicyParameters, UnknownPolicy
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, SimulationStuck, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
@@ -126,7 +126,7 @@ class _Lazy(Policy):
 
 def test_a_policy_that_admits_nobody_is_told() -> None:
     with pytest.raises(SimulationStuck, match="80 sequences wait"):
-        simulate(random_trace(6), Setup(round_cost(), policy=_Lazy(NoParameters())))
+        simulate(random_trace(6), Setup(round_cost(), policy=_Lazy(PolicyParameters())))
 
 
 def test_unknown_policies_are_refused() -> None:
