@@ -22,6 +22,7 @@ from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import check_health
 from .requests import Message, Options, Prompt
+from .simulate_command import simulate
 from .stack import Endpoints
 from .status_view import status_view
 from .sync_client import SyncRosterClient
@@ -215,6 +216,9 @@ def demo(
     console = Console()
     runner = _given(model=model, device=device, slots=slots)
     raise typer.Exit(asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal)))
+
+
+app.command()(simulate)
 
 
 def main() -> None:
