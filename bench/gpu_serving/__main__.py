@@ -62,7 +62,7 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """What the command line asks for."""
 
     def scheduling(step_tokens: int | None) -> Scheduling:
-        flags = tuple(arguments.scheduler_flag)
+        flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
         return Scheduling(arguments.policy, parameters(step_tokens=step_tokens), arguments.depth, flags)
 
     loads = []
@@ -95,7 +95,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     """Runs all loads on one runner; the record of the runner is read when it has ended."""
     vocab_size = SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
     loads, records = loads_of(arguments), list[ClientRecord]()
-    service = Service(folder, runner_flags(arguments, folder))
+    service = Service(folder, runner_flags(arguments, folder), arguments.profile and arguments.device == "cuda")
     async with service:
         for number, load in enumerate(loads):
             new = number == 0 or load.scheduling != loads[number - 1].scheduling
@@ -103,8 +103,9 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             if new and load.batch is None:
                 warm_up = [*WARM_UP, f"--vocab-size={vocab_size}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
                 await service.load("warm-up", warm_up)
+            profiled = load.profiled and arguments.device == "cuda"
             flags = load.client_flags(vocab_size, arguments.sessions)
-            records.append(await service.load(f"load-{number}", flags, PROFILE_S if load.profiled else 0.0))
+            records.append(await service.load(f"load-{number}", flags, PROFILE_S if profiled else 0.0))
     steps = service.steps()
     numbers = [numbers_of(load, record, steps) for load, record in zip(loads, records, strict=True)]
     for load, row in zip(loads, numbers, strict=True):

@@ -47,7 +47,7 @@ class RecordingSocket(PlanSocket):
                 times.append(time.monotonic_ns())
                 return result
 
-            return LaunchedPlan(wait)
+            return LaunchedPlan(wait, launched.done)
 
         runner.launch = recorded_launch  # type: ignore[method-assign]
         super().__init__(runner, endpoint, silence_s)
@@ -72,16 +72,26 @@ class KernelProfiler:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._profiler: Any = None
+        self._begin()  # the first time takes seconds
+        self._profiler.stop()
+        self._profiler = None
 
     def switch(self, *_: object) -> None:
         """Begins, or ends and saves."""
+        if self._profiler is None:
+            self._begin()
+        else:
+            self._save()
+
+    def _begin(self) -> None:
         import torch
+
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profiler.start()
+
+    def _save(self) -> None:
         from torch.autograd import DeviceType
 
-        if self._profiler is None:
-            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            self._profiler.start()
-            return
         self._profiler.stop()
         events = [event for event in self._profiler.events() if event.device_type == DeviceType.CUDA]
         ranges = np.array([(event.time_range.start, event.time_range.end) for event in events], np.float64)

@@ -118,7 +118,7 @@ def print_offline(shape: str, loads: Sequence[dict[str, Any]]) -> None:
     if loads:
         print(f"\n{shape}, all at once: vLLM {VLLM_OFFLINE_S[shape]} s, bar {OFFLINE_BAR_S[shape]} s")
         print(
-            "load                     seconds  out tok/s  all tok/s   GPU busy s  idle s  steps  mixed ms p50  decode ms p50"
+            "load                     seconds  out tok/s  all tok/s   GPU busy s  idle s  steps  mixed, decode ms p50"
         )
     for load in loads:
         steps = load.get("runner", {})
@@ -126,7 +126,7 @@ def print_offline(shape: str, loads: Sequence[dict[str, Any]]) -> None:
         print(
             f"{load['load']:24} {load['seconds']:7.2f} {load['output_tokens_per_s']:10.0f} {total:10.0f} "
             f"{steps.get('gpu_busy_s', 0):12.2f} {steps.get('idle_s', 0):7.2f} {steps.get('steps', 0):6} "
-            f"{steps.get('mixed_step_ms', {}).get('p50', 0):13.2f} {steps.get('decode_step_ms', {}).get('p50', 0):14.2f}"
+            f"{_median(steps, 'mixed_step_ms'):8.2f} {_median(steps, 'decode_step_ms'):8.2f}"
         )
 
 
@@ -170,12 +170,15 @@ def print_decode(shape: str, loads: Sequence[dict[str, Any]]) -> None:
         )
         if "profiler_gap_us" in load:
             gaps = load["profiler_gap_us"]
-            print(
-                f"  torch's profiler, {load['profiler_steps']} step ends: gap p50 {gaps['p50']:.1f}, p99 {gaps['p99']:.1f} µs"
-            )
+            print(f"  torch's profiler, {load['profiler_steps']} gaps: p50 {gaps['p50']:.1f}, p99 {gaps['p99']:.1f} µs")
         for name, values in load["decode"]["host_us"].items():
             if values:
                 print(f"  {name:20} µs: mean {values['mean']:7.0f}  p50 {values['p50']:7.0f}  p99 {values['p99']:7.0f}")
+
+
+def _median(numbers: dict[str, Any], name: str) -> float:
+    """0 where there is none."""
+    return float(numbers.get(name, {}).get("p50", 0.0))
 
 
 def _verdict(value: float, bar: float) -> str:

@@ -38,9 +38,13 @@ class Scheduling:
 class Service:
     """Both processes. Use as `async with`; the scheduler is started by the first `schedule`."""
 
-    def __init__(self, folder: Path, runner_flags: Mapping[str, object]) -> None:
-        """`folder` gets the runner's notes; `runner_flags` are settings of the runner by name."""
+    def __init__(self, folder: Path, runner_flags: Mapping[str, object], profiled: bool) -> None:
+        """`folder` gets the runner's notes, `runner_flags` are settings of the runner by name.
+
+        `profiled`: some load will be recorded by the profiler.
+        """
         self._folder = folder
+        self._profiled = profiled
         self._flags = {"link": "", **runner_flags}
         self._endpoints = Endpoints.free()
         self._runner: ChildProcess | None = None
@@ -53,7 +57,8 @@ class Service:
         flags = {**self._flags, "link": self._endpoints.link}
         command = [
             *(sys.executable, "-m", "bench.gpu_serving.recording_runner"),
-            *(f"--record={self._folder / 'steps.npz'}", f"--profile={self._folder / 'kernels.npz'}"),
+            f"--record={self._folder / 'steps.npz'}",
+            *([f"--profile={self._folder / 'kernels.npz'}"] if self._profiled else []),
             *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
         ]
         self._runner = await ChildProcess.start("runner", command, _print)
