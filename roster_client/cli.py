@@ -17,10 +17,12 @@ from typer.core import TyperGroup
 
 from .admin import AdminClient
 from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from .calibrate_command import calibrate
 from .chat import ChatSession
 from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import check_health
+from .policy_cli import policy_app
 from .requests import Message, Options, Prompt
 from .simulate_command import simulate
 from .stack import Endpoints
@@ -219,6 +221,8 @@ def demo(
 
 
 app.command()(simulate)
+app.command()(calibrate)
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:
