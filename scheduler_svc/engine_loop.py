@@ -60,15 +60,26 @@ class EngineLoop:
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not self._drain.is_set():
             engine.step()
-            poller.poll(_ms_until(engine.wake_s))
+            self._wait(poller, engine.wake_s)
         engine.drain()
         until_s = time.monotonic() + self._settings.drain_s
         while not (engine.idle or self._hurry.is_set() or time.monotonic() > until_s):
             engine.step()
-            poller.poll(_ms_until(min(engine.wake_s, until_s)))
+            self._wait(poller, min(engine.wake_s, until_s))
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
         engine.step()
         log.info("the engine has drained")
+
+    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        now_s = time.monotonic()
+        if self._settings.busy_poll_us and self.engine.pool.computes:
+            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            while now_s < watch_s:
+                if poller.poll(0):
+                    return
+                now_s = time.monotonic()
+        poller.poll(_ms_until(until_s))
 
     def close(self) -> None:
         """Closes the sockets."""
