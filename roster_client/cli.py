@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from .admin import AdminClient
 from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from .calibrate_command import calibrate
 from .chat import ChatSession
 from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
@@ -220,6 +221,7 @@ def demo(
 
 
 app.command()(simulate)
+app.command()(calibrate)
 app.add_typer(policy_app, name="policy")
 
 
