@@ -108,7 +108,7 @@ class Attendance:
         """A runner that leaves has given its last result: its sequences go on elsewhere."""
         engine, scheduler = self._engine, self._engine.pool.schedulers.get(session)
         if scheduler is not None and scheduler.leaving and not scheduler.in_flight:
-            engine.runners.forget(session)
+            engine.runners.dismiss(session)
             self._lose(Lost(session, "it has left", Loss.LEFT))
 
     def _lose(self, event: Lost) -> None:
@@ -130,7 +130,7 @@ class Attendance:
         log.error("another scheduler has taken over: this one ends", term=event.term)
         engine = self._engine
         for session in list(engine.pool.schedulers):
-            engine.runners.forget(session)
+            engine.runners.dismiss(session)
             self._lose(Lost(session, "another scheduler has taken over", Loss.LEFT))
         engine.draining = True
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="another scheduler has taken over: attach there"))

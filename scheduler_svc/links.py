@@ -39,7 +39,7 @@ class Runners(Protocol):
     def drop(self, session: int, reason: str) -> None:
         """Ends the session; the next `receive` says Lost."""
 
-    def forget(self, session: int) -> object:
+    def dismiss(self, session: int) -> object:
         """Ends the session without a word."""
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:

@@ -229,7 +229,7 @@ class RunnerLink:
             return
         rejection = plan_pb2.Rejection(reason=reason)
         self._send(peer, plan_pb2.ToRunner(session=session, rejection=rejection).SerializeToString())
-        self.forget(session)
+        self.dismiss(session)
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Sends the plan and keeps it until its result is here. A runner that is gone is told at the next `receive`."""
@@ -242,11 +242,11 @@ class RunnerLink:
 
     def drop(self, session: int, reason: str, loss: Loss = Loss.UNSOUND) -> None:
         """Ends the session; the next `receive` says Lost."""
-        peer = self.forget(session)
+        peer = self.dismiss(session)
         if peer is not None:
             self._pending.append(Lost(session, reason, Loss.LEFT if peer.leaving else loss))
 
-    def forget(self, session: int) -> Peer | None:
+    def dismiss(self, session: int) -> Peer | None:
         """Ends the session without a word."""
         peer = self._sessions.pop(session, None)
         if peer is not None:

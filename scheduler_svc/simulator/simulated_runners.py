@@ -78,7 +78,7 @@ class SimulatedRunners:
         """A bug of the simulator. Raises RuntimeError."""
         raise RuntimeError(f"the engine dropped simulated runner {session}: {reason}")
 
-    def forget(self, session: int) -> None:
+    def dismiss(self, session: int) -> None:
         """No simulated runner leaves. Raises RuntimeError."""
         raise RuntimeError(f"the engine forgets simulated runner {session}, which has not left")
 

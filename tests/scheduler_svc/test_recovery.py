@@ -170,7 +170,7 @@ def test_a_runner_that_comes_later_is_not_computed_twice() -> None:
     runners = dict(stack.runners.runners)
     assert all(scheduler.table.num_running == 2 for scheduler in stack.engine.pool.schedulers.values())
     late_session, late = list(runners.items())[1]
-    stack.runners.forget(late_session)
+    stack.runners.dismiss(late_session)
     stack.restart_scheduler()
     advance(stack, 2)
     stack.runners.connect(99, late, former=late_session, holds=True)

@@ -61,7 +61,7 @@ class FakeRunners:
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
         """The session ends; the runner is returned for those that survive it."""
-        runner = self.forget(session)
+        runner = self.dismiss(session)
         self.events.append(Lost(session, "killed by the test", loss))
         return runner
 
@@ -69,7 +69,7 @@ class FakeRunners:
         """The runner says goodbye; what it has it still does."""
         self.events.append(Leaving(session))
 
-    def forget(self, session: int) -> Runner:
+    def dismiss(self, session: int) -> Runner:
         for table in (self.plans, self.results):
             table.pop(session)
         return self.runners.pop(session)
@@ -203,7 +203,7 @@ class Stack:
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
         for session in list(self.runners.runners):
             self._sessions += 1
-            self.runners.connect(self._sessions, self.runners.forget(session), former=session, holds=True)
+            self.runners.connect(self._sessions, self.runners.dismiss(session), former=session, holds=True)
         self.step()
         self.step()
         self.now_s += RECOVERY_S  # from now on an unknown request is unknown
