@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -44,10 +45,11 @@ def serve(settings: RunnerSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
+        curve = _curve(settings)  # before the model: a wrong path is told at once
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
-    except (UnusableSettings, ModelNotFound, UnsupportedModel) as error:
+        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
+    except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
         return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
@@ -75,6 +77,12 @@ def serve(settings: RunnerSettings) -> int:
         return 1
     log.info("stopped")
     return 0
+
+
+def _curve(settings: RunnerSettings) -> CurveClient | None:
+    if settings.runner_key is None or settings.scheduler_key is None:
+        return None
+    return CurveClient.read(settings.runner_key, settings.scheduler_key)
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:
