@@ -24,6 +24,7 @@ from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import READINESS, check_health
 from .operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
 from .requests import Message, Options, Prompt
+from .simulate_command import simulate
 from .stack import Endpoints
 from .status_view import status_view
 from .sync_client import SyncRosterClient
@@ -221,6 +222,9 @@ def demo(
     console = Console()
     runner = _given(model=model, device=device, slots=slots)
     raise typer.Exit(asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal)))
+
+
+app.command()(simulate)
 
 
 def main() -> None:

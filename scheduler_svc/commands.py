@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 
 from protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal, build_request
@@ -106,7 +107,8 @@ class Commands:
 
     def _load(self) -> Load:
         """The sum over all runners."""
-        loads = [s.load(self._engine.queue, s.table.num_running) for s in self._engine.pool.schedulers.values()]
+        schedulers = self._engine.pool.schedulers.values()
+        loads = [s.load(self._engine.queue, np.flatnonzero(s.table.lag == 1)) for s in schedulers]
         return Load(
             running=sum(load.running for load in loads),
             decoding=sum(load.decoding for load in loads),
@@ -117,6 +119,9 @@ class Commands:
             blocks=sum(load.blocks for load in loads),
             block_size=max((load.block_size for load in loads), default=1),
             max_step_tokens=sum(load.max_step_tokens for load in loads),
+            now_s=self._engine.ledger.now_s,
+            context=sum(load.context for load in loads),
+            prompt_backlog=sum(load.prompt_backlog for load in loads),
         )
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from runner_svc.settings import RunnerSettings
-from scheduler_svc.policy import Ledger, Policy, PolicyGuard, RequestView
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.policy import Policy, PolicyGuard, RequestView
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
 
