@@ -42,12 +42,12 @@ def main() -> None:
 
 def serve(settings: SchedulerSettings) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
-    if reason := exposed(settings):
-        return _complain(reason)
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
             Doors.open(settings)  # a file that can't be used is told here, not by each worker
             addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
+            if reason := exposed(settings):
+                return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
         except (UnknownPolicy, ValueError, OSError) as error:
             return _complain(str(error))
