@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "drain", "ping")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class Command(_message.Message):
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     STATUS_QUERY_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_QUERY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_CHANGE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
@@ -36,9 +38,11 @@ class Command(_message.Message):
     disconnect: Disconnect
     status_query: StatusQuery
     watch: Watch
+    policies_query: PoliciesQuery
+    policy_change: PolicyChange
     drain: Drain
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -132,6 +136,20 @@ class StatusQuery(_message.Message):
     handle: int
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
+class PoliciesQuery(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class PolicyChange(_message.Message):
+    __slots__ = ("handle", "policy")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    policy: _admin_pb2.SetPolicyRequest
+    def __init__(self, handle: _Optional[int] = ..., policy: _Optional[_Union[_admin_pb2.SetPolicyRequest, _Mapping]] = ...) -> None: ...
+
 class Watch(_message.Message):
     __slots__ = ("on",)
     ON_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +169,7 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "drain_progress", "pong", "drained")
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "drain_progress", "pong", "drained")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +179,8 @@ class FromEngine(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     STATUS_REPLY_FIELD_NUMBER: _ClassVar[int]
     STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_REPLY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -173,10 +193,12 @@ class FromEngine(_message.Message):
     done: Done
     status_reply: StatusReply
     step_report: _admin_pb2.WatchStepsResponse
+    policies_reply: PoliciesReply
+    policy_changed: PolicyChanged
     drain_progress: DrainProgress
     pong: Pong
     drained: Drained
-    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model", "ready", "draining", "pool_tokens")
@@ -317,3 +339,19 @@ class Drained(_message.Message):
     ENDED_EARLY_FIELD_NUMBER: _ClassVar[int]
     ended_early: int
     def __init__(self, ended_early: _Optional[int] = ...) -> None: ...
+
+class PoliciesReply(_message.Message):
+    __slots__ = ("handle", "policies")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    policies: _admin_pb2.ListPoliciesResponse
+    def __init__(self, handle: _Optional[int] = ..., policies: _Optional[_Union[_admin_pb2.ListPoliciesResponse, _Mapping]] = ...) -> None: ...
+
+class PolicyChanged(_message.Message):
+    __slots__ = ("handle", "change")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    change: _admin_pb2.SetPolicyResponse
+    def __init__(self, handle: _Optional[int] = ..., change: _Optional[_Union[_admin_pb2.SetPolicyResponse, _Mapping]] = ...) -> None: ...

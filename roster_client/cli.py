@@ -23,6 +23,7 @@ from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import READINESS, check_health
 from .operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
+from .policy_cli import policy_app
 from .requests import Message, Options, Prompt
 from .simulate_command import simulate
 from .stack import Endpoints
@@ -225,6 +226,7 @@ def demo(
 
 
 app.command()(simulate)
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy import Load, Refuse
+from scheduler_svc.policy_commands import PolicyCommands
 from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
@@ -27,6 +28,7 @@ class Commands:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = SequenceIds()
+        self.policies = PolicyCommands(engine)
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
             "submit": self._submit,
@@ -39,6 +41,8 @@ class Commands:
             "watch": self._watch,
             "drain": self._drain,
             "ping": self._ping,
+            "policies_query": self.policies.list,
+            "policy_change": self.policies.change,
         }
 
     def take(self, worker: bytes, command: engine_pb2.Command) -> None:

@@ -129,6 +129,8 @@ class Engine:
                 self._commands.take(worker, command)
             except Exception:  # one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
+        if self._commands.policies.busy:
+            self._commands.policies.finish()
         now_s = self.ledger.now_s
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
@@ -167,7 +169,7 @@ class Engine:
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
-        latest = self.clock() + 0.5
+        latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
         return min(due for due in (latest, self.book.next_due_s, self.drain.until_s) if due is not None)
 
     # ------------------------------------------------------------------ requests

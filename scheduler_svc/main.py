@@ -23,7 +23,6 @@ from scheduler_svc.exposure import exposed
 from scheduler_svc.front.doors import Doors
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.logs import configure_logs
-from scheduler_svc.policy import UnknownPolicy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_supervisor import WorkerSupervisor
 
@@ -49,7 +48,7 @@ def serve(settings: SchedulerSettings) -> int:
             if reason := exposed(settings):
                 return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
-        except (UnknownPolicy, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             return _complain(str(error))
         except zmq.ZMQError as error:
             return _complain(f"link {settings.link!r} can't be bound: {error}")

@@ -173,7 +173,7 @@ class EngineClient:
         elif kind == "drained":
             if self.on_drained is not None:
                 self.on_drained(message.drained)
-        elif kind in ("done", "status_reply", "drain_progress"):
+        elif kind in ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress"):
             self._answer(getattr(message, kind).handle, message)
         elif kind == "refused":
             self._refused(message.refused)

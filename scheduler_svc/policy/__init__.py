@@ -2,7 +2,15 @@
 
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
-from scheduler_svc.policy.registry import UnknownPolicy, available_policies, load_policy, policy_class
+from scheduler_svc.policy.registry import (
+    ENTRY_POINT_GROUP,
+    UnknownPolicy,
+    WrongParameters,
+    available_policies,
+    import_policy,
+    load_policy,
+    policy_class,
+)
 from scheduler_svc.policy.views import (
     Account,
     Ended,
@@ -16,6 +24,7 @@ from scheduler_svc.policy.views import (
 )
 
 __all__ = [
+    "ENTRY_POINT_GROUP",
     "Accept",
     "Account",
     "Budget",
@@ -33,7 +42,9 @@ __all__ = [
     "UnknownPolicy",
     "VictimChoice",
     "WaitingView",
+    "WrongParameters",
     "available_policies",
+    "import_policy",
     "load_policy",
     "policy_class",
 ]

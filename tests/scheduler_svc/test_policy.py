@@ -23,6 +23,7 @@ from scheduler_svc.policy import (
     RequestView,
     RunningView,
     UnknownPolicy,
+    WrongParameters,
     available_policies,
     load_policy,
 )
@@ -174,7 +175,7 @@ def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> N
     assert load_policy("fcfs", {"step_tokens": 7}).parameters.step_tokens == 7
     with pytest.raises(UnknownPolicy, match=r"no policy 'fcsf'.*fcfs.*orca.*static"):
         load_policy("fcsf", {})
-    with pytest.raises(UnknownPolicy, match=r"steptokens.*It knows: victim, step_tokens"):
+    with pytest.raises(WrongParameters, match=r"steptokens.*It knows: victim, step_tokens"):
         load_policy("fcfs", {"steptokens": 7})
-    with pytest.raises(UnknownPolicy, match="greater than or equal to 1"):
+    with pytest.raises(WrongParameters, match="greater than or equal to 1"):
         load_policy("fcfs", {"step_tokens": 0})
