@@ -28,7 +28,9 @@ class EngineLoop:
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
         """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (a taken endpoint)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        policy = PolicyGuard(load_policy(settings.policy, settings.policy_parameters))
+        policy = PolicyGuard(
+            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+        )
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:
             curve = CurveServer(self._context, settings.link_key, settings.link_runners)
@@ -42,6 +44,8 @@ class EngineLoop:
             curve=curve,
         )
         self.engine = Engine(settings, policy, self._fronts, self._runners)
+        self._failures_told = 0
+        self._told_s = -math.inf
         self._stops = 0
 
     def stop(self) -> None:
@@ -59,14 +63,24 @@ class EngineLoop:
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.drained:
             engine.step()
+            self._tell_failures()
             poller.poll(_ms_until(engine.wake_s))
             if self._stops:
                 engine.begin_drain(None if self._stops == 1 else 0.0)
         engine.end()
         log.info("the engine has drained")
 
+    def _tell_failures(self) -> None:
+        """Says that the policy fails, at most once a second."""
+        guard, now_s = self.engine.policy, time.monotonic()
+        if guard.failures > self._failures_told and now_s - self._told_s >= 1:
+            failures = guard.failures - self._failures_told
+            log.warning("the policy fails", policy=guard.policy.name, failures=failures, latest=guard.last_failure)
+            self._failures_told, self._told_s = guard.failures, now_s
+
     def close(self) -> None:
-        """Closes the sockets."""
+        """Closes the sockets, and ends the policy's watchdog."""
+        self.engine.policy.close()
         self._fronts.close()
         self._runners.close()
         self._context.term()

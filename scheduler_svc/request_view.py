@@ -68,4 +68,5 @@ def load_view(
         now_s=now_s,
         context=int(table.planned[decode].sum()),
         prompt_backlog=int(lags[lags > 1].sum()),
+        itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)),
     )

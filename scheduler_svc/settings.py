@@ -55,6 +55,9 @@ class SchedulerSettings(BaseSettings):
     )
     policy: str = Field("fcfs", description="Scheduling policy, an entry point of group roster.policies.")
     policy_parameters: dict[str, Any] = Field(default_factory=dict, description="The policy's parameters, as JSON.")
+    policy_timeout_ms: float = Field(
+        100.0, ge=0, description="A call of the policy that takes longer is reported and interrupted; 0: never."
+    )
     depth: int = Field(2, ge=1, le=3, description="Plans in flight per runner.")
     prefix_sharing: bool = Field(True, description="Sequences share the KV blocks of equal prefixes.")
     isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")

@@ -67,9 +67,9 @@ class RunnerShape(BaseModel):
 
     slots: int = Field(ge=1, description="Sequences that run at once.")
     kv_tokens: int = Field(ge=1, description="Size of the KV cache, in tokens.")
-    block_size: int = Field(16, ge=1, description="Tokens a KV block.")
+    block_size: int = Field(default=16, ge=1, description="Tokens a KV block.")
     step_tokens: int = Field(ge=1, description="Most positions a step.")
-    vocab_size: int = Field(32_000, ge=512, description="Token ids.")
+    vocab_size: int = Field(default=32_000, ge=257, description="Token ids.")
 
 
 class CostModel(BaseModel):
@@ -78,15 +78,19 @@ class CostModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(description="What it is called.")
-    source: str = Field("", description="What it was fitted to, and how.")
+    source: str = Field(default="", description="What it was fitted to, and how.")
     fixed_s: float = Field(ge=0, description="Seconds a step.")
     token_s: float = Field(ge=0, description="Seconds a position computed, beyond the free ones.")
-    free_tokens: int = Field(0, ge=0, description="Positions a step that take no time of their own.")
-    sequence_s: float = Field(0.0, ge=0, description="Seconds a row.")
-    context_s: float = Field(0.0, ge=0, description="Seconds a position whose KV is read.")
-    pair_s: float = Field(0.0, ge=0, description="Seconds a (query, key) pair of prompt rows.")
-    link_s: float = Field(0.0, ge=0, description="Seconds that a message takes between scheduler and runner, one way.")
-    front_s: float = Field(0.0, ge=0, description="Seconds from the engine to the client, and from it to the engine.")
+    free_tokens: int = Field(default=0, ge=0, description="Positions a step that take no time of their own.")
+    sequence_s: float = Field(default=0.0, ge=0, description="Seconds a row.")
+    context_s: float = Field(default=0.0, ge=0, description="Seconds a position whose KV is read.")
+    pair_s: float = Field(default=0.0, ge=0, description="Seconds a (query, key) pair of prompt rows.")
+    link_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a message takes between scheduler and runner, one way."
+    )
+    front_s: float = Field(
+        default=0.0, ge=0, description="Seconds from the engine to the client, and from it to the engine."
+    )
     runner: RunnerShape
 
     def step_seconds(self, work: StepWork) -> float:
