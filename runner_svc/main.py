@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -39,8 +40,15 @@ def main() -> None:
     sys.exit(serve(settings))
 
 
-def serve(settings: RunnerSettings) -> int:
-    """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
+MakeLink = Callable[[Runner, str, float, CurveClient | None], PlanSocket]
+
+
+def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
+    """Runs until a signal ends it; returns the exit status. Must run in the main thread.
+
+    `make_link` makes the socket from the runner, the endpoint, `silence_s` and the keys: benchmarks put one in that
+    takes times.
+    """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
@@ -48,7 +56,7 @@ def serve(settings: RunnerSettings) -> int:
         curve = _curve(settings)  # before the model: a wrong path is told at once
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
+        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:

@@ -170,7 +170,8 @@ class Engine:
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
         latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
-        return min(due for due in (latest, self.book.next_due_s, self.drain.until_s) if due is not None)
+        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
+        return min(due for due in dues if due is not None)
 
     # ------------------------------------------------------------------ requests
 

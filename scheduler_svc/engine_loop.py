@@ -31,6 +31,7 @@ class EngineLoop:
         policy = PolicyGuard(
             load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
         )
+        self._settings = settings
         curve = None
         if settings.link_key is not None and settings.link_runners is not None:
             curve = CurveServer(self._context, settings.link_key, settings.link_runners)
@@ -64,11 +65,22 @@ class EngineLoop:
         while not engine.drained:
             engine.step()
             self._tell_failures()
-            poller.poll(_ms_until(engine.wake_s))
+            self._wait(poller, engine.wake_s)
             if self._stops:
                 engine.begin_drain(None if self._stops == 1 else 0.0)
         engine.end()
         log.info("the engine has drained")
+
+    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        now_s = time.monotonic()
+        if self._settings.busy_poll_us and self.engine.pool.computes:
+            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            while now_s < watch_s:
+                if poller.poll(0):
+                    return
+                now_s = time.monotonic()
+        poller.poll(_ms_until(until_s))
 
     def _tell_failures(self) -> None:
         """Says that the policy fails, at most once a second."""

@@ -36,6 +36,11 @@ class InFlight:
     """The first rows decode, the others compute prompts."""
     sent_s: float
 
+    @property
+    def positions(self) -> int:
+        """Positions that the step computes."""
+        return int(self.counts.sum())
+
 
 @dataclass(slots=True)
 class PlanDraft:
