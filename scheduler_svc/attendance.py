@@ -132,5 +132,5 @@ class Attendance:
         for session in list(engine.pool.schedulers):
             engine.runners.dismiss(session)
             self._lose(Lost(session, "another scheduler has taken over", Loss.LEFT))
-        engine.draining = True
+        engine.begin_drain(0.0)
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="another scheduler has taken over: attach there"))
