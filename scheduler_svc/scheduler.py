@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import InFlight, PlanDraft
+from scheduler_svc.plan_draft import InFlight, PlanDraft, ones
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
@@ -31,6 +32,9 @@ from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.tenant_queues import Queue
+
+_ONE = np.array(1)
+"""Comparing with an array is cheaper than with a number."""
 
 
 class BadResult(ValueError):
@@ -172,8 +176,8 @@ class Scheduler:
         table, preempted = self.table, False
         while True:
             known = table.length + table.pending
-            movable = (known - table.planned == 1) & (known < table.limit)
-            needy = np.flatnonzero(movable & (table.planned >= table.capacity))
+            movable = (known - table.planned == _ONE) & (known < table.limit)
+            needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
                 break
@@ -185,8 +189,9 @@ class Scheduler:
                 break
             self._preempt(victim, queue)
             preempted = True
-        draft = PlanDraft(np.flatnonzero(movable))
-        self._grow_tables(draft, needy)
+        draft = PlanDraft(movable.nonzero()[0])
+        if len(needy):
+            self._grow_tables(draft, needy)
         return draft, preempted
 
     def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
@@ -209,8 +214,10 @@ class Scheduler:
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
+        if len(draft.decode) == table.num_running:
+            return room
         lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > 1).tolist(), key=self._rank_of):
+        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
             lag = int(lags[slot])
             count = self._chunk(lag, room, budget)
             if not count:
@@ -274,24 +281,23 @@ class Scheduler:
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 
-    def _sequences_of(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[Sequence]:
-        """The rows' sequences; the last plan's very list while nobody joins or leaves, which is most of the time."""
-        if self.in_flight and np.array_equal(epochs, self.in_flight[-1].epochs):
-            return self.in_flight[-1].sequences
-        by_slot = self.table.sequences
-        return [by_slot[slot] for slot in slots.tolist()]  # type: ignore[misc]  # rows name occupied slots only
-
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
-        table.planned[slots] += counts
+        table.planned[slots] = starts + counts
         table.pending[slots] += sample
-        table.in_flight[slots] += 1
-        self.prefill_tokens += sum(draft.counts)
+        table.in_flight[slots] += ones(len(slots))
+        if draft.counts:
+            self.prefill_tokens += sum(draft.counts)
         self.last_plan += 1
         epochs = table.epoch[slots]
-        sequences = self._sequences_of(slots, epochs)
+        last = self.in_flight[-1] if self.in_flight else None
+        if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
+            sequences, tenants = last.sequences, last.tenants
+        else:
+            by_slot: list[Any] = table.sequences  # rows name occupied slots only
+            sequences, tenants = [by_slot[slot] for slot in slots.tolist()], table.tenant[slots]
         flight = InFlight(
             self.last_plan,
             slots,
@@ -299,8 +305,9 @@ class Scheduler:
             starts,
             counts,
             sample,
+            sample.tobytes(),
             sequences,
-            table.tenant[slots],
+            tenants,
             len(draft.decode),
             self._clock(),
         )
