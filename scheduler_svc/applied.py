@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.plan_draft import InFlight, ones
+from scheduler_svc.plan_draft import InFlight
 from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
@@ -97,7 +97,6 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
     """Every row is live and sampled."""
     slots = flight.slots
-    table.in_flight[slots] -= ones(len(slots))
     table.computed[slots] = flight.starts + flight.counts
     applied = Applied(flight, _all_rows(len(slots)), tokens, table.sequence_id[slots])
     _append(table, slots, applied, now_s)
@@ -114,7 +113,6 @@ def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied, no
     tokens = applied.tokens
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
-    table.pending[slots] -= ones(len(slots))
     table.append(slots, tokens)
     ended = table.length[slots] >= table.limit[slots]
     stopped = table.stops[slots] == tokens[:, None]
@@ -151,7 +149,6 @@ def _apply_mixed(
 ) -> Applied:
     """Any mix of chunks, samples, stale and failed rows."""
     slots = flight.slots[live]
-    table.in_flight[slots] -= 1
     table.computed[slots] = (flight.starts + flight.counts)[live]
     index_of_token = np.cumsum(got) - 1
     rows = np.flatnonzero(live & got)

@@ -24,7 +24,7 @@ from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import InFlight, PlanDraft, ones
+from scheduler_svc.plan_draft import InFlight, PlanDraft
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
@@ -119,7 +119,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
-        sequence.stale = int(self.table.in_flight[sequence.slot])
+        epoch = self.table.epoch[sequence.slot]
+        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
         self.leave(sequence, "preempted")
         sequence.preemptions += 1
         self.preemptions += 1
@@ -175,8 +176,7 @@ class Scheduler:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            known = table.length + table.pending
-            movable = (known - table.planned == _ONE) & (known < table.limit)
+            movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
             needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
@@ -286,8 +286,7 @@ class Scheduler:
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
         table.planned[slots] = starts + counts
-        table.pending[slots] += sample
-        table.in_flight[slots] += ones(len(slots))
+        table.known[slots] += sample if draft.counts else counts
         if draft.counts:
             self.prefill_tokens += sum(draft.counts)
         self.last_plan += 1

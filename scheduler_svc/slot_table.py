@@ -6,10 +6,9 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | column | meaning |
 |---|---|
 | length | tokens known here (prompt + sampled) |
-| pending | samples planned whose results are not here yet |
+| known | tokens known once all plans in flight are done: length, and their samples |
 | planned | positions whose KV is computed or planned |
 | computed | positions whose KV is confirmed by a result |
-| in_flight | plans that carry a row of it |
 | capacity | positions that its block table holds |
 | announced | positions whose blocks were announced to the prefix index when it was seated |
 | limit | most tokens: it ends there |
@@ -24,7 +23,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 Sampled tokens gather in `recent` and reach each sequence's log 32 or more at a time, or when somebody reads them: a
 step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before, 0.69 since).
 
-`lag = length + pending - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
+`lag = known - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class SlotTable:
         self.num_slots = num_slots
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
-        self.length, self.pending, self.planned, self.computed, self.in_flight, self.capacity, self.limit = (
-            np.zeros(num_slots, np.int64) for _ in range(7)
+        self.length, self.known, self.planned, self.computed, self.capacity, self.limit = (
+            np.zeros(num_slots, np.int64) for _ in range(6)
         )
         self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
@@ -77,7 +76,7 @@ class SlotTable:
     @property
     def lag(self) -> IntColumn:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
-        return self.length + self.pending - self.planned
+        return self.known - self.planned
 
     def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32]) -> None:
         """Each slot's sequence gets its token."""
@@ -103,9 +102,9 @@ class SlotTable:
         self._epochs += 1
         self.sequences[slot] = sequence
         self.epoch[slot] = self._epochs
-        self.length[slot] = len(sequence.log)
+        self.length[slot] = self.known[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
-        self.pending[slot] = self.in_flight[slot] = self.announced[slot] = 0
+        self.announced[slot] = 0
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
@@ -126,5 +125,5 @@ class SlotTable:
             sequence.last_token_s = float(self.last_token_s[slot])
             self.num_many_stops -= bool(self.many_stops[slot])
         self.sequences[slot] = None
-        self.epoch[slot] = self.length[slot] = self.pending[slot] = self.planned[slot] = 0
+        self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0
         self.free.append(slot)
