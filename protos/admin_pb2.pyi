@@ -57,7 +57,7 @@ class RunnerStatus(_message.Message):
     def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes")
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Totals(_message.Message):
     POLICY_FAILURES_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_OVERRUNS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     refused: int
     finished: int
@@ -80,7 +81,8 @@ class Totals(_message.Message):
     policy_failures: int
     plans: int
     policy_changes: int
-    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ...) -> None: ...
+    policy_overruns: int
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ()

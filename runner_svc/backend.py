@@ -125,8 +125,11 @@ class RosterChanges:
 class PendingStep(Protocol):
     """A batch under way."""
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once; cheap."""
+
     def wait(self) -> StepOutput:
-        """Blocks until the batch is done; called once, from any one thread."""
+        """Blocks until the batch is done; called once."""
 
 
 @runtime_checkable

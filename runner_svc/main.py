@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -38,15 +39,18 @@ def main() -> None:
     sys.exit(serve(settings))
 
 
-def serve(settings: RunnerSettings) -> int:
-    """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
+def serve(settings: RunnerSettings, make_link: Callable[[Runner, str, float], PlanSocket] = PlanSocket) -> int:
+    """Runs until a signal ends it; returns the exit status. Must run in the main thread.
+
+    `make_link` makes the socket from the runner, the endpoint and `silence_s`: benchmarks put one in that takes times.
+    """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
+        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
     except (UnusableSettings, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:

@@ -27,7 +27,8 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
-from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Stop, TakeSnapshot
+from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Executor, Stop, TakeSnapshot
+from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 
 HELLO_INTERVAL_S = 1.0
@@ -35,6 +36,7 @@ _LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
 _UNANSWERED_HELLOS = 10  # after so many the socket is replaced
 _KEPT_RESULTS = 8  # more than any depth
 _RETRY_S = 0.05  # between attempts while not connected
+_WATCHING_TURN_S = 0.005  # between whole turns of the loop while it watches plans that are under way
 _LINGER_MS = 1000
 
 log = structlog.get_logger()
@@ -55,7 +57,9 @@ class PlanSocket:
         wake_endpoint = f"inproc://wake-{id(self)}"
         self._wake = self._context.socket(zmq.PULL)
         self._wake.bind(wake_endpoint)
-        self._compute = ComputeThread(runner, self._context, wake_endpoint)
+        self._compute: Executor = (
+            OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
+        )
         self._connect()
         self._outbox: deque[bytes] = deque()  # what could not be sent yet
         self._stopping = False
@@ -68,6 +72,7 @@ class PlanSocket:
         self._seeking = True  # says Hello until answered
         self._hellos = 0  # since the last answer
         self._next_hello_s = 0.0
+        self._next_turn_s = 0.0
 
     def stop(self) -> None:
         """Makes `run` finish the plans it has and return."""
@@ -110,11 +115,19 @@ class PlanSocket:
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        wait_s = _LONGEST_POLL_S
+        under_way = self._compute.look()
+        if self._compute.finished:
+            self._forward()
+        if under_way and now_s < self._next_turn_s and not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return
+        self._next_turn_s = now_s + _WATCHING_TURN_S
+        wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
         ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
         if self._wake in ready:
+            while self._wake.poll(0):
+                self._wake.recv()
             self._forward()
         if self._monitor in ready:
             self._monitor.recv_multipart()
@@ -137,9 +150,7 @@ class PlanSocket:
                 log.warning("a frame that is no message", bytes=len(frames[-1]))
 
     def _forward(self) -> None:
-        """Sends what the compute thread has finished, unless its session is over."""
-        while self._wake.poll(0):
-            self._wake.recv()
+        """Sends what has been finished, unless its session is over."""
         while self._compute.finished:
             message = self._compute.finished.popleft()
             if message.session != self._session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,7 @@ class Commands:
             now_s=self._engine.ledger.now_s,
             context=sum(load.context for load in loads),
             prompt_backlog=sum(load.prompt_backlog for load in loads),
+            itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
         )
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:

@@ -170,6 +170,7 @@ class Engine:
         """When the next turn is due even if nothing comes: at most half a second from now."""
         latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
         due = self.book.next_due_s
+        latest = min(latest, self.pool.next_due_s)
         return latest if due is None else min(due, latest)
 
     # ------------------------------------------------------------------ requests

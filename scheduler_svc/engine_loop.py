@@ -29,7 +29,9 @@ class EngineLoop:
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
         """Binds both links. Raises UnknownPolicy or WrongParameters, or zmq.ZMQError when an endpoint is taken."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        policy = PolicyGuard(load_policy(settings.policy, settings.policy_parameters))
+        policy = PolicyGuard(
+            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+        )
         self._settings = settings
         self._fronts = FrontLink(self._context, front_endpoint)
         self._runners = RunnerLink(
@@ -40,6 +42,8 @@ class EngineLoop:
             clock=time.monotonic,
         )
         self.engine = Engine(settings, policy, self._fronts, self._runners)
+        self._failures_told = 0
+        self._told_s = -math.inf
         self._drain = threading.Event()
         self._hurry = threading.Event()
 
@@ -60,18 +64,39 @@ class EngineLoop:
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not self._drain.is_set():
             engine.step()
-            poller.poll(_ms_until(engine.wake_s))
+            self._tell_failures()
+            self._wait(poller, engine.wake_s)
         engine.drain()
         until_s = time.monotonic() + self._settings.drain_s
         while not (engine.idle or self._hurry.is_set() or time.monotonic() > until_s):
             engine.step()
-            poller.poll(_ms_until(min(engine.wake_s, until_s)))
+            self._wait(poller, min(engine.wake_s, until_s))
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
         engine.step()
         log.info("the engine has drained")
 
+    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        now_s = time.monotonic()
+        if self._settings.busy_poll_us and self.engine.pool.computes:
+            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            while now_s < watch_s:
+                if poller.poll(0):
+                    return
+                now_s = time.monotonic()
+        poller.poll(_ms_until(until_s))
+
+    def _tell_failures(self) -> None:
+        """Says that the policy fails, at most once a second."""
+        guard, now_s = self.engine.policy, time.monotonic()
+        if guard.failures > self._failures_told and now_s - self._told_s >= 1:
+            failures = guard.failures - self._failures_told
+            log.warning("the policy fails", policy=guard.policy.name, failures=failures, latest=guard.last_failure)
+            self._failures_told, self._told_s = guard.failures, now_s
+
     def close(self) -> None:
-        """Closes the sockets."""
+        """Closes the sockets, and ends the policy's watchdog."""
+        self.engine.policy.close()
         self._fronts.close()
         self._runners.close()
         self._context.term()

@@ -51,6 +51,8 @@ class InFlight:
     """Their tenants' rows in the ledger."""
     num_decode: int
     """The first rows decode, the others compute prompts."""
+    positions: int
+    """Positions that the step computes."""
     sent_s: float
 
 

@@ -71,4 +71,5 @@ def load_view(
         now_s=now_s,
         context=int(np.add.reduce(table.planned[decode])),
         prompt_backlog=backlog,
+        itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
     )

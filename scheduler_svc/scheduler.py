@@ -31,6 +31,7 @@ from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
+from scheduler_svc.step_clock import StepClock
 from scheduler_svc.tenant_queues import Queue
 
 _ONE = np.array(1)
@@ -77,6 +78,7 @@ class Scheduler:
         self._clock = clock
         self._ledger = ledger or Ledger()
         self._last_result_s = 0.0
+        self._step_clock = StepClock()
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -96,10 +98,23 @@ class Scheduler:
         applied = apply_rows(self.table, flight, result, now_s)
         applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
         self._last_result_s = now_s
+        self._step_clock.record(flight.positions, applied.step_s)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
         return applied
+
+    def due_s(self, lead_s: float) -> float:
+        """When the next plan should leave: `lead_s` before the runner is done with those that it has.
+
+        Until then whoever comes still gets into it. It is earlier by a tenth of the time that they take, as that is
+        only foretold; 0 where nothing is in flight or nothing is known.
+        """
+        if not self.in_flight:
+            return 0.0
+        begin_s = max(self.in_flight[0].sent_s, self._last_result_s)
+        took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
+        return begin_s + 0.9 * took_s - lead_s
 
     # ------------------------------------------------------------------ leaving
 
@@ -287,8 +302,8 @@ class Scheduler:
         slots, starts, counts, sample = draft.extents(table.planned)
         table.planned[slots] = starts + counts
         table.known[slots] += sample if draft.counts else counts
-        if draft.counts:
-            self.prefill_tokens += sum(draft.counts)
+        prefill_tokens = sum(draft.counts)
+        self.prefill_tokens += prefill_tokens
         self.last_plan += 1
         epochs = table.epoch[slots]
         last = self.in_flight[-1] if self.in_flight else None
@@ -308,6 +323,7 @@ class Scheduler:
             sequences,
             tenants,
             len(draft.decode),
+            len(draft.decode) + prefill_tokens,
             self._clock(),
         )
         self.in_flight.append(flight)

@@ -32,7 +32,23 @@ class SchedulerSettings(BaseSettings):
     )
     policy: str = Field("fcfs", description="Scheduling policy, an entry point of group roster.policies.")
     policy_parameters: dict[str, Any] = Field(default_factory=dict, description="The policy's parameters, as JSON.")
+    policy_timeout_ms: float = Field(
+        100.0, ge=0, description="A call of the policy that takes longer is reported and interrupted; 0: never."
+    )
     depth: int = Field(2, ge=1, le=3, description="Plans in flight per runner.")
+    plan_lead_ms: float | None = Field(
+        None,
+        ge=0,
+        description="Milliseconds before a runner runs dry at which its next plan is made, so that who comes meanwhile "
+        "still gets into it; default: as soon as the depth allows.",
+    )
+    busy_poll_us: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Microseconds for which the engine looks for results without sleeping while a runner computes: "
+        "takes up to a core, saves a wake-up a step.",
+    )
     prefix_sharing: bool = Field(True, description="Sequences share the KV blocks of equal prefixes.")
     isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")
     max_waiting_requests: int = Field(8192, ge=1, description="Requests that may wait; more are refused.")

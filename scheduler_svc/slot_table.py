@@ -15,6 +15,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
 | tenant | row of its tenant in the ledger |
+| itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
@@ -55,12 +56,14 @@ class SlotTable:
         self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
+        self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_s = np.full(num_slots, np.nan)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
         self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
         self.num_recent = np.zeros(num_slots, np.int64)
         self.num_many_stops = 0
+        self.num_itl_targets = 0
         self._epochs = 0
         self._appends = 0
 
@@ -109,6 +112,9 @@ class SlotTable:
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
         self.tenant[slot] = tenant
+        target_ms = sequence.request.itl_target_ms
+        self.itl_target_s[slot] = np.inf if target_ms is None else target_ms / 1000
+        self.num_itl_targets += target_ms is not None
         self.last_token_s[slot] = sequence.last_token_s
         stops = sorted(sequence.request.stop_ids)
         self.many_stops[slot] = len(stops) > STOP_COLUMNS
@@ -124,6 +130,7 @@ class SlotTable:
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])
             self.num_many_stops -= bool(self.many_stops[slot])
+            self.num_itl_targets -= sequence.request.itl_target_ms is not None
         self.sequences[slot] = None
         self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0
         self.free.append(slot)

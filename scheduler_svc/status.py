@@ -77,6 +77,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             plans=totals.plans,
             policy_failures=engine.policy.failures,
             policy_changes=totals.policy_changes,
+            policy_overruns=engine.policy.overruns,
             preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
             prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
             dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
