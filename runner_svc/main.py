@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -39,19 +40,24 @@ def main() -> None:
     sys.exit(serve(settings))
 
 
-def serve(settings: RunnerSettings, make_link: Callable[[Runner, str, float], PlanSocket] = PlanSocket) -> int:
+MakeLink = Callable[[Runner, str, float, CurveClient | None], PlanSocket]
+
+
+def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread.
 
-    `make_link` makes the socket from the runner, the endpoint and `silence_s`: benchmarks put one in that takes times.
+    `make_link` makes the socket from the runner, the endpoint, `silence_s` and the keys: benchmarks put one in that
+    takes times.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
+        curve = _curve(settings)  # before the model: a wrong path is told at once
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
-    except (UnusableSettings, ModelNotFound, UnsupportedModel) as error:
+        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
+    except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
         return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
@@ -79,6 +85,12 @@ def serve(settings: RunnerSettings, make_link: Callable[[Runner, str, float], Pl
         return 1
     log.info("stopped")
     return 0
+
+
+def _curve(settings: RunnerSettings) -> CurveClient | None:
+    if settings.runner_key is None or settings.scheduler_key is None:
+        return None
+    return CurveClient.read(settings.runner_key, settings.scheduler_key)
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:

@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
 from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Executor, Stop, TakeSnapshot
+from runner_svc.curve import CurveClient
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 
@@ -49,8 +50,10 @@ class Rejected(Exception):
 class PlanSocket:
     """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
 
-    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0) -> None:
+    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0, curve: CurveClient | None = None) -> None:
+        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear."""
         self._endpoint = endpoint
+        self._curve = curve
         self._silence_s = silence_s
         self._hello = runner.hello()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -100,6 +103,8 @@ class PlanSocket:
         self._socket.setsockopt(zmq.IDENTITY, b"runner-" + secrets.token_bytes(12))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        if self._curve is not None:
+            self._curve.protect(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(self._endpoint)
         self._poller = zmq.Poller()

@@ -17,6 +17,7 @@ import structlog
 from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.commands import Commands
+from scheduler_svc.drain import Drain
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.observation import observation
@@ -62,7 +63,7 @@ class Engine:
         self.totals = Totals()
         self.workers: dict[int, bytes] = {}
         self.watchers: set[bytes] = set()
-        self.draining = False
+        self.drain = Drain(settings.drain_s)
         self._commands = Commands(self)
         self._serial = 0
         self._ended: list[Ended] = []
@@ -169,9 +170,8 @@ class Engine:
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
         latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
-        due = self.book.next_due_s
-        latest = min(latest, self.pool.next_due_s)
-        return latest if due is None else min(due, latest)
+        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
+        return min(due for due in dues if due is not None)
 
     # ------------------------------------------------------------------ requests
 
@@ -303,10 +303,24 @@ class Engine:
             if request.owner == worker and request.gone_s is None:
                 self.cut_stream(request)
 
-    def drain(self) -> None:
-        """Takes nothing new from now on."""
-        self.draining = True
-        self.announce()
+    def begin_drain(self, seconds: float | None = None) -> None:
+        """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
+        if self.drain.begin(self.clock(), seconds):
+            self.announce()
+
+    @property
+    def drained(self) -> bool:
+        """A drain is over: nothing lives any more, or its time is up."""
+        return self.drain.begun and (self.idle or self.drain.remaining_s(self.clock()) <= 0)
+
+    def end(self) -> None:
+        """Ends what a drain left over, and tells the workers that this was the last message."""
+        ended_early = self.book.num_live
+        self.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
+        self.step()
+        for worker in self.workers.values():
+            self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
+        self.outbox.flush(self.fronts)
 
     @property
     def idle(self) -> bool:

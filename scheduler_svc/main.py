@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.exposure import exposed
+from scheduler_svc.front.doors import Doors
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
@@ -41,7 +43,10 @@ def serve(settings: SchedulerSettings) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
+            Doors.open(settings)  # a file that can't be used is told here, not by each worker
             addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
+            if reason := exposed(settings):
+                return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
         except (ValueError, OSError) as error:
             return _complain(str(error))

@@ -17,6 +17,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
+from scheduler_svc.curve import CurveServer
 
 PROTOCOL_VERSION = 1
 PING_INTERVAL_S = 1.0
@@ -80,12 +81,16 @@ class RunnerLink:
         silence_s: float,
         plan_timeout_s: float,
         clock: Callable[[], float],
+        curve: CurveServer | None = None,
     ) -> None:
+        """`curve`: only runners with an allowed key get in, encrypted; None: whoever reaches the endpoint."""
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
+        if curve is not None:
+            curve.protect(self.socket)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._silence_s = silence_s

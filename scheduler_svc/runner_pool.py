@@ -57,6 +57,11 @@ class RunnerPool:
         """Takes the session's roster out."""
         return self.schedulers.pop(session, None)
 
+    def progress(self, now_s: float) -> bool:
+        """Some runner is there that has not held a plan for longer than `stall_s`."""
+        stall_s = self._settings.stall_s
+        return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
+
     def ready(self) -> list[tuple[int, Scheduler]]:
         """Runners that get another plan now, the least loaded first."""
         ready = [

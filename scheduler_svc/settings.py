@@ -6,9 +6,10 @@ Every field states its unit; `roster-scheduler --help` prints them all.
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -27,6 +28,28 @@ class SchedulerSettings(BaseSettings):
     listen: str = Field("127.0.0.1:50061", description="Address of the public gRPC API, host:port (port 0: any).")
     admin_listen: str = Field("127.0.0.1:50062", description="Address of the admin API; '' turns it off.")
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint that runners connect to.")
+    tls_cert: Path | None = Field(None, description="Certificate chain of both gRPC APIs, PEM; turns TLS on.")
+    tls_key: Path | None = Field(None, description="Private key of that certificate, PEM.")
+    tls_client_ca: Path | None = Field(
+        None, description="Authorities that sign client certificates, PEM; without one of theirs nobody gets in."
+    )
+    tokens: Path | None = Field(
+        None,
+        description="File of bearer tokens for the public API, lines of `TENANT TOKEN`; it says whose a call is.",
+    )
+    admin_tokens: Path | None = Field(
+        None, description="File of bearer tokens for the admin API, lines of `NAME TOKEN`."
+    )
+    link_key: Path | None = Field(
+        None, description="File with this service's secret CURVE key (`roster keygen`); encrypts the link to runners."
+    )
+    link_runners: Path | None = Field(
+        None, description="File with the public CURVE keys of the runners that may connect, one a line."
+    )
+    insecure: bool = Field(
+        False,
+        description="Listen beyond loopback without TLS, tokens or CURVE: for networks that are private by themselves.",
+    )
     front_workers: int = Field(
         1, ge=0, le=64, description="Front worker processes; 0 serves gRPC from the engine's own process."
     )
@@ -63,11 +86,31 @@ class SchedulerSettings(BaseSettings):
     flush_ms: float = Field(
         30.0, ge=0, le=1000, description="Longest time that deltas wait to be merged under load, in milliseconds."
     )
+    stall_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds without a turn of the engine, or without a plan's result, after which it hangs.",
+    )
     drain_s: float = Field(30.0, ge=0, description="Seconds that running requests get on SIGTERM.")
+    keepalive_s: float = Field(
+        30.0,
+        ge=1,
+        description="Seconds until a silent client is asked for a sign of life, and then as many to give it.",
+    )
     max_message_bytes: int = Field(16 << 20, ge=1024, description="Largest gRPC request, in bytes.")
     check: bool = Field(False, description="Prove the pool's and roster's invariants after every step (slow; tests).")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca asks for certificates of clients, which takes tls_cert and tls_key too")
+        if (self.link_key is None) != (self.link_runners is None):
+            raise ValueError("link_key and link_runners encrypt the link together: set both, or neither")
+        return self
 
     @classmethod
     def settings_customise_sources(

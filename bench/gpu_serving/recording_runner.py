@@ -18,6 +18,7 @@ import numpy as np
 
 from bench.gpu_serving.step_record import StepRecord
 from protos import plan_pb2
+from runner_svc.curve import CurveClient
 from runner_svc.logs import configure_logs
 from runner_svc.main import serve
 from runner_svc.plan_socket import PlanSocket
@@ -31,7 +32,9 @@ Times = dict[int, list[int]]
 class RecordingSocket(PlanSocket):
     """A plan socket that takes times, and lets its runner take some."""
 
-    def __init__(self, runner: Runner, endpoint: str, silence_s: float, records: list[list[int]]) -> None:
+    def __init__(
+        self, runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None, records: list[list[int]]
+    ) -> None:
         self._times: Times = {}
         self._records = records
         launch = runner.launch
@@ -50,7 +53,7 @@ class RecordingSocket(PlanSocket):
             return LaunchedPlan(wait, launched.done)
 
         runner.launch = recorded_launch  # type: ignore[method-assign]
-        super().__init__(runner, endpoint, silence_s)
+        super().__init__(runner, endpoint, silence_s, curve)
 
     def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
         counts = np.frombuffer(plan.extent_counts, "<i4")
@@ -114,8 +117,8 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, KernelProfiler(arguments.profile).switch)
     records: list[list[int]] = []
 
-    def recording_link(runner: Runner, endpoint: str, silence_s: float) -> PlanSocket:
-        return RecordingSocket(runner, endpoint, silence_s, records)
+    def recording_link(runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None) -> PlanSocket:
+        return RecordingSocket(runner, endpoint, silence_s, curve, records)
 
     status = serve(settings, recording_link)
     StepRecord.of(records).save(arguments.record)
