@@ -48,8 +48,8 @@ def distribution_version() -> str:
 def model_state(engine: Engine) -> engine_pb2.FromEngine:
     """What front workers must know to take requests."""
     state = engine_pb2.ModelState(
-        ready=bool(engine.pool.schedulers) and not engine.draining,
-        draining=engine.draining,
+        ready=bool(engine.pool.schedulers) and not engine.drain.begun,
+        draining=engine.drain.begun,
         pool_tokens=engine.pool.max_tokens,
     )
     if engine.pool.model is not None:
@@ -83,6 +83,16 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
             cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
         ),
+        draining=engine.drain.begun,
+    )
+
+
+def drain_progress(engine: Engine) -> admin_pb2.DrainResponse:
+    """How far a drain is that has begun."""
+    return admin_pb2.DrainResponse(
+        running=sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values()),
+        waiting=len(engine.queue),
+        remaining_ms=int(engine.drain.remaining_s(engine.clock()) * 1000),
     )
 
 
