@@ -28,7 +28,7 @@ struct TileRing {
         copy(keys + static_cast<long long>(source) * CachedRows::kRowBytes, ring + stage * kStageBytes, 0, kTile);
     }
     __device__ __forceinline__ void copy_values(int stage, unsigned source, unsigned bounds) const {
-        copy(values + static_cast<long long>(source) * CachedRows::kRowBytes, ring + stage * kStageBytes + kHalfStageBytes,
-             bounds & 0xff, bounds >> 8);
+        unsigned target = ring + stage * kStageBytes + kHalfStageBytes;
+        copy(values + static_cast<long long>(source) * CachedRows::kRowBytes, target, bounds & 0xff, bounds >> 8);
     }
 };

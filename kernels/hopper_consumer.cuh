@@ -4,10 +4,6 @@
 #include "hopper_converter.cuh"
 #include "hopper_softmax.cuh"
 
-#ifndef LATE_WRITE
-#define LATE_WRITE 1
-#endif
-
 // One of the two warpgroups that multiply.
 struct Consumer {
     Shared shared;
@@ -31,10 +27,6 @@ struct Consumer {
     Softmax softmax;
     Piece piece;
     int tile;  // of keys
-    // A piece whose outputs are complete, and its sums.
-    bool is_unwritten;
-    Piece written;
-    float written_sums[2];
     int round;
     float scores[64];
     float outputs[kOutputs];
@@ -59,12 +51,11 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // The output of a piece that is done.
-    __device__ __forceinline__ void write(const Piece& of, const float (&sums)[2]) {
-        long long row = of.tile.query + warp_row;
-        float unit = cached_unit(cache_scales, KV_HEADS + of.kv_head());
-        write_output(outputs, sums, unit, output + row * output_stride + of.head * HEAD_DIM, output_stride,
-                     of.tile.rows - warp_row);
+    __device__ __forceinline__ void write(const float (&sums)[2]) {
+        long long row = piece.tile.query + warp_row;
+        float unit = cached_unit(cache_scales, KV_HEADS + piece.kv_head());
+        write_output(outputs, sums, unit, output + row * output_stride + piece.head * HEAD_DIM, output_stride,
+                     piece.tile.rows - warp_row);
     }
 
     __device__ __forceinline__ void release_keys(bool queries_too) {
@@ -91,7 +82,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void reset_softmax(const Piece& of) {
-        softmax.reset(scale * cached_unit(cache_scales, of.kv_head()));
+        softmax.reset();
+        if (FP8_CACHE) softmax.scale = scale * cached_unit(cache_scales, of.kv_head());
     }
 
     // Scores and probabilities of the first piece's first tile.
@@ -99,7 +91,6 @@ struct Consumer {
         piece = Piece::load(plan, dealt_piece(0));
         round = 0;
         tile = piece.last_keys;
-        is_unwritten = false;
         reset_softmax(piece);
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
@@ -122,13 +113,12 @@ struct Consumer {
         if (ends_piece) {
             int next_index = dealt_piece(++round);
             if (next_index >= pieces) {
-                if (is_unwritten) write(written, written_sums);
                 barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
                 wgmma_fence();
                 mix(present, !begins_piece);
                 wgmma_wait<0>();
                 pin(outputs);
-                write(piece, softmax.sum);
+                write(softmax.sum);
                 return false;
             }
             next_piece = Piece::load(plan, next_index);
@@ -140,7 +130,6 @@ struct Consumer {
         take_turn();
         wgmma_fence();
         score();
-        if (is_unwritten) write(written, written_sums);  // while the scores are multiplied
         barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
         mix(present, !begins_piece);
@@ -148,24 +137,21 @@ struct Consumer {
         wgmma_wait<1>();
         pin(scores);
         release_keys(next_tile == next_piece.first_keys);
-        is_unwritten = ends_piece && LATE_WRITE;
-        if (ends_piece) {
-            written = piece;
-            written_sums[0] = softmax.sum[0], written_sums[1] = softmax.sum[1];
-            reset_softmax(next_piece);
-        }
+        float sums[2] = {softmax.sum[0], softmax.sum[1]};
+        if (ends_piece) reset_softmax(next_piece);
         exponentiate(next_piece, next_tile, next);
         keep_before_wait(next, softmax.sum[0] + softmax.sum[1], shared.base);
         wgmma_wait<0>();
         pin(outputs);
         if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
         value_ring.advance();
-        if (ends_piece && !LATE_WRITE) write(written, written_sums);
-        if (!ends_piece) {
+        if (ends_piece) {
+            write(sums);
+        } else {
 #pragma unroll
             for (int i = 0; i < kOutputs; i++) outputs[i] *= softmax.factor[i >> 1 & 1];
         }
-        piece = next_piece;
+        if (ends_piece) piece = next_piece;
         tile = next_tile;
         return true;
     }

@@ -9,7 +9,8 @@
 __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
     uint4 expanded;
     asm("{\n.reg .b16 a, b, c, d;\nmov.b32 {a, b}, %4;\nmov.b32 {c, d}, %5;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\ncvt.rn.f16x2.e4m3x2 %2, c;\ncvt.rn.f16x2.e4m3x2 %3, d;\n}"
+        "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n"
+        "cvt.rn.f16x2.e4m3x2 %2, c;\ncvt.rn.f16x2.e4m3x2 %3, d;\n}"
         : "=r"(expanded.x), "=r"(expanded.y), "=r"(expanded.z), "=r"(expanded.w)
         : "r"(low), "r"(high));
     return expanded;

@@ -1,7 +1,7 @@
 // The warps that copy: one for queries and keys, one for values, by tensor copies of 16 positions.
 //
-// Groups beyond the row's end are copied from outside of the tensor, which gives zeros; values of the group in which the
-// row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN. Keys need no such care:
+// Groups beyond the row's end are copied from outside of the tensor, which gives zeros; values of the group in which
+// the row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN. Keys need no such care:
 // their scores are masked.
 #pragma once
 
@@ -56,7 +56,8 @@ __device__ __forceinline__ void produce_queries_and_keys(
 }
 
 // Copies a group of values of which only `valid` rows count, the rest becoming zeros; by a whole warp.
-__device__ __forceinline__ void copy_partial_values(unsigned target, const char* values, int row, int kv_head, int valid) {
+__device__ __forceinline__ void copy_partial_values(
+    unsigned target, const char* values, int row, int kv_head, int valid) {
     constexpr int kRowBytes = HEAD_DIM * kCachedBytes, kChunks = kRowBytes / 16;
     const uint4* source =
         reinterpret_cast<const uint4*>(values + (static_cast<long long>(row) * KV_HEADS + kv_head) * kRowBytes);

@@ -7,13 +7,12 @@ constexpr int kOutputs = HEAD_DIM / 2;  // accumulators of a thread's output
 
 // A thread's part of the softmax of 64 queries, of which it has parts of two rows: lane / 4 and lane / 4 + 8.
 struct Softmax {
-    float scale;  // to log2 units
+    float scale;  // to log2 units; of the piece's head
     float maximum[2];
     float sum[2];     // of this lane's keys alone
     float factor[2];  // by which the last tile shrank what came before
 
-    __device__ __forceinline__ void reset(float scale_of_piece) {
-        scale = scale_of_piece;
+    __device__ __forceinline__ void reset() {
         maximum[0] = maximum[1] = kLowest;
         sum[0] = sum[1] = 0.0f;
     }
@@ -85,7 +84,8 @@ __device__ __forceinline__ void keep_before_wait(const unsigned (&p)[32], float 
     if (sum < 0.0f) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(all) : "memory");
 }
 
-// Divides by the sums and stores a thread's rows, times the values' unit; quads exchange columns so that each lane stores 16 bytes at a time.
+// Divides by the sums, times the values' unit, and stores a thread's rows; quads exchange columns so that each lane
+// stores 16 bytes at a time.
 __device__ __forceinline__ void write_output(
     const float (&o)[kOutputs], const float (&sums)[2], float unit, Scalar* output, long long stride, int rows) {
     int lane = threadIdx.x & 31, quad = lane & 3;

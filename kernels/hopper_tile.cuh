@@ -1,7 +1,7 @@
 // The tiles of the Hopper prefill in shared memory, and the pieces of work that they belong to.
 //
-// Rows of 128 bytes, swizzled: queries and keys [HEAD_DIM / 64][128 rows], values [8 groups][HEAD_DIM / 64][16 rows]. Of
-// an FP8 cache, tiles arrive as they are, [128 rows][HEAD_DIM bytes], in stages of their own, to be converted.
+// Rows of 128 bytes, swizzled: queries and keys [HEAD_DIM / 64][128 rows], values [8 groups][HEAD_DIM / 64][16 rows].
+// An FP8 cache's tiles arrive as they are, [128 rows][HEAD_DIM bytes], in stages of their own, to be converted.
 #pragma once
 
 #include "cached.cuh"

@@ -12,8 +12,12 @@
 // (scores^T = K Q^T, output^T = V^T P^T), so that groups of up to 8 heads waste no accumulators. The running maximum
 // is raised only when a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions outside a row's range are masked
-// before the softmax, and their values are never read (0 * NaN would be NaN). A row of length 0 gives zeros.
+// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions
+// outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
+// length 0 gives zeros.
+//
+// The line is in decode_line.cuh, copies in decode_ring.cuh, products in decode_products.cuh, the softmax in
+// decode_softmax.cuh, merging in decode_merge.cuh.
 
 #include "decode_merge.cuh"
 #include "decode_products.cuh"
@@ -106,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
         accumulator.store(merge_sums + warp * kHeads * kMergePitch, merge_stats + warp * kHeads, lane);
         int slot = 2 * blockIdx.x + (flat == begin ? 0 : 1);
         Split split = flat == begin ? range.head : segment_end == end ? range.tail : Split{slot, slot >> 1};
-        finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride, value_unit);
+        finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride,
+                       value_unit);
         flat = segment_end;
         row = next_row;
         unit = next_unit;

@@ -4,8 +4,8 @@
 // tiles of KEYS through a double buffer in shared memory (cp.async). Queries stay in registers. Pieces of work come
 // from a plan (prefill_tile.cuh), so that one launch serves many sequences, prefix hits and chunks.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions that
-// no query of the tile sees are read as zeros, so what the cache holds there never matters.
+// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions
+// that no query of the tile sees are read as zeros, so what the cache holds there never matters.
 
 #include "cached.cuh"
 #include "prefill_tile.cuh"
@@ -33,12 +33,13 @@ struct KeyBuffer {
     __device__ __forceinline__ void copy(const char* source, unsigned target, int position) const {
 #pragma unroll
         for (int i = 0; i < KEYS * CachedRows::kChunks / kThreads; i++) {
-            int index = i * kThreads + threadIdx.x, row = index / CachedRows::kChunks, chunk = index % CachedRows::kChunks;
+            int index = i * kThreads + threadIdx.x;
+            int row = index / CachedRows::kChunks, chunk = index % CachedRows::kChunks;
             int key = position + row;
             bool seen = key >= first && key < end;
             int cached = seen ? __ldg(table + key / BLOCK_SIZE) * BLOCK_SIZE + key % BLOCK_SIZE : 0;
-            const char* from = source + static_cast<long long>(cached) * (KV_HEADS * CachedRows::kRowBytes) + chunk * 16;
-            copy_async(target + CachedRows::offset(row, chunk), from, seen ? 16 : 0);
+            const char* from = source + static_cast<long long>(cached) * (KV_HEADS * CachedRows::kRowBytes);
+            copy_async(target + CachedRows::offset(row, chunk), from + chunk * 16, seen ? 16 : 0);
         }
         commit_copies();
     }
@@ -221,8 +222,8 @@ __device__ __forceinline__ void scale_and_mask(
 }
 
 // plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Strides are in elements; `window` is the number of
-// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set;
-// `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
+// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is
+// set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,

@@ -99,9 +99,7 @@ class HopperPrefill:
 
         def map_of(half: Tensor, planes: int) -> bytes:
             if shape.fp8_cache:
-                return bytes_map(
-                    half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, variant.copied_keys
-                )
+                return bytes_map(half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, variant.copied_keys)
             box = (variant.copied_keys, planes)
             return heads_map(half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, row_stride, box)
 

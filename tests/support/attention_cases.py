@@ -97,7 +97,8 @@ class AttentionBatch:
         blocks = self.block_tables[row, : -(-length // case.block_size)].long()
         group = case.num_heads // case.num_kv_heads
         keys, values = (
-            half.view(torch.uint8)[blocks].view(half.dtype).flatten(0, 1)[:length].float() for half in self.cache.data[0]
+            half.view(torch.uint8)[blocks].view(half.dtype).flatten(0, 1)[:length].float()
+            for half in self.cache.data[0]
         )
         if self.cache.scales is not None:
             keys, values = keys * self.cache.scales[0, 0, :, None], values * self.cache.scales[0, 1, :, None]
