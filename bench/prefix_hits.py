@@ -46,9 +46,8 @@ def pool_hits(trace: Trace, num_blocks: int) -> int:
         hit = pool.match(names).blocks
         pool.share(hit)
         table = hit + pool.allocate(len(names) - len(hit))
-        for block, name in zip(table[len(hit) :], names[len(hit) :], strict=True):
-            pool.announce(block, name)
-            pool.confirm(block)
+        pool.announce(table[len(hit) :], names[len(hit) :])
+        pool.confirm(table)
         pool.release(table)
         hits += len(hit)
     return hits
