@@ -55,10 +55,12 @@ class ToScheduler(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("resume",)
+    __slots__ = ("resume", "term")
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     resume: bool
-    def __init__(self, resume: _Optional[bool] = ...) -> None: ...
+    term: int
+    def __init__(self, resume: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("reason",)
@@ -67,19 +69,23 @@ class Rejection(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("last_plan",)
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    last_plan: int
+    def __init__(self, last_plan: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("last_plan",)
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    last_plan: int
+    def __init__(self, last_plan: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNNER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +95,7 @@ class Hello(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -98,10 +105,11 @@ class Hello(_message.Message):
     max_step_tokens: int
     max_depth: int
     model: Model
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens")
+    __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +126,7 @@ class Model(_message.Message):
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     weights_version: str
@@ -127,7 +136,8 @@ class Model(_message.Message):
     tokenizer: bytes
     chat_template: str
     special_tokens: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    prefix_positions: int
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, str]] = ..., prefix_positions: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets", "extent_slots", "extent_starts", "extent_counts", "extent_flags")
@@ -268,14 +278,16 @@ class Timings(_message.Message):
     def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("resend_from", "fault", "draining")
+    __slots__ = ("resend_from", "fault", "draining", "fenced")
     RESEND_FROM_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
     resend_from: int
     fault: str
     draining: bool
-    def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    fenced: int
+    def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ..., fenced: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("last_plan", "sequences")

@@ -20,6 +20,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # A server that vanished without a word is noticed within a minute, also in the middle of a silent stream.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
@@ -74,6 +77,7 @@ class Options(TypedDict, total=False):
     keep_ms: int
     received_token_ids: Sequence[int]
     adapter: str
+    cache_salt: str
 
 
 _SAMPLING = (
@@ -82,7 +86,8 @@ _SAMPLING = (
 _STOP = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string")
 _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_ids")
 _REQUEST = (
-    "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter"
+    "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
+    "cache_salt",
 )  # fmt: skip
 
 

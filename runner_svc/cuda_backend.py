@@ -2,7 +2,7 @@
 
 A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
 in the roster, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
-copy back. The host waits for none of it: `PendingCudaStep.wait` does, on another thread, by an event. Sampled tokens go
+copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
 into the device's token buffer, where the next step finds them.
 
 Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
@@ -81,7 +81,7 @@ class PlacedRecords:
 
 
 class CudaBackend:
-    """Implements `runner_svc.backend.OverlappingBackend`; one thread launches."""
+    """Implements `runner_svc.backend.OverlappingBackend`."""
 
     def __init__(
         self,
@@ -146,6 +146,10 @@ class CudaBackend:
         return self.launch(batch).wait()
 
     @torch.inference_mode()
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
+        return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
+
     def launch(self, batch: StepBatch) -> PendingCudaStep:
         """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
         buffers = self._ring.take()

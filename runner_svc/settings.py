@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -37,6 +37,12 @@ class RunnerSettings(BaseSettings):
     )
 
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.")
+    runner_key: Path | None = Field(
+        None, description="File with this runner's secret CURVE key (`roster keygen`); encrypts the link."
+    )
+    scheduler_key: Path | None = Field(
+        None, description="File with the scheduler's public CURVE key; needed with a runner key."
+    )
     runner_id: str = Field(
         default_factory=socket.gethostname,
         min_length=1,
@@ -91,6 +97,12 @@ class RunnerSettings(BaseSettings):
     step_ms: float = Field(0.0, ge=0, description="Least time of a step of the test backends, in milliseconds.")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+
+    @model_validator(mode="after")
+    def _keys_come_together(self) -> Self:
+        if (self.runner_key is None) != (self.scheduler_key is None):
+            raise ValueError("runner_key and scheduler_key encrypt the link together: set both, or neither")
+        return self
 
     @classmethod
     def settings_customise_sources(

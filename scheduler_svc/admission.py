@@ -1,11 +1,10 @@
-"""What a runner must know of a sequence that takes a slot, and the names of its blocks."""
+"""What a runner must know of a sequence that takes a slot."""
 
 from __future__ import annotations
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.block_pool import chain_hash
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import Request, Sequence
 
 
 def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admission:
@@ -26,8 +25,21 @@ def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admissi
 
 
 def context_bytes(sequence: Sequence) -> bytes:
-    """What a new scheduler needs to know of this sequence's request besides its tokens: a Submit without the prompt."""
+    """A SequenceContext: what a new scheduler needs to know of this sequence besides its tokens."""
     request = sequence.request
+    context = engine_pb2.SequenceContext(
+        submit=_submit(request),
+        index=sequence.index,
+        num_received=request.num_received,
+        arrival_unix_s=request.arrival_unix_s,
+        cached_tokens=sequence.cached_tokens,
+    )
+    if request.deadline_s is not None:
+        context.deadline_unix_s = request.arrival_unix_s + request.deadline_s - request.arrival_s
+    return context.SerializeToString()
+
+
+def _submit(request: Request) -> engine_pb2.Submit:
     return engine_pb2.Submit(
         handle=request.handle,
         tenant=request.tenant,
@@ -39,16 +51,8 @@ def context_bytes(sequence: Sequence) -> bytes:
         seed=request.seed,
         max_tokens=request.max_tokens,
         priority=request.priority,
+        cache_salt=request.cache_salt,
         ttft_target_ms=request.ttft_target_ms,
         itl_target_ms=request.itl_target_ms,
-        keep_ms=int(request.keep_s * 1000),
-    ).SerializeToString()
-
-
-def block_hashes(sequence: Sequence, count: int, block_size: int, root: bytes) -> list[bytes]:
-    """Names of the first `count` full blocks of the sequence's tokens (made once, kept on the sequence)."""
-    hashes = sequence.hashes
-    while len(hashes) < count:
-        start = len(hashes) * block_size
-        hashes.append(chain_hash(hashes[-1] if hashes else root, sequence.tokens[start : start + block_size]))
-    return hashes[:count]
+        keep_ms=round(request.keep_s * 1000),
+    )

@@ -2,17 +2,16 @@
 
 Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, nothing worth keeping),
 *cached* (free, READY content that a prefix may hit) or *held* (reference count > 0). Giving takes blank blocks first,
-then the least recently used cached one. Content is named by a chained hash, so equal hash means equal prefix.
+then the least recently used cached one. Content is named by a chained hash (`block_hashes.py`): an equal name means an
+equal prefix.
 
-A block with a hash is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
+A block with a name is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -22,20 +21,10 @@ class PoolExhausted(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Match:
-    """Longest READY prefix: its blocks, and whether the next block is being computed by somebody right now."""
+    """Longest READY prefix, and the last block of what is being computed right after it (None: nothing is)."""
 
     blocks: list[int]
-    next_is_pending: bool
-
-
-def root_hash(*parts: str) -> bytes:
-    """The parent of a first block: separates tenants' salts, adapters and weights versions. 16 bytes."""
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
-
-
-def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """The name of a block that holds `tokens` after the prefix named `parent`. 16 bytes, collision-resistant."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+    awaited: int | None
 
 
 class BlockPool:
@@ -67,6 +56,12 @@ class BlockPool:
         """Blocks that hold the KV of `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
+    def restore(self, tables: Iterable[list[int]]) -> None:
+        """Makes a fresh pool hold exactly these block tables; no content is known yet."""
+        held = Counter(block for table in tables for block in table)
+        self._references = [held[block] for block in range(self.num_blocks + 1)]
+        self._blank = [block for block in range(self.num_blocks, 0, -1) if not held[block]]
+
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
         if count > self.num_free:
@@ -93,10 +88,11 @@ class BlockPool:
             if block in self._hash_of and block not in self._pending:
                 self._cached[block] = None
             else:
-                self._forget(block)
+                self.forget(block)
                 self._blank.append(block)
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Takes the name of a held block away: nobody hits it from now on."""
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
@@ -105,14 +101,22 @@ class BlockPool:
     def match(self, hashes: Iterable[bytes]) -> Match:
         """Looks up a chain of block hashes, front to back. Takes no reference: `share` does."""
         blocks: list[int] = []
+        awaited: int | None = None
         for name in hashes:
             block = self._block_of.get(name)
             if block is None:
                 break
             if block in self._pending:
-                return Match(blocks, next_is_pending=True)
-            blocks.append(block)
-        return Match(blocks, next_is_pending=False)
+                awaited = block
+            elif awaited is None:
+                blocks.append(block)
+            else:
+                break
+        return Match(blocks, awaited)
+
+    def is_pending(self, block: int) -> bool:
+        """Is the block, which has a name, being computed?"""
+        return block in self._pending
 
     def share(self, blocks: list[int]) -> None:
         """Adds a reference to each of a match's blocks; free ones among them are pinned again."""
@@ -125,16 +129,21 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def announce(self, block: int, name: bytes) -> None:
-        """Says that `block`, held and being computed, will hold the content `name` (PENDING); the first one is kept."""
-        if name not in self._block_of and block not in self._hash_of:
-            self._block_of[name] = block
-            self._hash_of[block] = name
-            self._pending.add(block)
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Says that `blocks`, held and being computed, will hold the content `names` (PENDING).
 
-    def confirm(self, block: int) -> None:
-        """A result has confirmed the block's KV: PENDING becomes READY. No-op for blocks without a hash."""
-        self._pending.discard(block)
+        A block that has a name keeps it, and a name that another block has stays there.
+        """
+        block_of, hash_of, pending = self._block_of, self._hash_of, self._pending
+        for block, name in zip(blocks, names, strict=True):
+            if name not in block_of and block not in hash_of:
+                block_of[name] = block
+                hash_of[block] = name
+                pending.add(block)
+
+    def confirm(self, blocks: Iterable[int]) -> None:
+        """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        self._pending.difference_update(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.

@@ -16,19 +16,24 @@ import structlog
 
 from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
+from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.drain import Drain
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.policy import Ledger, PolicyGuard, StepReport
+from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent, RunnerLink
+from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
+from scheduler_svc.tenant_queues import Queue, TenantQueues
 from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
@@ -41,8 +46,8 @@ class Engine:
         self,
         settings: SchedulerSettings,
         policy: PolicyGuard,
-        fronts: FrontLink,
-        runners: RunnerLink,
+        fronts: Fronts,
+        runners: Runners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -51,18 +56,19 @@ class Engine:
         self.fronts = fronts
         self.runners = runners
         self.started_s = clock()
-        self.pool = RunnerPool(settings, clock)
-        self.queue = WaitingQueue()
-        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.ledger = Ledger()
+        self.pool = RunnerPool(settings, clock, self.ledger)
+        self.queue = self._new_queue()
+        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
         self.workers: dict[int, bytes] = {}
         self.watchers: set[bytes] = set()
-        self.draining = False
+        self.drain = Drain(settings.drain_s)
         self._commands = Commands(self)
         self._serial = 0
-        self._alone_since_s: float | None = self.started_s
+        self._ended: list[Ended] = []
+        self.attendance = Attendance(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -81,16 +87,13 @@ class Engine:
             match event:
                 case GotResult():
                     self._apply_result(event)
-                case Joined():
-                    self._join(event)
-                case Lost():
-                    self._lose(event)
+                case _:
+                    self.attendance.take(event)
 
     def _apply_result(self, event: GotResult) -> None:
         scheduler = self.pool.schedulers.get(event.session)
         if scheduler is None:
             return
-        sent_s = scheduler.in_flight[0].sent_s if scheduler.in_flight else self.ledger.now_s
         try:
             applied = scheduler.apply(event.number, event.result)
         except (BadResult, MalformedResult) as error:
@@ -101,12 +104,16 @@ class Engine:
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
-        now_s = self.ledger.now_s
-        self.policy.observe(StepReport(now_s, len(applied.flight.sequences), len(applied.tokens), now_s - sent_s))
+        if self.policy.observes:
+            self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
+            self._ended.clear()
+        if scheduler.leaving:
+            self.attendance.farewell(event.session)
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
         self.totals.sampled_tokens += len(applied.tokens)
+        self.ledger.charge_sampled(applied.flight.tenants[applied.rows])
         if applied.logprobs:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:
@@ -123,11 +130,14 @@ class Engine:
                 self._commands.take(worker, command)
             except Exception:  # one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
+        if self._commands.policies.busy:
+            self._commands.policies.finish()
         now_s = self.ledger.now_s
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
         self.book.expire(now_s)
-        if self._alone_since_s is not None and now_s - self._alone_since_s > self.settings.no_runner_s:
+        alone_since_s = self.attendance.alone_since_s
+        if alone_since_s is not None and now_s - alone_since_s > self.settings.no_runner_s:
             self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
@@ -141,8 +151,6 @@ class Engine:
                 idle.add(session)
                 continue
             plans.append((session, step))
-            for sequence, _ in step.joined:
-                self.ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - sequence.cached_tokens)
             if self.settings.check:
                 check_roster(scheduler)
         return plans
@@ -163,39 +171,49 @@ class Engine:
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
-        latest = self.clock() + 0.5
-        due = self.book.next_due_s
-        return latest if due is None else min(due, latest)
+        latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
+        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
+        return min(due for due in dues if due is not None)
 
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
         """Queues the request's sequences, or ends them if the received tokens already did."""
-        self.book.add(request)
+        self.enter(request)
         self.totals.requests += 1
-        key = self.policy.key(request_view(request), self.ledger)
+        self.queue.arrive(request.tenant)
         for sequence in request.sequences:
-            self._serial += 1
-            sequence.rank = (key, self._serial)
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
                 self.finish(sequence, end)
             else:
                 self.queue.push(sequence)
 
+    def enter(self, request: Request) -> None:
+        """The request is known, and its sequences have their ranks."""
+        self.book.add(request)
+        if request.owner == NOBODY:
+            self._keep(request, max(request.keep_s, self.settings.attach_s))
+        key = self.policy.key(request_view(request), self.ledger)
+        for sequence in request.sequences:
+            self._serial += 1
+            sequence.rank = (key, self._serial)
+
     def finish(self, sequence: Sequence, end: End) -> None:
         """Ends the sequence wherever it is. A second end is ignored."""
         if sequence.phase is Phase.FINISHED:
             return
         if sequence.scheduler is not None:
-            sequence.scheduler.leave(sequence, end.reason.name.lower())
+            failed = end.reason is FinishReason.ERROR
+            sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
             self.queue.discard(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
         self.totals.finished += 1
         request = sequence.request
-        self.ledger.charge_sampled(request.tenant, sequence.num_generated - request.num_received)
+        if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ended.append(Ended(request_view(request), sequence.num_generated))
         self.outbox.end(sequence)
         if request.finished:
             self.book.retire(request, self.ledger.now_s)
@@ -215,46 +233,45 @@ class Engine:
         if request.finished or not request.keep_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
             return
-        request.gone_s = self.ledger.now_s
-        self.book.remind(request.gone_s + request.keep_s, request)
+        self._keep(request, request.keep_s)
+
+    def _keep(self, request: Request, for_s: float) -> None:
+        """Nobody listens: the client has this long to attach."""
+        request.gone_until_s = self.ledger.now_s + for_s
+        self.book.remind(request.gone_until_s, request)
 
     def _fall_due(self, request: Request, now_s: float) -> None:
         if request.deadline_s is not None and request.deadline_s <= now_s:
             self.finish_request(request, End(FinishReason.DEADLINE))
-        elif request.gone_s is not None and request.gone_s + request.keep_s <= now_s:
+        elif request.gone_until_s is not None and request.gone_until_s <= now_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
 
+    # ------------------------------------------------------------------ the policy
+
+    def change_policy(self, policy: Policy) -> None:
+        """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        waiting = list(self.queue)
+        self.policy.install(policy)
+        self.queue = self._new_queue()
+        self._ended.clear()
+        for sequence in waiting:
+            self._rank_anew(sequence)
+            self.queue.push(sequence)
+        for scheduler in self.pool.schedulers.values():
+            for sequence in scheduler.table.running():
+                self._rank_anew(sequence)
+
+    def _rank_anew(self, sequence: Sequence) -> None:
+        """The key is the new policy's; the serial number, which settles ties, stays."""
+        sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
+
+    def _new_queue(self) -> Queue:
+        """An empty queue of the kind that the policy needs."""
+        if not self.policy.orders_tenants:
+            return WaitingQueue()
+        return TenantQueues(lambda tenant: self.policy.tenant_key(tenant, self.ledger), self.ledger.lift)
+
     # ------------------------------------------------------------------ runners and workers
-
-    def _join(self, event: Joined) -> None:
-        reason = self.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            self.runners.reject(event.session, reason)
-            return
-        self.pool.add(event.session, event.hello)
-        self.runners.welcome(event.session)
-        self._alone_since_s = None
-        log.info(
-            "a runner joined",
-            runner=event.hello.runner_id,
-            device=event.hello.device,
-            model=event.hello.model.name,
-            slots=event.hello.num_slots,
-            kv_tokens=event.hello.num_blocks * event.hello.block_size,
-        )
-        self.announce()
-
-    def _lose(self, event: Lost) -> None:
-        scheduler = self.pool.remove(event.session)
-        if scheduler is None:
-            return
-        waiting = scheduler.evacuate(self.queue)
-        self.totals.keep(scheduler)
-        if not self.pool.schedulers:
-            self._alone_since_s = self.ledger.now_s
-        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
-        self.announce()
 
     def announce(self) -> None:
         """Tells every worker what is served now."""
@@ -262,17 +279,33 @@ class Engine:
             self.outbox.message(worker, model_state(self))
 
     def forget_worker(self, worker: bytes) -> None:
-        """A front worker is gone, and with it the streams of its clients."""
+        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
         self.watchers.discard(worker)
         self.workers = {index: identity for index, identity in self.workers.items() if identity != worker}
         for request in self.book.live():
-            if request.owner == worker and request.gone_s is None:
-                self.cut_stream(request)
+            if request.owner == worker:
+                self.book.abandon(request)
+                if request.gone_until_s is None:
+                    self._keep(request, max(request.keep_s, self.settings.attach_s))
 
-    def drain(self) -> None:
-        """Takes nothing new from now on."""
-        self.draining = True
-        self.announce()
+    def begin_drain(self, seconds: float | None = None) -> None:
+        """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
+        if self.drain.begin(self.clock(), seconds):
+            self.announce()
+
+    @property
+    def drained(self) -> bool:
+        """A drain is over: nothing lives any more, or its time is up."""
+        return self.drain.begun and (self.idle or self.drain.remaining_s(self.clock()) <= 0)
+
+    def end(self) -> None:
+        """Ends what a drain left over, and tells the workers that this was the last message."""
+        ended_early = self.book.num_live
+        self.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
+        self.step()
+        for worker in self.workers.values():
+            self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
+        self.outbox.flush(self.fronts)
 
     @property
     def idle(self) -> bool:

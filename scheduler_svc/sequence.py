@@ -6,6 +6,7 @@ because every step moves all of them at once; here stands what outlives a slot.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from protos import plan_pb2
 
 if TYPE_CHECKING:
+    from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
+
+
+NOBODY = b""
+"""Owner of a request that no front worker follows."""
 
 
 class FinishReason(IntEnum):
@@ -73,7 +79,11 @@ class Sequence:
     stale: int = 0
     cached_tokens: int = 0
     """Prompt tokens that a prefix hit spared at the first admission."""
+    admitted: bool = False
+    """It has had a slot before."""
     preemptions: int = 0
+    last_token_s: float = math.nan
+    """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -103,7 +113,7 @@ class Request:
     handle: int
     """Name between the owning front worker and the engine."""
     owner: bytes
-    """ZeroMQ identity of that worker."""
+    """ZeroMQ identity of that worker; `NOBODY` when it is gone."""
     tenant: str
     request_id: str
     digest: bytes
@@ -113,6 +123,8 @@ class Request:
     sampling: plan_pb2.Sampling
     seed: int
     priority: int
+    cache_salt: str
+    """Prefixes are shared only between requests of equal salts."""
     arrival_s: float
     deadline_s: float | None
     ttft_target_ms: int | None
@@ -121,8 +133,14 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
-    gone_s: float | None = None
-    """When the client's stream was cut, if it is kept."""
+    view: RequestView | None = None
+    """What policies see of it, once it was asked for."""
+    gone_until_s: float | None = None
+    """Until when the request waits for a client whose stream was cut; None while somebody listens."""
+    arrival_unix_s: float = 0.0
+    """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
+    strikes: int = 0
+    """Crashes of runners that it may have caused (see `Quarantine`)."""
 
     @property
     def finished(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ class Totals:
     prefill_tokens: int = 0
     dropped_rows: int = 0
     cached_tokens: int = 0
+    policy_changes: int = 0
 
     def keep(self, scheduler: Scheduler) -> None:
         """Adds the counts of a roster that goes away."""
@@ -48,8 +48,8 @@ def distribution_version() -> str:
 def model_state(engine: Engine) -> engine_pb2.FromEngine:
     """What front workers must know to take requests."""
     state = engine_pb2.ModelState(
-        ready=bool(engine.pool.schedulers) and not engine.draining,
-        draining=engine.draining,
+        ready=bool(engine.pool.schedulers) and not engine.drain.begun,
+        draining=engine.drain.begun,
         pool_tokens=engine.pool.max_tokens,
     )
     if engine.pool.model is not None:
@@ -65,7 +65,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
         version=distribution_version(),
         uptime_s=engine.clock() - engine.started_s,
         policy=engine.policy.policy.name,
-        policy_parameters=json.dumps(engine.policy.policy.parameters.model_dump()),
+        policy_parameters=engine.policy.policy.parameters.model_dump_json(),
         waiting=len(engine.queue),
         waiting_tokens=engine.queue.num_tokens,
         runners=[_runner_status(scheduler) for scheduler in schedulers],
@@ -76,11 +76,23 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             sampled_tokens=totals.sampled_tokens,
             plans=totals.plans,
             policy_failures=engine.policy.failures,
+            policy_changes=totals.policy_changes,
+            policy_overruns=engine.policy.overruns,
             preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
             prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
             dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
             cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
         ),
+        draining=engine.drain.begun,
+    )
+
+
+def drain_progress(engine: Engine) -> admin_pb2.DrainResponse:
+    """How far a drain is that has begun."""
+    return admin_pb2.DrainResponse(
+        running=sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values()),
+        waiting=len(engine.queue),
+        remaining_ms=int(engine.drain.remaining_s(engine.clock()) * 1000),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.block_pool import BlockPool, PoolExhausted, chain_hash, root_hash
+from scheduler_svc.block_hashes import chain_hash, root_hash
+from scheduler_svc.block_pool import BlockPool, PoolExhausted
 
 NUM_BLOCKS = 12
 NAMES = [chain_hash(root_hash("test"), [number]) for number in range(6)]
@@ -50,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def announce(self, data: st.DataObject, name: bytes) -> None:
         block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
-        self.pool.announce(block, name)
+        self.pool.announce([block], [name])
         known = self.ready | self.pending
         if name not in known and block not in known.values():
             self.pending[name] = block
@@ -60,21 +63,16 @@ class PoolMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pending)))
         block = self.pending.pop(name)
-        self.pool.confirm(block)
+        self.pool.confirm([block])
         self.ready[name] = block
 
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
     def hit(self, names: list[bytes]) -> None:
         match = self.pool.match(names)
-        expected: list[int] = []
-        for name in names:
-            if name not in self.ready:
-                assert match.next_is_pending == (name in self.pending)
-                break
-            expected.append(self.ready[name])
-        else:
-            assert not match.next_is_pending
+        expected = [self.ready[name] for name in itertools.takewhile(self.ready.__contains__, names)]
+        coming = [self.pending[name] for name in itertools.takewhile(self.pending.__contains__, names[len(expected) :])]
         assert match.blocks == expected
+        assert match.awaited == (coming[-1] if coming else None)
         after = self.pool.num_free_without(match.blocks)
         self.pool.share(match.blocks)
         assert self.pool.num_free == after
@@ -92,9 +90,8 @@ TestPool = PoolMachine.TestCase
 def test_cached_blocks_are_taken_last_and_oldest_first_and_deepest_first() -> None:
     pool = BlockPool(4, 4)
     first, second = pool.allocate(2), pool.allocate(2)
-    for block, name in zip(first + second, NAMES, strict=False):
-        pool.announce(block, name)
-        pool.confirm(block)
+    pool.announce(first + second, NAMES[:4])
+    pool.confirm(first + second)
     pool.release(second)
     pool.release(first)
     assert pool.num_free == pool.num_cached == 4

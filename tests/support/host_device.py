@@ -28,6 +28,9 @@ from runner_svc.sample_records import SAMPLE_RECORD
 
 
 class HostEvent:
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
