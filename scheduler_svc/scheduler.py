@@ -78,7 +78,7 @@ class Scheduler:
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
-        self._ledger = ledger or Ledger()
+        self.ledger = ledger or Ledger()
         self._last_result_s = 0.0
         self._step_clock = StepClock()
         self._releases: list[int] = []
@@ -161,7 +161,7 @@ class Scheduler:
     def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
         """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
         sequence.blocks = blocks
-        tenant = self._ledger.index_of(sequence.request.tenant)
+        tenant = self.ledger.index_of(sequence.request.tenant)
         sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
@@ -190,12 +190,12 @@ class Scheduler:
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
-        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self._ledger.now_s)
+        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self.ledger.now_s)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
         free_blocks = self.pool.num_free - self._reserve
-        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self._ledger.now_s)
+        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
         victims = displacement.choose(queue.in_order())
         for victim in victims:
             self._preempt(victim, queue)
@@ -290,7 +290,7 @@ class Scheduler:
         """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
         if policy.rerank_window:
             head = list(islice(queue.in_order(), policy.rerank_window))
-            size, now_s = self.pool.block_size, self._ledger.now_s
+            size, now_s = self.pool.block_size, self.ledger.now_s
             views = [waiting_view(sequence, len(self.prefix.match(sequence).blocks) * size, now_s) for sequence in head]
             by_id = {sequence.id: sequence for sequence in head}
             yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
@@ -303,14 +303,14 @@ class Scheduler:
         size, num_computed = self.pool.block_size, len(hit) * self.pool.block_size
         sequence.blocks = hit + self.pool.allocate(need)
         sequence.slot = self.table.occupy(
-            sequence, num_computed, len(sequence.blocks) * size, self._ledger.index_of(sequence.request.tenant)
+            sequence, num_computed, len(sequence.blocks) * size, self.ledger.index_of(sequence.request.tenant)
         )
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             self.cached_tokens += sequence.cached_tokens
-            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
+            self.ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
         self.prefix.announce(sequence, len(hit), self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
