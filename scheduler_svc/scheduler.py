@@ -166,7 +166,7 @@ class Scheduler:
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
         sequence.admitted = True
-        self.prefix.keep(sequence, computed)
+        self.prefix.keep(sequence, self.table)
 
     def expel(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot is not wanted."""
