@@ -56,6 +56,12 @@ class BlockPool:
         """Blocks that hold the KV of `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
+    def restore(self, tables: Iterable[list[int]]) -> None:
+        """Makes a fresh pool hold exactly these block tables; no content is known yet."""
+        held = Counter(block for table in tables for block in table)
+        self._references = [held[block] for block in range(self.num_blocks + 1)]
+        self._blank = [block for block in range(self.num_blocks, 0, -1) if not held[block]]
+
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
         if count > self.num_free:

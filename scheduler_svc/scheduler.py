@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
 from scheduler_svc.tenant_queues import Queue
+
+_ONE = np.array(1)
+"""Comparing with an array is cheaper than with a number."""
 
 
 class BadResult(ValueError):
@@ -66,6 +70,8 @@ class Scheduler:
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
+        self.leaving = False
+        """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
@@ -130,7 +136,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
-        sequence.stale = int(self.table.in_flight[sequence.slot])
+        epoch = self.table.epoch[sequence.slot]
+        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
         self.leave(sequence, "preempted")
         sequence.preemptions += 1
         self.preemptions += 1
@@ -148,6 +155,23 @@ class Scheduler:
             queue.push(sequence)
         self.prefix.dissolve(queue)
         return len(running)
+
+    # ------------------------------------------------------------------ residents from before a restart
+
+    def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
+        """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
+        sequence.blocks = blocks
+        tenant = self._ledger.index_of(sequence.request.tenant)
+        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self
+        sequence.admitted = True
+        self.prefix.keep(sequence, computed)
+
+    def expel(self, slot: int, blocks: list[int]) -> None:
+        """What the runner holds in the slot is not wanted."""
+        self.pool.release(blocks)
+        self._releases.append(slot)
 
     # ------------------------------------------------------------------ planning
 
@@ -187,9 +211,8 @@ class Scheduler:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            known = table.length + table.pending
-            movable = (known - table.planned == 1) & (known < table.limit)
-            needy = np.flatnonzero(movable & (table.planned >= table.capacity))
+            movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
                 break
@@ -201,8 +224,9 @@ class Scheduler:
                 break
             self._preempt(victim, queue)
             preempted = True
-        draft = PlanDraft(np.flatnonzero(movable))
-        self._grow_tables(draft, needy)
+        draft = PlanDraft(movable.nonzero()[0])
+        if len(needy):
+            self._grow_tables(draft, needy)
         return draft, preempted
 
     def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
@@ -229,8 +253,10 @@ class Scheduler:
         of a long one.
         """
         table = self.table
+        if len(draft.decode) == table.num_running:
+            return room
         lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > 1).tolist(), key=self._rank_of):
+        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
             if may_admit:
                 room = self._admit(draft, queue, _before(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])
@@ -296,24 +322,22 @@ class Scheduler:
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 
-    def _sequences_of(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[Sequence]:
-        """The rows' sequences; the last plan's very list while nobody joins or leaves, which is most of the time."""
-        if self.in_flight and np.array_equal(epochs, self.in_flight[-1].epochs):
-            return self.in_flight[-1].sequences
-        by_slot = self.table.sequences
-        return [by_slot[slot] for slot in slots.tolist()]  # type: ignore[misc]  # rows name occupied slots only
-
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
-        table.planned[slots] += counts
-        table.pending[slots] += sample
-        table.in_flight[slots] += 1
-        self.prefill_tokens += sum(draft.counts)
+        table.planned[slots] = starts + counts
+        table.known[slots] += sample if draft.counts else counts
+        prefill_tokens = sum(draft.counts)
+        self.prefill_tokens += prefill_tokens
         self.last_plan += 1
         epochs = table.epoch[slots]
-        sequences = self._sequences_of(slots, epochs)
+        last = self.in_flight[-1] if self.in_flight else None
+        if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
+            sequences, tenants = last.sequences, last.tenants
+        else:
+            by_slot: list[Any] = table.sequences  # rows name occupied slots only
+            sequences, tenants = [by_slot[slot] for slot in slots.tolist()], table.tenant[slots]
         flight = InFlight(
             self.last_plan,
             slots,
@@ -321,9 +345,11 @@ class Scheduler:
             starts,
             counts,
             sample,
+            sample.tobytes(),
             sequences,
-            table.tenant[slots],
+            tenants,
             len(draft.decode),
+            len(draft.decode) + prefill_tokens,
             self._clock(),
         )
         self.in_flight.append(flight)
