@@ -126,7 +126,7 @@ class Scheduler:
         if failed:
             self.prefix.forget(sequence)
         else:
-            self.prefix.keep(sequence, int(self.table.computed[slot]))
+            self.prefix.keep(sequence, self.table)
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
@@ -318,7 +318,7 @@ class Scheduler:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             self.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
-        self.prefix.announce(sequence, self.table)
+        self.prefix.announce(sequence, len(hit), self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 
