@@ -88,6 +88,22 @@ class Submit(_message.Message):
     cache_salt: str
     def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
+class SequenceContext(_message.Message):
+    __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    index: int
+    num_received: int
+    arrival_unix_s: float
+    deadline_unix_s: float
+    cached_tokens: int
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., index: _Optional[int] = ..., num_received: _Optional[int] = ..., arrival_unix_s: _Optional[float] = ..., deadline_unix_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
 class Cut(_message.Message):
     __slots__ = ("sequence_id", "num_tokens", "stop_string")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]

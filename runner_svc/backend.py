@@ -101,6 +101,10 @@ class Backend(Protocol):
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row."""
 
+    def is_broken_by(self, error: Exception) -> bool:
+        """Whether nothing can be computed any more in this process after `error`, which came out of the backend."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmittedSlot:

@@ -68,6 +68,10 @@ class Executor(Protocol):
     session: int
     finished: deque[plan_pb2.ToScheduler]
 
+    @property
+    def broken(self) -> bool:
+        """The backend can't be used any more: a fault says so, or will."""
+
     def start(self) -> None:
         """Called once, before the first job."""
 
@@ -96,6 +100,11 @@ class ComputeThread:
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
+
+    @property
+    def broken(self) -> bool:
+        """See `Executor`."""
+        return self._runner.broken
 
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""

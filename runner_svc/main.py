@@ -1,6 +1,7 @@
 """`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
 
-Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used.
+Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when
+the device is beyond use (a CUDA error, say) and a new process must take over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.plan_socket import PlanSocket, Rejected
+from runner_svc.plan_socket import BrokenBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from runner_svc.settings import RunnerSettings
 
@@ -83,6 +84,9 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     except Rejected as rejection:
         log.error("the scheduler can't use this runner", reason=str(rejection))
         return 1
+    except BrokenBackend:
+        log.error("the device can't be used any more: start this runner again")
+        return 3
     log.info("stopped")
     return 0
 

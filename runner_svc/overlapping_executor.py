@@ -27,6 +27,11 @@ class OverlappingExecutor:
         self._launched: deque[Launched] = deque()
         self._stopped = False
 
+    @property
+    def broken(self) -> bool:
+        """See `Executor`."""
+        return self._runner.broken
+
     def start(self) -> None:
         """There is no thread to start."""
 

@@ -60,6 +60,8 @@ class Runner:
         )
         self._last_plan = 0
         self._faulted = False
+        self.broken = False
+        """The backend has failed in a way that it can't recover from: only a new process can go on."""
         self._last_end_ns: int | None = None
 
     @property
@@ -140,6 +142,7 @@ class Runner:
             raise
         except Exception as error:
             self._faulted = True
+            self.broken = self._backend.is_broken_by(error)
             raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
 
     def _launch(self, plan: plan_pb2.Plan) -> tuple[Callable[[], plan_pb2.Result], Callable[[], bool]]:

@@ -105,7 +105,8 @@ class Commands:
     def _attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
         request = self._engine.book.by_key(attach.tenant, attach.request_id)
         if request is None:
-            self._engine.outbox.message(worker, _unknown(attach.request_id).to_message(attach.handle))
+            refusal = _not_yet() if self._engine.attendance.recovering else _unknown(attach.request_id)
+            self._engine.outbox.message(worker, refusal.to_message(attach.handle))
             return
         self._hand_over(request, attach.handle, worker)
 
@@ -141,6 +142,11 @@ class Commands:
     def _ping(self, worker: bytes, ping: engine_pb2.Ping) -> None:
         pong = engine_pb2.Pong(runners_progress=self._engine.pool.progress(self._engine.ledger.now_s))
         self._engine.outbox.message(worker, engine_pb2.FromEngine(pong=pong))
+
+
+def _not_yet() -> EngineRefusal:
+    message = "the scheduler has just started and is taking over what its runners hold: try again"
+    return EngineRefusal(grpc.StatusCode.UNAVAILABLE, message, "", 0.2)
 
 
 def _unknown(request_id: str) -> EngineRefusal:

@@ -16,6 +16,7 @@ import structlog
 
 from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
+from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
 from scheduler_svc.drain import Drain
 from scheduler_svc.intake import EngineRefusal
@@ -27,10 +28,10 @@ from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent
+from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
@@ -72,7 +73,7 @@ class Engine:
         self._commands = Commands(self)
         self._serial = 0
         self._ended: list[Ended] = []
-        self._alone_since_s: float | None = self.started_s
+        self.attendance = Attendance(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -91,10 +92,8 @@ class Engine:
             match event:
                 case GotResult():
                     self._apply_result(event)
-                case Joined():
-                    self._join(event)
-                case Lost():
-                    self._lose(event)
+                case _:
+                    self.attendance.take(event)
 
     def _apply_result(self, event: GotResult) -> None:
         scheduler = self.pool.schedulers.get(event.session)
@@ -114,6 +113,8 @@ class Engine:
         if self.policy.observes:
             self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
             self._ended.clear()
+        if scheduler.leaving:
+            self.attendance.farewell(event.session)
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
@@ -141,7 +142,8 @@ class Engine:
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
         self.book.expire(now_s)
-        if self._alone_since_s is not None and now_s - self._alone_since_s > self.settings.no_runner_s:
+        alone_since_s = self.attendance.alone_since_s
+        if alone_since_s is not None and now_s - alone_since_s > self.settings.no_runner_s:
             self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
@@ -185,19 +187,26 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues the request's sequences, or ends them if the received tokens already did."""
-        self.book.add(request)
+        self.enter(request)
         self.totals.requests += 1
         self.queue.arrive(request.tenant)
         self.shares.submitted(request)
-        key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
-            self._serial += 1
-            sequence.rank = (key, self._serial)
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
                 self.finish(sequence, end)
             else:
                 self.shares.enter(sequence, self.queue)
+
+    def enter(self, request: Request) -> None:
+        """The request is known, and its sequences have their ranks."""
+        self.book.add(request)
+        if request.owner == NOBODY:
+            self._keep(request, max(request.keep_s, self.settings.attach_s))
+        key = self.policy.key(request_view(request), self.ledger)
+        for sequence in request.sequences:
+            self._serial += 1
+            sequence.rank = (key, self._serial)
 
     def finish(self, sequence: Sequence, end: End) -> None:
         """Ends the sequence wherever it is. A second end is ignored."""
@@ -240,13 +249,17 @@ class Engine:
         if request.finished or not request.keep_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
             return
-        request.gone_s = self.ledger.now_s
-        self.book.remind(request.gone_s + request.keep_s, request)
+        self._keep(request, request.keep_s)
+
+    def _keep(self, request: Request, for_s: float) -> None:
+        """Nobody listens: the client has this long to attach."""
+        request.gone_until_s = self.ledger.now_s + for_s
+        self.book.remind(request.gone_until_s, request)
 
     def _fall_due(self, request: Request, now_s: float) -> None:
         if request.deadline_s is not None and request.deadline_s <= now_s:
             self.finish_request(request, End(FinishReason.DEADLINE))
-        elif request.gone_s is not None and request.gone_s + request.keep_s <= now_s:
+        elif request.gone_until_s is not None and request.gone_until_s <= now_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
 
     # ------------------------------------------------------------------ the policy
@@ -277,48 +290,20 @@ class Engine:
 
     # ------------------------------------------------------------------ runners and workers
 
-    def _join(self, event: Joined) -> None:
-        reason = self.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            self.runners.reject(event.session, reason)
-            return
-        self.pool.add(event.session, event.hello)
-        self.runners.welcome(event.session)
-        self._alone_since_s = None
-        log.info(
-            "a runner joined",
-            runner=event.hello.runner_id,
-            device=event.hello.device,
-            model=event.hello.model.name,
-            slots=event.hello.num_slots,
-            kv_tokens=event.hello.num_blocks * event.hello.block_size,
-        )
-        self.announce()
-
-    def _lose(self, event: Lost) -> None:
-        scheduler = self.pool.remove(event.session)
-        if scheduler is None:
-            return
-        waiting = scheduler.evacuate(self.queue)
-        self.totals.keep(scheduler)
-        if not self.pool.schedulers:
-            self._alone_since_s = self.ledger.now_s
-        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
-        self.announce()
-
     def announce(self) -> None:
         """Tells every worker what is served now."""
         for worker in self.workers.values():
             self.outbox.message(worker, model_state(self))
 
     def forget_worker(self, worker: bytes) -> None:
-        """A front worker is gone, and with it the streams of its clients."""
+        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
         self.watchers.discard(worker)
         self.workers = {index: identity for index, identity in self.workers.items() if identity != worker}
         for request in self.book.live():
-            if request.owner == worker and request.gone_s is None:
-                self.cut_stream(request)
+            if request.owner == worker:
+                self.book.abandon(request)
+                if request.gone_until_s is None:
+                    self._keep(request, max(request.keep_s, self.settings.attach_s))
 
     def begin_drain(self, seconds: float | None = None) -> None:
         """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""

@@ -60,16 +60,22 @@ class EngineLoop:
         gc.freeze()  # what is here now stays: no collection needs to look at it
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
-        poller.register(self._runners.socket, zmq.POLLIN)
+        for socket in self._runners.sockets:
+            poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.drained:
             engine.step()
             self._tell_failures()
-            self._wait(poller, engine.wake_s)
+            self._wait(poller, min(engine.wake_s, self._runners.wake_s))
             if self._stops:
                 engine.begin_drain(None if self._stops == 1 else 0.0)
         engine.end()
         log.info("the engine has drained")
+
+    @property
+    def fenced(self) -> bool:
+        """It ended because a successor has taken over."""
+        return self.engine.attendance.fenced
 
     def _wait(self, poller: zmq.Poller, until_s: float) -> None:
         """Until something has come or that time; at first without sleeping, where so set and a runner computes."""

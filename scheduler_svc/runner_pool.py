@@ -44,14 +44,22 @@ class RunnerPool:
                 f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
                 f"({ours.weights_version}): start it with the same model, or restart the scheduler"
             )
+        other = next(iter(self.schedulers.values()), None)
+        if other is not None and other.hello.block_size != hello.block_size:
+            return (
+                f"it has KV blocks of {hello.block_size} tokens, the others of {other.hello.block_size}: "
+                "start all with the same block_size"
+            )
         return ""
 
-    def add(self, session: int, hello: plan_pb2.Hello) -> None:
-        """A runner that fits has joined."""
+    def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
+        """A runner that fits has joined; returns its roster, which is empty."""
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        self.schedulers[session] = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        self.schedulers[session] = scheduler
+        return scheduler
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""
@@ -88,7 +96,9 @@ class RunnerPool:
         return min(held, default=math.inf)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
-        return len(scheduler.in_flight) < min(self._settings.depth, scheduler.hello.max_depth or 1)
+        return not scheduler.leaving and len(scheduler.in_flight) < min(
+            self._settings.depth, scheduler.hello.max_depth or 1
+        )
 
     def _is_early(self, scheduler: Scheduler) -> bool:
         """Whether a plan is better made later, when it can take in who comes until then."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
 from scheduler_svc.tenant_queues import Queue
+
+_ONE = np.array(1)
+"""Comparing with an array is cheaper than with a number."""
 
 
 class BadResult(ValueError):
@@ -66,6 +70,8 @@ class Scheduler:
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
+        self.leaving = False
+        """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
@@ -120,7 +126,7 @@ class Scheduler:
         if failed:
             self.prefix.forget(sequence)
         else:
-            self.prefix.keep(sequence, int(self.table.computed[slot]))
+            self.prefix.keep(sequence, self.table)
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
@@ -130,7 +136,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
-        sequence.stale = int(self.table.in_flight[sequence.slot])
+        epoch = self.table.epoch[sequence.slot]
+        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
         self.leave(sequence, "preempted")
         sequence.preemptions += 1
         self.preemptions += 1
@@ -149,6 +156,23 @@ class Scheduler:
         self.prefix.dissolve(queue)
         return len(running)
 
+    # ------------------------------------------------------------------ residents from before a restart
+
+    def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
+        """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
+        sequence.blocks = blocks
+        tenant = self._ledger.index_of(sequence.request.tenant)
+        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self
+        sequence.admitted = True
+        self.prefix.keep(sequence, self.table)
+
+    def expel(self, slot: int, blocks: list[int]) -> None:
+        """What the runner holds in the slot is not wanted."""
+        self.pool.release(blocks)
+        self._releases.append(slot)
+
     # ------------------------------------------------------------------ planning
 
     def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
@@ -159,9 +183,10 @@ class Scheduler:
         draft, preempted = self._decode_rows(queue, policy)
         budget = policy.budget(self.load(queue, draft.decode))
         room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
-        room = self._continue_prompts(draft, budget, room)
-        if not preempted and not displaced and queue and self.table.free:
-            self._admit(draft, queue, policy, budget, room)
+        may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
+        room = self._continue_prompts(draft, queue, budget, room, may_admit)
+        if may_admit:
+            self._admit(draft, queue, self._line(queue, policy), budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -186,9 +211,8 @@ class Scheduler:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            known = table.length + table.pending
-            movable = (known - table.planned == 1) & (known < table.limit)
-            needy = np.flatnonzero(movable & (table.planned >= table.capacity))
+            movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
                 break
@@ -200,8 +224,9 @@ class Scheduler:
                 break
             self._preempt(victim, queue)
             preempted = True
-        draft = PlanDraft(np.flatnonzero(movable))
-        self._grow_tables(draft, needy)
+        draft = PlanDraft(movable.nonzero()[0])
+        if len(needy):
+            self._grow_tables(draft, needy)
         return draft, preempted
 
     def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
@@ -221,11 +246,19 @@ class Scheduler:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
 
-    def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
-        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
+    def _continue_prompts(self, draft: PlanDraft, queue: Queue, budget: Budget, room: int, may_admit: bool) -> int:
+        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left.
+
+        Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
+        of a long one.
+        """
         table = self.table
+        if len(draft.decode) == table.num_running:
+            return room
         lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > 1).tolist(), key=self._rank_of):
+        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
+            if may_admit:
+                room = self._admit(draft, queue, _before(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])
             count = self._chunk(lag, room, budget)
             if not count:
@@ -240,10 +273,9 @@ class Scheduler:
             return min(lag, room)
         return lag if lag <= room else 0
 
-    def _admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
-        """Seats waiting sequences in order until slots, blocks or budget end."""
+    def _admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
+        """Seats those of `line` in order until slots, blocks or budget end; returns the room left."""
         size, reserve = self.pool.block_size, self._reserve
-        line = self._line(queue, policy)
         while len(draft.joined) < budget.max_new and self.table.free:
             candidate = self.prefix.first_in_line(queue, line)
             if candidate is None:
@@ -259,6 +291,7 @@ class Scheduler:
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
+        return room
 
     def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
         """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
@@ -285,28 +318,26 @@ class Scheduler:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             self.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
-        self.prefix.announce(sequence, self.table)
+        self.prefix.announce(sequence, len(hit), self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
-
-    def _sequences_of(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[Sequence]:
-        """The rows' sequences; the last plan's very list while nobody joins or leaves, which is most of the time."""
-        if self.in_flight and np.array_equal(epochs, self.in_flight[-1].epochs):
-            return self.in_flight[-1].sequences
-        by_slot = self.table.sequences
-        return [by_slot[slot] for slot in slots.tolist()]  # type: ignore[misc]  # rows name occupied slots only
 
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
-        table.planned[slots] += counts
-        table.pending[slots] += sample
-        table.in_flight[slots] += 1
-        self.prefill_tokens += sum(draft.counts)
+        table.planned[slots] = starts + counts
+        table.known[slots] += sample if draft.counts else counts
+        prefill_tokens = sum(draft.counts)
+        self.prefill_tokens += prefill_tokens
         self.last_plan += 1
         epochs = table.epoch[slots]
-        sequences = self._sequences_of(slots, epochs)
+        last = self.in_flight[-1] if self.in_flight else None
+        if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
+            sequences, tenants = last.sequences, last.tenants
+        else:
+            by_slot: list[Any] = table.sequences  # rows name occupied slots only
+            sequences, tenants = [by_slot[slot] for slot in slots.tolist()], table.tenant[slots]
         flight = InFlight(
             self.last_plan,
             slots,
@@ -314,9 +345,11 @@ class Scheduler:
             starts,
             counts,
             sample,
+            sample.tobytes(),
             sequences,
-            table.tenant[slots],
+            tenants,
             len(draft.decode),
+            len(draft.decode) + prefill_tokens,
             self._clock(),
         )
         self.in_flight.append(flight)
@@ -329,3 +362,9 @@ class Scheduler:
         )
         self._releases, self._left = [], []
         return step
+
+
+def _before(queue: Queue, rank: tuple[object, int]) -> Iterator[Sequence]:
+    """Waiting sequences of a better rank, as `Scheduler._line` gives them."""
+    while (sequence := queue.peek()) is not None and sequence.rank < rank:
+        yield sequence

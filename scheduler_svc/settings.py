@@ -91,6 +91,11 @@ class SchedulerSettings(BaseSettings):
     no_runner_s: float = Field(60.0, gt=0, description="Seconds without a runner after which streams end UNAVAILABLE.")
     retention_s: float = Field(60.0, ge=0, description="Seconds that a finished request stays attachable.")
     retention_requests: int = Field(4096, ge=0, description="Finished requests kept attachable, at most.")
+    attach_s: float = Field(
+        10.0,
+        ge=0,
+        description="Least seconds that a client has to attach again after the scheduler or a worker restarted.",
+    )
     flush_ms: float = Field(
         30.0, ge=0, le=1000, description="Longest time that deltas wait to be merged under load, in milliseconds."
     )

@@ -19,7 +19,11 @@ class StepClock:
 
     def record(self, positions: int, seconds: float) -> None:
         """A step of so many positions took so long."""
-        self._seconds.setdefault(_size_class(positions), deque(maxlen=_REMEMBERED)).append(seconds)
+        size = _size_class(positions)
+        remembered = self._seconds.get(size)
+        if remembered is None:
+            remembered = self._seconds[size] = deque(maxlen=_REMEMBERED)
+        remembered.append(seconds)
 
     def least_s(self, positions: int) -> float:
         """Seconds that a step of so many positions takes at least; 0 where none of about that size was seen."""
