@@ -27,7 +27,7 @@ from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view
-from scheduler_svc.seating import Seating, chunk
+from scheduler_svc.seating import Seating, better_ranked, chunk
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
@@ -174,7 +174,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         room = self._continue_prompts(draft, queue, budget, room, may_admit)
         if may_admit:
-            self._admit(draft, queue, self._line(queue, policy), budget, room)
+            self.seating.admit(draft, queue, self.seating.line(queue, policy), budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -241,7 +241,7 @@ class Scheduler:
         lags = table.lag
         for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
             if may_admit:
-                room = self._admit(draft, queue, _before(queue, self._rank_of(slot)), budget, room)
+                room = self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])
             count = chunk(lag, room, budget, self._max_step_tokens)
             if not count:
@@ -290,9 +290,3 @@ class Scheduler:
         )
         self._releases, self._left = [], []
         return step
-
-
-def _before(queue: Queue, rank: tuple[object, int]) -> Iterator[Sequence]:
-    """Waiting sequences of a better rank, as `Scheduler._line` gives them."""
-    while (sequence := queue.peek()) is not None and sequence.rank < rank:
-        yield sequence

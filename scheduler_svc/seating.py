@@ -13,6 +13,7 @@ from scheduler_svc.admission import admission_message
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import PlanDraft
 from scheduler_svc.policy import Budget, PolicyGuard
+from scheduler_svc.policy.views import Rank
 from scheduler_svc.request_view import waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.tenant_queues import Queue
@@ -26,6 +27,12 @@ def chunk(lag: int, room: int, budget: Budget, max_step_tokens: int) -> int:
     if budget.may_chunk or lag > max_step_tokens:
         return min(lag, room)
     return lag if lag <= room else 0
+
+
+def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
+    """Waiting sequences of a better rank than this, as `Seating.line` gives them."""
+    while (sequence := queue.peek()) is not None and sequence.rank < rank:
+        yield sequence
 
 
 class Seating:
@@ -44,10 +51,9 @@ class Seating:
         """Blocks that admissions leave free for the sequences that decode."""
         return min(self._table.num_running, self._pool.num_blocks // 64)
 
-    def admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
-        """Seats waiting sequences in order until slots, blocks or budget end."""
+    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
+        """Seats sequences of `line` until it, slots, blocks or budget end; returns the room left."""
         size, reserve = self._pool.block_size, self.reserve
-        line = self._line(queue, policy)
         while len(draft.joined) < budget.max_new and self._table.free:
             candidate = self._prefix.first_in_line(queue, line)
             if candidate is None:
@@ -63,8 +69,9 @@ class Seating:
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
+        return room
 
-    def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
+    def line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
         """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
         if policy.rerank_window:
             head = list(islice(queue.in_order(), policy.rerank_window))
