@@ -53,6 +53,7 @@ class RopeKvLauncher(Protocol):
         slot_mapping: Tensor,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
     ) -> None: ...
 
 
@@ -140,6 +141,11 @@ class CudaDecoder:
         self._rotations = _rotations(config, self.device)
         self._workspace = Workspace(config, max_tokens, self.dtype, self.device)
 
+    @property
+    def weights(self) -> ModelWeights:
+        """What another decoder of the same model can be made from."""
+        return ModelWeights(self._embeddings, self._head.t(), self._norm_weight, iter(self._layers))
+
     def forward(self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass."""
         num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
@@ -196,6 +202,7 @@ class CudaDecoder:
             inputs.slot_mapping,
             layer.q_norm,
             layer.k_norm,
+            cache.layer_scales(index),
         )
         attended = self._workspace.attended[:num_tokens]
         attention(stream, index, queries, attended)

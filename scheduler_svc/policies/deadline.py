@@ -40,7 +40,7 @@ class DeadlineParameters(PolicyParameters):
     )
     refuse: bool = Field(default=True, description="Refuse a request whose TTFT target can't be kept.")
     safety: float = Field(
-        default=1.1, gt=0, description="Factor on the estimated wait: above 1 refuses earlier, below 1 later."
+        default=1.2, gt=0, description="Factor on the estimated wait: above 1 refuses earlier, below 1 later."
     )
     min_tokens: int = Field(
         default=64, ge=1, description="Prompt positions that a step may hold even if an ITL target is missed by them."

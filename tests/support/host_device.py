@@ -85,7 +85,7 @@ class HostLaunchers:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
 
-    def decoder(self) -> DecoderLaunchers:
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         config = self._config
         return DecoderLaunchers(
             norm=HostNorm(config.rms_norm_eps),
@@ -159,6 +159,7 @@ class HostRopeKv:
         slot_mapping: Tensor,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
     ) -> None:
         config = self._config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -174,8 +175,11 @@ class HostRopeKv:
             split[:, : heads + kv_heads, half : 2 * half] = y * cos + x * sin
         queries.copy_(split[:, :heads].flatten(1))
         positions = cache.view(2, -1, kv_heads, head_dim)
-        positions[0, slot_mapping.long()] = split[:, heads : heads + kv_heads]
-        positions[1, slot_mapping.long()] = split[:, heads + kv_heads :]
+        for half in range(2):
+            written = split[:, heads + half * kv_heads :][:, :kv_heads]
+            if cache_scales is not None:
+                written = (written / cache_scales[half].unsqueeze(-1)).clamp(-448, 448).to(cache.dtype)
+            positions[half].view(torch.uint8)[slot_mapping.long()] = written.contiguous().view(torch.uint8)
 
 
 class HostGather:
@@ -256,6 +260,7 @@ class HostAttention:
                 [count],
                 [self._tables[table_row].tolist()],
                 config.windows[layer],
+                self._cache.layer_scales(layer),
             )
 
 
