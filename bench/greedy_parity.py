@@ -4,9 +4,9 @@
     python -m bench.greedy_parity --device cuda --reference cpu.json --json result.json
 
 Starts both services, sends chat prompts all at once and keeps each answer's tokens with the log-probabilities of the
-two likeliest ones. A CPU computes in float32, a GPU in 16 bits: where two candidates lie closer than 16 bits tell apart,
-the answers part, and that is no error. Each first difference is shown with both devices' candidates; one that is no
-near tie fails the command.
+two likeliest ones. A CPU computes in float32, a GPU in 16 bits: where two candidates lie closer than 16 bits can tell
+apart, the answers part, and that is no error. Each first difference is shown with both devices' candidates; one that
+is no near tie fails the command.
 """
 
 from __future__ import annotations
