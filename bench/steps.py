@@ -64,7 +64,7 @@ class Decoding:
         self._runner = runner
         self._batch = batch
         self._vocab_size = vocab_size
-        self._number = 0
+        self.number = 0  # of the last plan
         self._table = 0
         self._slots = np.arange(batch, dtype=np.int32)
 
@@ -116,7 +116,7 @@ class Decoding:
         counts: NDArray[np.int32],
         admissions: Sequence[plan_pb2.Admission],
     ) -> LaunchedPlan:
-        self._number += 1
+        self.number += 1
         appended = np.empty(0, np.int32)
         if int((starts + counts)[0]) > self._table * _BLOCK_SIZE:
             appended = slots
@@ -131,7 +131,7 @@ class Decoding:
             extent_counts=counts.tobytes(),
             extent_flags=np.ones(len(slots), np.uint8).tobytes(),
         )
-        return self._runner.launch(self._number, plan)
+        return self._runner.launch(self.number, plan)
 
     def _blocks(self, slot: int, first: int, count: int) -> NDArray[np.int32]:
         """Neighbouring blocks of a sequence lie far apart, as in a pool that has been in use."""

@@ -111,7 +111,7 @@ class CudaBackend:
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._decoder.dtype, device.device)
             self._steps = self._make_steps(self.cache)
             self._graphs = DecodeGraphs(bucket_sizes(sizes.num_slots))
-            self._graphs.capture(self._run_decode, device.capture, progress)
+            self._graphs.capture(self._decode_passes, device.capture, device.seconds, progress)
             self._graphs.drop_slow(device.seconds)
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
@@ -265,8 +265,8 @@ class CudaBackend:
             tail_words=TAIL_WORDS,
         )
 
-    def _run_decode(self, bucket: int) -> None:
-        self._steps.run_decode(self._device.current_stream(), bucket)
+    def _decode_passes(self, bucket: int) -> list[Callable[[], None]]:
+        return self._steps.decode_passes(self._device.current_stream, bucket)
 
     def _fitting_blocks(self, progress: Progress) -> int:
         """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""

@@ -7,8 +7,9 @@ Sizes lie close together, as a padding row costs a row's work in every matrix pr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+Launch = Callable[[], None]
 Replay = Callable[[], None]
 
 # Most rows of a captured batch; larger steps are launched kernel by kernel, which then hides behind the GPU's work.
@@ -31,16 +32,19 @@ class DecodeGraphs:
 
     def capture(
         self,
-        run: Callable[[int], None],
-        capture: Callable[[Callable[[], None]], Replay],
+        passes: Callable[[int], Sequence[Launch]],
+        capture: Callable[[Launch], Replay],
+        seconds: Callable[[Replay], float],
         progress: Callable[[str, float], None],
     ) -> None:
-        """Captures `run(size)` of every size, the largest first: smaller graphs then share its memory.
+        """Captures every size, the largest first: smaller graphs then share its memory.
 
-        `capture` makes a graph of what a function launches.
+        `passes(size)` are ways to launch the step, of which the fastest is kept; `capture` makes a graph of what one
+        launches, `seconds` measures a replay.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
-            self._replays[size] = capture(lambda size=size: run(size))  # type: ignore[misc]
+            replays = [capture(launch) for launch in passes(size)]
+            self._replays[size] = replays[0] if len(replays) == 1 else min(replays, key=seconds)
             progress("capturing CUDA graphs", done / len(self.sizes))
 
     def drop_slow(self, seconds: Callable[[Replay], float]) -> None:

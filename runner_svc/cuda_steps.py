@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from runner_svc.backend import StepBatch
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.cuda_decoder import CudaDecoder, DecoderLaunchers, DeviceInputs, Hidden, StepAttention
+from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyLaunchers, matrices
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
 
@@ -104,6 +107,8 @@ class Launchers(Protocol):
 
     def decoder(self) -> DecoderLaunchers: ...
 
+    def skinny(self, matrices: Sequence[Tensor]) -> SkinnyLaunchers | None: ...
+
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
@@ -140,6 +145,7 @@ class CudaSteps:
         tail_words: int,
     ) -> None:
         self._decoder = decoder
+        self._skinny = _skinny(decoder, launchers)
         self._cache = cache
         self._num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -160,16 +166,31 @@ class CudaSteps:
         self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
         return rows
 
-    def run_decode(self, stream: int, bucket: int) -> None:
-        """Launches the pass that `packed` describes; fills the first `bucket` rows of the logits."""
+    def decode_passes(self, stream: Callable[[], int], bucket: int) -> list[Callable[[], None]]:
+        """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits."""
+        passes: list[Callable[[], None]] = [partial(self._run_decode, stream, bucket)]
+        if self._skinny is not None and bucket <= MAX_ROWS:
+            passes.insert(0, partial(self._run_skinny, self._skinny, stream, bucket))
+        return passes
+
+    def _run_decode(self, current_stream: Callable[[], int], bucket: int) -> None:
+        stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
+        hidden = self._decoder.forward(stream, inputs, self._cache, self._decode_attention(bucket))
+        self._decoder.logits(stream, hidden, self.logits[:bucket])
+
+    def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+        stream = current_stream()
+        inputs = self._gathered(stream, bucket, bucket)
+        skinny.decode(stream, inputs, self._cache, self._decode_attention(bucket), self.logits[:bucket])
+
+    def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address(0)
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
             self._attention.run_decode(stream, layer, queries, output, plan, bucket)
 
-        hidden = self._decoder.forward(stream, inputs, self._cache, attend)
-        self._decoder.logits(stream, hidden, self.logits[:bucket])
+        return attend
 
     def pack_mixed(self, step: PackedStep, batch: StepBatch) -> MixedStep:
         """Packs a step of any rows."""
@@ -239,3 +260,10 @@ class CudaSteps:
 
     def _plan_address(self, begin: int) -> int:
         return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
+
+
+def _skinny(decoder: CudaDecoder, launchers: Launchers) -> SkinnyDecoder | None:
+    """None for models that its products don't take."""
+    multiplied = matrices(decoder)
+    found = launchers.skinny(multiplied) if multiplied is not None else None
+    return SkinnyDecoder(decoder, found) if found is not None else None

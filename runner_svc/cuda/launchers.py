@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
+from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.gather import GatherInputs
+from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.cuda.skinny_product import SkinnyProducts, fits
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import DecoderLaunchers
+from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:
@@ -34,6 +40,16 @@ class CudaLaunchers:
             activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
             rotating=self._rope(config.rope.rotary_dim),
             plain=self._rope(0),
+        )
+
+    def skinny(self, matrices: Sequence[Tensor]) -> SkinnyLaunchers | None:
+        """Those of decode passes of few rows over these matrices; None where the kernels don't take them."""
+        config = self._config
+        if not is_hopper() or not fits(*matrices):
+            return None
+        return SkinnyLaunchers(
+            embed=Embed(config.hidden_size, self._dtype, overlap=self._overlap),
+            products=SkinnyProducts(config.rms_norm_eps, config.activation, overlap=self._overlap),
         )
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:

@@ -27,7 +27,7 @@ def captured(sizes: list[int]) -> tuple[DecodeGraphs, list[int]]:
         return function
 
     graphs = DecodeGraphs(sizes)
-    graphs.capture(ran.append, capture, lambda what, share: None)
+    graphs.capture(lambda size: [lambda: ran.append(size)], capture, lambda replay: 0.0, lambda what, share: None)
     return graphs, ran
 
 
@@ -37,6 +37,26 @@ def test_the_largest_is_captured_first_and_a_batch_gets_the_next_size() -> None:
     assert [graphs.bucket(rows) for rows in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, None]
     graphs.replay(4)
     assert ran[-1] == 4
+
+
+def test_the_fastest_way_to_launch_a_size_is_kept() -> None:
+    ran: list[tuple[str, int]] = []
+    graphs = DecodeGraphs([1, 2])
+    times = {("small", 1): 1.0, ("large", 1): 2.0, ("small", 2): 4.0, ("large", 2): 3.0}
+
+    def seconds(replay: Callable[[], None]) -> float:
+        replay()
+        return times[ran[-1]]
+
+    graphs.capture(
+        lambda size: [lambda name=name: ran.append((name, size)) for name in ("small", "large")],  # type: ignore[misc]
+        lambda launch: launch,
+        seconds,
+        lambda what, share: None,
+    )
+    for size in (1, 2):
+        graphs.replay(size)
+    assert ran[-2:] == [("small", 1), ("large", 2)]
 
 
 def test_sizes_slower_than_a_larger_one_are_left_out() -> None:
