@@ -21,11 +21,11 @@ from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
 from runner_svc.cuda.skinny_product import SkinnyProducts
-from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.skinny_variant import SkinnyVariant, num_tiles
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.skinny_decoder import MAX_ROWS, ScaledRows
 
-ROWS = (8, 16, 32, 64)
+ROWS = (8, 16, 32, 64, 128)
 # Bytes of matrices that are multiplied in a row: more than L2 holds several times over.
 _ROTATED_BYTES = 600_000_000
 BF16 = torch.bfloat16
@@ -38,7 +38,7 @@ class ProductTime:
     shape: str
     matrix: str
     rows: int
-    variant: str  # "cuBLAS", or rows a tile x blocks that share a tile
+    variant: str  # "cuBLAS", or the blocks that share a tile
     chosen: bool
     microseconds: float
     tb_s: float
@@ -124,7 +124,7 @@ def measure(all_rows: Sequence[int], tune: bool) -> Iterator[ProductTime]:
                 for variant in variants(chosen.tokens, matrix) if tune else [chosen]:
                     products = SkinnyProducts(1e-5, "silu", overlap=True, choose=partial(_always, variant))
                     launch = partial(case.skinny, products)
-                    yield case.time_of(f"{variant.rows} x {variant.split}", variant == chosen, launch)
+                    yield case.time_of(f"split {variant.split}", variant == chosen, launch)
 
 
 def _always(variant: SkinnyVariant, *sizes: int) -> SkinnyVariant:
@@ -133,8 +133,8 @@ def _always(variant: SkinnyVariant, *sizes: int) -> SkinnyVariant:
 
 def variants(tokens: int, matrix: Matrix) -> list[SkinnyVariant]:
     """All that make sense for a matrix."""
-    found = [SkinnyVariant(tokens, rows, split) for rows in (64, 128) for split in (1, 2, 4, 8)]
-    return [variant for variant in found if 48 <= variant.num_tiles(matrix.out) * variant.split <= 4096]
+    found = [SkinnyVariant(tokens, split) for split in (1, 2, 4, 8)]
+    return [variant for variant in found if 48 <= num_tiles(matrix.out) * variant.split <= 4096]
 
 
 def print_table(times: Sequence[ProductTime]) -> None:

@@ -2,19 +2,20 @@
 // what comes before and after them fused in.
 //
 // W's rows are the product's 64-row operand and x's rows, up to TOKENS of them, its columns (out^T = W x^T), so that
-// few rows waste no tensor core. A block has ROWS rows of W, a warpgroup each 64 of them; SPLIT blocks, a cluster,
-// share the columns of W among them and add up through each other's shared memory, in a fixed order: the result does
-// not depend on timing. One thread copies tiles of 64 columns through a ring of stages.
+// few rows waste no tensor core. SPLIT blocks, a cluster, share the columns of a tile of 64 rows of W among them and add
+// up through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies
+// pieces of 64 columns through a ring of stages.
 //
-// The kernel is launched while its predecessor runs (programmatic dependent launch). Weights depend on nobody: the ring
-// is filled with them at once, and only x waits.
+// The memory should never be idle. The kernel is launched while its predecessor runs (programmatic dependent launch),
+// and as weights depend on nobody, the ring is filled with them at once: only x waits. And when a block has asked for
+// its last weights, it has L2 fetch some of the next product's.
 //
 // RMSNorm is split between the products around it. One that ends a block of the model (EPILOGUE_RESIDUAL) adds to the
 // residual stream, stores the sum times the next norm's weight, and the sum's squares added up over its rows; the next
 // product multiplies each of its rows by 1 / rms, because that commutes with a product.
 //
-// Macros: TOKENS, 8, 16, 32 or 64; ROWS, 64 or 128; SPLIT, 1, 2, 4 or 8, at most TOKENS; STAGES; OUT, type of `out`;
-// EPILOGUE, one of those below; ACTIVATION, of EPILOGUE_GATED.
+// Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
+// ACTIVATION, of EPILOGUE_GATED.
 
 #include "activation.cuh"
 #include "hopper.cuh"
@@ -29,19 +30,20 @@
 using Scalar = __nv_bfloat16;
 
 constexpr int kStep = 64;  // columns of W that a stage holds: 128 bytes
-constexpr int kGroups = ROWS / 64;
-constexpr int kConsumers = kGroups * 128;
+constexpr int kRows = 64;
+constexpr int kConsumers = 128;
 constexpr int kThreads = kConsumers + 64;  // and a warp that copies, and one that reads the scales
-constexpr int kWeightBytes = ROWS * 128;
+constexpr int kWeightBytes = kRows * 128;
 constexpr int kInputBytes = TOKENS * 128;
 constexpr int kStageBytes = kWeightBytes + kInputBytes;
 constexpr int kAccumulators = TOKENS / 2;
-constexpr int kPitch = ROWS + 4;  // of a token's sums: lanes of a warp write to different banks
+constexpr int kPitch = kRows + 4;  // of a token's sums: lanes of a warp write to different banks
 constexpr bool kGated = EPILOGUE == EPILOGUE_GATED;
-constexpr int kOutputs = kGated ? ROWS / 2 : ROWS;  // of a token
+constexpr int kOutputs = kGated ? kRows / 2 : kRows;  // of a token
 constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
-constexpr int kSquaresPitch = 64;
+constexpr int kSquaresPitch = 128;
+constexpr unsigned kFetchBytes = 32 * 1024;
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
 #define REGISTERS_4 "%0, %1, %2, %3"
@@ -64,8 +66,10 @@ __device__ __forceinline__ void multiply(float (&d)[kAccumulators], unsigned a, 
     WGMMA("m64n32k16", REGISTERS_16, "%16", "%17", "%18", ACCUMULATORS_8(d, 0), ACCUMULATORS_8(d, 8));
 #elif TOKENS == 64
     WGMMA("m64n64k16", REGISTERS_32, "%32", "%33", "%34", ACCUMULATORS_32(d, 0));
+#elif TOKENS == 128
+    WGMMA("m64n128k16", REGISTERS_64, "%64", "%65", "%66", ACCUMULATORS_64(d));
 #else
-#error "TOKENS is 8, 16, 32 or 64"
+#error "TOKENS is 8, 16, 32, 64 or 128"
 #endif
 }
 
@@ -108,7 +112,7 @@ struct Shared {
 };
 
 struct Problem {
-    int tiles;    // of ROWS rows of W
+    int tiles;    // of kRows rows of W
     int outputs;  // columns of `out`
     int tokens;   // rows of it
     int begin;    // columns of W that this block multiplies, in steps
@@ -133,7 +137,17 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
         copy_tensor(shared.weights(stage) + kWeightBytes / 2, weights, 0, problem.outputs + tile * kOutputs, step,
                     shared.full(stage));
     } else {
-        copy_tensor(shared.weights(stage), weights, 0, tile * ROWS, step, shared.full(stage));
+        copy_tensor(shared.weights(stage), weights, 0, tile * kRows, step, shared.full(stage));
+    }
+}
+
+// Has L2 fetch this block's share of what the next product multiplies with.
+__device__ __forceinline__ void fetch_ahead(const char* next, unsigned long long next_bytes) {
+    const unsigned long long share = (next_bytes / gridDim.x + 15) / 16 * 16, begin = blockIdx.x * share;
+    const unsigned long long end = min(begin + share, next_bytes);
+    for (unsigned long long place = begin; place < end; place += kFetchBytes) {
+        const unsigned bytes = static_cast<unsigned>(min(end - place, static_cast<unsigned long long>(kFetchBytes)));
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(next + place), "r"(bytes) : "memory");
     }
 }
 
@@ -253,9 +267,8 @@ __device__ __forceinline__ void consumers_sync() {
 
 __device__ __forceinline__ void consume(Shared shared, float* sums, const float* scales, const Ends& ends,
     const Problem& problem) {
-    const int group = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
-    const bool leads = threadIdx.x % 128 == 0;
-    const unsigned a = matrix_descriptor(shared.weights(0) + group * (64 * 128), 16);
+    const bool leads = threadIdx.x == 0;
+    const unsigned a = matrix_descriptor(shared.weights(0), 16);
     const unsigned b = matrix_descriptor(shared.inputs(0), 16);
     Ring<STAGES> ring(0);
     for (int tile = blockIdx.x / SPLIT; tile < problem.tiles; tile += gridDim.x / SPLIT) {
@@ -289,18 +302,18 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     }
 }
 
-// weights: planes of 64 columns of W in boxes of ROWS rows (of half as many where gated); inputs: those of x in boxes of
-// TOKENS rows. With SPLIT > 1 the grid has a cluster for every tile. `tokens` of the rows of x count.
+// weights: planes of 64 columns of W in boxes of kRows rows (of half as many where gated); inputs: those of x in boxes of
+// TOKENS rows. `next_bytes` of `next`, a multiple of 16, are fetched into L2. With SPLIT > 1 the grid has a cluster for every tile. `tokens` of the rows of x count.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, int steps, int tiles, int outputs, int tokens) {
+    float* new_squares, const char* next, unsigned long long next_bytes, int steps, int tiles, int outputs, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), kGroups);
+            barrier_init(shared.empty(i), 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -316,7 +329,10 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
         wait_for_predecessors();  // the residual stream is read at the end
         consume(shared, sums, scales, ends, problem);
     } else if (warp == kConsumers / 32) {
-        if (threadIdx.x % 32 == 0) produce(shared, &weights, &inputs, problem);
+        if (threadIdx.x % 32 == 0) {
+            produce(shared, &weights, &inputs, problem);
+            fetch_ahead(next, next_bytes);
+        }
         __syncwarp();
         if (SPLIT > 1) cluster_sync();
     } else {

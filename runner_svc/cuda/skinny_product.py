@@ -1,4 +1,4 @@
-"""Products of up to 64 rows with a weight matrix, with norms and activations fused in; see `kernels/skinny_product.cu`.
+"""Products of up to 128 rows with a weight matrix, with norms and activations fused in; see `kernels/skinny_product.cu`.
 
 Only for Hopper and bfloat16: `x` before its norm's 1 / rms would leave the range of float16.
 """
@@ -15,7 +15,7 @@ from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.cuda.skinny_variant import QUAD, STEP, SkinnyVariant
+from runner_svc.cuda.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
 from runner_svc.model.skinny_decoder import ScaledRows
 
 Choose = Callable[[int, int, int], SkinnyVariant]
@@ -27,7 +27,10 @@ _MAX_MAPS = 4096
 
 
 class SkinnyProducts:
-    """The products of one model. Matrices are [out, in], contiguous; x has up to 64 rows."""
+    """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows.
+
+    `ahead` of each is what the next product multiplies with, or the first rows of it: L2 fetches it meanwhile.
+    """
 
     def __init__(
         self, eps: float, activation: str, *, overlap: bool = False, choose: Choose = SkinnyVariant.choose
@@ -40,13 +43,13 @@ class SkinnyProducts:
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
         """out = norm(x) W^T; `out` [T, out] bfloat16 or float32, contiguous."""
-        self._launch(stream, "EPILOGUE_STORE", x, weight, out)
+        self._launch(stream, "EPILOGUE_STORE", x, weight, out, ahead)
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
         """out = activation(norm(x) G^T) * (norm(x) U^T), where `weight` is G above U; `out` [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, weight, out)
+        self._launch(stream, "EPILOGUE_GATED", x, weight, out, ahead)
 
     def add(
         self,
@@ -57,17 +60,18 @@ class SkinnyProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        ahead: Tensor | None = None,
     ) -> ScaledRows:
         """residual += x W^T; `out` = residual * norm_weight, whose missing factor is left in `squares`.
 
-        `residual` and `out` [T, out]; `squares` float32 [n, 64], n at least the tiles of W. Returns `out` as the input
+        `residual` and `out` [T, out]; `squares` float32 [n, 128], n at least the tiles of W. Returns `out` as the input
         of the next product.
         """
-        tiles = self._choose(len(x), *weight.shape).num_tiles(weight.shape[0])
+        squares = squares[: num_tiles(weight.shape[0])]
         self._launch(
-            stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares[:tiles]
+            stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, ahead, residual, norm_weight, squares
         )
-        return ScaledRows(out, squares[:tiles])
+        return ScaledRows(out, squares)
 
     def _launch(
         self,
@@ -76,6 +80,7 @@ class SkinnyProducts:
         x: ScaledRows,
         weight: Tensor,
         out: Tensor,
+        ahead: Tensor | None,
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
@@ -83,11 +88,11 @@ class SkinnyProducts:
         num_rows, width = weight.shape
         num_tokens = len(x.rows)
         variant = self._choose(num_tokens, num_rows, width)
-        tiles = variant.num_tiles(num_rows)
+        tiles = num_tiles(num_rows)
         grid = tiles * variant.split
         if variant.split == 1:
             grid = min(grid, _BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors())
-        box_rows = variant.rows // 2 if epilogue == "EPILOGUE_GATED" else variant.rows
+        box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
         self._kernel(variant, epilogue, out.dtype)(
             stream,
             grid,
@@ -101,6 +106,8 @@ class SkinnyProducts:
             residual.data_ptr() if residual is not None else 0,
             norm_weight.data_ptr() if norm_weight is not None else 0,
             new_squares.data_ptr() if new_squares is not None else 0,
+            ahead.data_ptr() if ahead is not None else 0,
+            ahead.nbytes if ahead is not None else 0,
             width // STEP,
             tiles,
             out.shape[1],
@@ -116,9 +123,10 @@ class SkinnyProducts:
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles, sizes
-            "128s128sPiffPPPPiiii",
-            variant.threads,
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; next, bytes; steps, tiles,
+            # outputs, tokens
+            "128s128sPiffPPPPPqiiii",
+            THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )

@@ -1,20 +1,22 @@
-"""Which variant of kernels/skinny_product.cu a product gets: rows a tile, split, stages. Plain arithmetic, no CUDA."""
+"""Which variant of kernels/skinny_product.cu a product gets: rows of x, split, stages. Plain arithmetic, no CUDA."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_TOKENS = 64
-"""Rows of x, at most: beyond it cuBLAS's tiles are as good."""
+TILE_ROWS = 64
+"""Rows of W in a tile."""
 STEP = 64
 """Columns of W in a stage; the widths of all matrices are multiples of it."""
 QUAD = 4
 """Outputs written at once; the outputs of all matrices are multiples of it."""
+THREADS = 192
+"""A warpgroup that multiplies, a warp that copies and one that reads the scales."""
 
-_TOKENS = (8, 16, 32, 64)
+_TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
-# With this many blocks at work, each with its ring full, the memory has enough requests to be busy.
-_ENOUGH_BLOCKS = 96
+# Each multiprocessor should have one.
+_ENOUGH_BLOCKS = 128
 # Two blocks share a multiprocessor: the next product's ring fills while this one ends.
 _SHARED_BYTES = 112 * 1024
 _MAX_STAGES = 12
@@ -22,42 +24,27 @@ _MAX_STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class SkinnyVariant:
-    """Of a product of up to `tokens` rows."""
+    """Of a product of up to `tokens` rows, `split` blocks sharing a tile."""
 
     tokens: int
-    rows: int
     split: int
 
     @classmethod
     def choose(cls, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
-        """For W [num_rows, num_columns]: large tiles read x less often, but all multiprocessors should have one."""
+        """For W [num_rows, num_columns]."""
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
-        variants = [
-            cls(tokens, rows, split)
-            for rows in (128, 64)
-            for split in _SPLITS
-            if split <= min(tokens, num_columns // STEP)
-        ]
-        enough = (variant for variant in variants if variant.num_tiles(num_rows) * variant.split >= _ENOUGH_BLOCKS)
-        return next(enough, variants[-1])
-
-    def num_tiles(self, num_rows: int) -> int:
-        """Tiles of a matrix of so many rows."""
-        return -(-num_rows // self.rows)
-
-    @property
-    def threads(self) -> int:
-        """A warpgroup for each 64 rows, a warp that copies and one that reads the scales."""
-        return 2 * self.rows + 64
+        splits = [split for split in _SPLITS if split <= num_columns // STEP]
+        enough = (split for split in splits if num_tiles(num_rows) * split >= _ENOUGH_BLOCKS)
+        return cls(tokens, next(enough, splits[-1]))
 
     @property
     def _stage_bytes(self) -> int:
-        return (self.rows + self.tokens) * 2 * STEP
+        return (TILE_ROWS + self.tokens) * 2 * STEP
 
     @property
     def _fixed_bytes(self) -> int:
         """Sums (rows padded by four floats) and scales."""
-        return 4 * self.tokens * (self.rows + 4) + 4 * self.tokens
+        return 4 * self.tokens * (TILE_ROWS + 4) + 4 * self.tokens
 
     @property
     def stages(self) -> int:
@@ -72,4 +59,9 @@ class SkinnyVariant:
     @property
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
-        return {"TOKENS": self.tokens, "ROWS": self.rows, "SPLIT": self.split, "STAGES": self.stages}
+        return {"TOKENS": self.tokens, "SPLIT": self.split, "STAGES": self.stages}
+
+
+def num_tiles(num_rows: int) -> int:
+    """Tiles of a matrix of so many rows."""
+    return -(-num_rows // TILE_ROWS)

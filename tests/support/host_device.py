@@ -160,10 +160,10 @@ class HostProducts:
         self._eps = config.rms_norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
         out.copy_(self._multiply(x, weight))
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
         gate, up = self._multiply(x, weight).chunk(2, dim=-1)
         out.copy_(self._activation(gate) * up)
 
@@ -176,6 +176,7 @@ class HostProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
+        ahead: Tensor | None = None,
     ) -> ScaledRows:
         residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
         return unscaled_norm(residual, norm_weight, out, squares)
