@@ -21,8 +21,9 @@ import numpy as np
 from bench.provenance import provenance
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.policy import Ledger, PolicyGuard, load_policy
+from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.request_view import request_view
 from scheduler_svc.scheduler import PlannedStep, Scheduler
 from scheduler_svc.waiting_queue import WaitingQueue

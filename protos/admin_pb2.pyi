@@ -57,7 +57,7 @@ class RunnerStatus(_message.Message):
     def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans")
+    __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Totals(_message.Message):
     DROPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FAILURES_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_CHANGES_FIELD_NUMBER: _ClassVar[int]
     requests: int
     refused: int
     finished: int
@@ -78,7 +79,8 @@ class Totals(_message.Message):
     dropped_rows: int
     policy_failures: int
     plans: int
-    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ...) -> None: ...
+    policy_changes: int
+    def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
     __slots__ = ()
@@ -137,3 +139,67 @@ class Leave(_message.Message):
     sequence: SequenceRef
     reason: str
     def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListPoliciesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPoliciesResponse(_message.Message):
+    __slots__ = ("policies", "policy", "policy_parameters")
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyDescription]
+    policy: str
+    policy_parameters: str
+    def __init__(self, policies: _Optional[_Iterable[_Union[PolicyDescription, _Mapping]]] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ...) -> None: ...
+
+class PolicyDescription(_message.Message):
+    __slots__ = ("name", "summary", "parameters", "distribution", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    summary: str
+    parameters: _containers.RepeatedCompositeFieldContainer[PolicyParameter]
+    distribution: str
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[PolicyParameter, _Mapping]]] = ..., distribution: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class PolicyParameter(_message.Message):
+    __slots__ = ("name", "schema", "default_value", "description")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    schema: str
+    default_value: str
+    description: str
+    def __init__(self, name: _Optional[str] = ..., schema: _Optional[str] = ..., default_value: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("name", "parameters")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parameters: str
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("policy", "policy_parameters", "former_policy", "former_parameters", "waiting", "running")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FORMER_POLICY_FIELD_NUMBER: _ClassVar[int]
+    FORMER_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    policy_parameters: str
+    former_policy: str
+    former_parameters: str
+    waiting: int
+    running: int
+    def __init__(self, policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., former_policy: _Optional[str] = ..., former_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,16 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/roster.admin.v1.AdminService/ListPolicies',
+                request_serializer=protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/roster.admin.v1.AdminService/SetPolicy',
+                request_serializer=protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -65,6 +75,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPolicies(self, request, context):
+        """The installed policies with their parameters, and the one in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Puts a policy in force from the next plan on: streams go on, what waits and what runs is ranked anew, nothing is
+        computed again. NOT_FOUND for a name that is not installed, INVALID_ARGUMENT for parameters that the policy does
+        not take; the message lists what exists.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +103,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=protos_dot_admin__pb2.WatchStepsRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=protos_dot_admin__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=protos_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.SetPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +170,60 @@ class AdminService:
             '/roster.admin.v1.AdminService/WatchSteps',
             protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
             protos_dot_admin__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/roster.admin.v1.AdminService/ListPolicies',
+            protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+            protos_dot_admin__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/roster.admin.v1.AdminService/SetPolicy',
+            protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            protos_dot_admin__pb2.SetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

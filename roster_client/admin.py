@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -47,6 +48,26 @@ class AdminClient:
         """The state of the scheduler and its runners, now."""
         try:
             return await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=deadline_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def list_policies(self, *, deadline_s: float | None = None) -> admin_pb2.ListPoliciesResponse:
+        """The installed policies with their parameters, and the one in force."""
+        try:
+            return await self._stub.ListPolicies(admin_pb2.ListPoliciesRequest(), timeout=deadline_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    async def set_policy(
+        self, name: str, parameters: Mapping[str, object] | None = None, *, deadline_s: float | None = None
+    ) -> admin_pb2.SetPolicyResponse:
+        """Puts a policy in force while streams run; parameters that are not given have their defaults.
+
+        Raises NotFoundError for a name that is not installed, InvalidRequestError for parameters that it does not take.
+        """
+        request = admin_pb2.SetPolicyRequest(name=name, parameters=json.dumps(dict(parameters or {})))
+        try:
+            return await self._stub.SetPolicy(request, timeout=deadline_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 

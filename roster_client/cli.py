@@ -17,11 +17,14 @@ from typer.core import TyperGroup
 
 from .admin import AdminClient
 from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from .calibrate_command import calibrate
 from .chat import ChatSession
 from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import check_health
+from .policy_cli import policy_app
 from .requests import Message, Options, Prompt
+from .simulate_command import simulate
 from .stack import Endpoints
 from .status_view import status_view
 from .sync_client import SyncRosterClient
@@ -215,6 +218,11 @@ def demo(
     console = Console()
     runner = _given(model=model, device=device, slots=slots)
     raise typer.Exit(asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal)))
+
+
+app.command()(simulate)
+app.command()(calibrate)
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:

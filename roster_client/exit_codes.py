@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .errors import InvalidRequestError, OverloadedError, RosterError, UnavailableError
+from .errors import InvalidRequestError, NotFoundError, OverloadedError, RosterError, UnavailableError
 
 
 class ExitCode(IntEnum):
@@ -29,6 +29,6 @@ def exit_code_for(error: RosterError) -> ExitCode:
     """The status of a command that failed with this error."""
     if isinstance(error, UnavailableError):
         return ExitCode.UNAVAILABLE
-    if isinstance(error, InvalidRequestError | OverloadedError):
+    if isinstance(error, InvalidRequestError | NotFoundError | OverloadedError):
         return ExitCode.REFUSED
     return ExitCode.FAILED

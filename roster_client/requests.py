@@ -74,6 +74,7 @@ class Options(TypedDict, total=False):
     keep_ms: int
     received_token_ids: Sequence[int]
     adapter: str
+    cache_salt: str
 
 
 _SAMPLING = (
@@ -82,7 +83,8 @@ _SAMPLING = (
 _STOP = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string")
 _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_ids")
 _REQUEST = (
-    "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter"
+    "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
+    "cache_salt",
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
     counts = Text(
         f"{totals.requests:,} requests, {totals.refused:,} refused, {totals.finished:,} sequences finished, "
         f"{totals.sampled_tokens:,} tokens sampled, {totals.prefill_tokens:,} prefilled, "
-        f"{totals.preemptions:,} preemptions, {totals.plans:,} plans",
+        f"{totals.cached_tokens:,} from the prefix cache, {totals.preemptions:,} preemptions, {totals.plans:,} plans, "
+        f"{totals.policy_changes:,} policy changes",
         style="dim",
     )
     return Group(headline, _runners(status), counts)

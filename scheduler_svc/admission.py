@@ -1,9 +1,8 @@
-"""What a runner must know of a sequence that takes a slot, and the names of its blocks."""
+"""What a runner must know of a sequence that takes a slot."""
 
 from __future__ import annotations
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.block_pool import chain_hash
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import Sequence
 
@@ -39,16 +38,8 @@ def context_bytes(sequence: Sequence) -> bytes:
         seed=request.seed,
         max_tokens=request.max_tokens,
         priority=request.priority,
+        cache_salt=request.cache_salt,
         ttft_target_ms=request.ttft_target_ms,
         itl_target_ms=request.itl_target_ms,
         keep_ms=int(request.keep_s * 1000),
     ).SerializeToString()
-
-
-def block_hashes(sequence: Sequence, count: int, block_size: int, root: bytes) -> list[bytes]:
-    """Names of the first `count` full blocks of the sequence's tokens (made once, kept on the sequence)."""
-    hashes = sequence.hashes
-    while len(hashes) < count:
-        start = len(hashes) * block_size
-        hashes.append(chain_hash(hashes[-1] if hashes else root, sequence.tokens[start : start + block_size]))
-    return hashes[:count]

@@ -36,6 +36,10 @@ class Applied:
     logprobs: list[tuple[int, plan_pb2.RowLogprobs]] = field(default_factory=list)
     """(index of the token, log-probabilities)."""
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
+    gaps_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
+    step_s: float = 0.0
+    """What the step took of the runner's time."""
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -47,8 +51,11 @@ class MalformedResult(ValueError):
     """Columns of a result that do not fit its plan."""
 
 
-def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result) -> Applied:
-    """Moves the counters by what `result` says of `flight`'s rows. Raises MalformedResult, changing nothing."""
+def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> Applied:
+    """Moves the counters by what `result`, here at `now_s`, says of `flight`'s rows.
+
+    Raises MalformedResult, changing nothing.
+    """
     statuses = np.frombuffer(result.statuses, np.uint8)
     token_counts = np.frombuffer(result.token_counts, np.uint8)
     tokens = np.frombuffer(result.tokens, "<i4")
@@ -60,9 +67,9 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result) -> A
         raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
     live = table.epoch[flight.slots] == flight.epochs
     if live.all() and got.all():
-        applied = _apply_steady(table, flight, tokens)
+        applied = _apply_steady(table, flight, tokens, now_s)
     else:
-        applied = _apply_mixed(table, flight, statuses, got, live, tokens)
+        applied = _apply_mixed(table, flight, statuses, got, live, tokens, now_s)
     if result.logprobs:
         index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
         applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
@@ -71,19 +78,21 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result) -> A
     return applied
 
 
-def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32]) -> Applied:
+def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
     """Every row is live and sampled."""
     slots = flight.slots
     table.in_flight[slots] -= 1
     table.computed[slots] = flight.starts + flight.counts
     applied = Applied(flight, np.arange(len(slots)), tokens, table.sequence_id[slots])
-    _append(table, slots, applied)
+    _append(table, slots, applied, now_s)
     return applied
 
 
-def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied) -> None:
+def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied, now_s: float) -> None:
     """Live rows get their tokens; collects the ends."""
     tokens = applied.tokens
+    applied.gaps_s = now_s - table.last_token_s[slots]
+    table.last_token_s[slots] = now_s
     table.pending[slots] -= 1
     table.append(slots, tokens)
     stopped = (table.stops[slots] == tokens[:, None]).any(axis=1) | table.many_stops[slots]
@@ -110,6 +119,7 @@ def _apply_mixed(
     got: npt.NDArray[np.bool_],
     live: npt.NDArray[np.bool_],
     tokens: npt.NDArray[np.int32],
+    now_s: float,
 ) -> Applied:
     """Any mix of chunks, samples, stale and failed rows."""
     slots = flight.slots[live]
@@ -119,7 +129,7 @@ def _apply_mixed(
     rows = np.flatnonzero(live & got)
     slots = flight.slots[rows]
     applied = Applied(flight, rows, tokens[index_of_token[rows]], table.sequence_id[slots])
-    _append(table, slots, applied)
+    _append(table, slots, applied, now_s)
     late: list[int] = []
     for row in np.flatnonzero(~live | (statuses != OK)).tolist():
         sequence = flight.sequences[row]

@@ -2,15 +2,14 @@
 
 Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, nothing worth keeping),
 *cached* (free, READY content that a prefix may hit) or *held* (reference count > 0). Giving takes blank blocks first,
-then the least recently used cached one. Content is named by a chained hash, so equal hash means equal prefix.
+then the least recently used cached one. Content is named by a chained hash (`block_hashes.py`): an equal name means an
+equal prefix.
 
-A block with a hash is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
+A block with a name is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,20 +21,10 @@ class PoolExhausted(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Match:
-    """Longest READY prefix: its blocks, and whether the next block is being computed by somebody right now."""
+    """Longest READY prefix, and the last block of what is being computed right after it (None: nothing is)."""
 
     blocks: list[int]
-    next_is_pending: bool
-
-
-def root_hash(*parts: str) -> bytes:
-    """The parent of a first block: separates tenants' salts, adapters and weights versions. 16 bytes."""
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
-
-
-def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """The name of a block that holds `tokens` after the prefix named `parent`. 16 bytes, collision-resistant."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+    awaited: int | None
 
 
 class BlockPool:
@@ -93,10 +82,11 @@ class BlockPool:
             if block in self._hash_of and block not in self._pending:
                 self._cached[block] = None
             else:
-                self._forget(block)
+                self.forget(block)
                 self._blank.append(block)
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Takes the name of a held block away: nobody hits it from now on."""
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
@@ -105,14 +95,22 @@ class BlockPool:
     def match(self, hashes: Iterable[bytes]) -> Match:
         """Looks up a chain of block hashes, front to back. Takes no reference: `share` does."""
         blocks: list[int] = []
+        awaited: int | None = None
         for name in hashes:
             block = self._block_of.get(name)
             if block is None:
                 break
             if block in self._pending:
-                return Match(blocks, next_is_pending=True)
-            blocks.append(block)
-        return Match(blocks, next_is_pending=False)
+                awaited = block
+            elif awaited is None:
+                blocks.append(block)
+            else:
+                break
+        return Match(blocks, awaited)
+
+    def is_pending(self, block: int) -> bool:
+        """Is the block, which has a name, being computed?"""
+        return block in self._pending
 
     def share(self, blocks: list[int]) -> None:
         """Adds a reference to each of a match's blocks; free ones among them are pinned again."""

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 
 from protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy import Load, Refuse
+from scheduler_svc.policy_commands import PolicyCommands
 from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
@@ -26,6 +28,7 @@ class Commands:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = SequenceIds()
+        self.policies = PolicyCommands(engine)
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
             "submit": self._submit,
@@ -36,6 +39,8 @@ class Commands:
             "disconnect": self._disconnect,
             "status_query": self._status_query,
             "watch": self._watch,
+            "policies_query": self.policies.list,
+            "policy_change": self.policies.change,
         }
 
     def take(self, worker: bytes, command: engine_pb2.Command) -> None:
@@ -104,7 +109,8 @@ class Commands:
 
     def _load(self) -> Load:
         """The sum over all runners."""
-        loads = [s.load(self._engine.queue, s.table.num_running) for s in self._engine.pool.schedulers.values()]
+        schedulers = self._engine.pool.schedulers.values()
+        loads = [s.load(self._engine.queue, np.flatnonzero(s.table.lag == 1)) for s in schedulers]
         return Load(
             running=sum(load.running for load in loads),
             decoding=sum(load.decoding for load in loads),
@@ -115,6 +121,9 @@ class Commands:
             blocks=sum(load.blocks for load in loads),
             block_size=max((load.block_size for load in loads), default=1),
             max_step_tokens=sum(load.max_step_tokens for load in loads),
+            now_s=self._engine.ledger.now_s,
+            context=sum(load.context for load in loads),
+            prompt_backlog=sum(load.prompt_backlog for load in loads),
         )
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:

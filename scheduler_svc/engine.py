@@ -17,18 +17,21 @@ import structlog
 from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.commands import Commands
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.policy import Ledger, PolicyGuard, StepReport
+from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent, RunnerLink
+from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
+from scheduler_svc.tenant_queues import Queue, TenantQueues
 from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
@@ -41,8 +44,8 @@ class Engine:
         self,
         settings: SchedulerSettings,
         policy: PolicyGuard,
-        fronts: FrontLink,
-        runners: RunnerLink,
+        fronts: Fronts,
+        runners: Runners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -51,10 +54,10 @@ class Engine:
         self.fronts = fronts
         self.runners = runners
         self.started_s = clock()
-        self.pool = RunnerPool(settings, clock)
-        self.queue = WaitingQueue()
-        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.ledger = Ledger()
+        self.pool = RunnerPool(settings, clock, self.ledger)
+        self.queue = self._new_queue()
+        self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
         self.workers: dict[int, bytes] = {}
@@ -62,6 +65,7 @@ class Engine:
         self.draining = False
         self._commands = Commands(self)
         self._serial = 0
+        self._ended: list[Ended] = []
         self._alone_since_s: float | None = self.started_s
 
     # ------------------------------------------------------------------ the step
@@ -90,7 +94,6 @@ class Engine:
         scheduler = self.pool.schedulers.get(event.session)
         if scheduler is None:
             return
-        sent_s = scheduler.in_flight[0].sent_s if scheduler.in_flight else self.ledger.now_s
         try:
             applied = scheduler.apply(event.number, event.result)
         except (BadResult, MalformedResult) as error:
@@ -101,12 +104,14 @@ class Engine:
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
-        now_s = self.ledger.now_s
-        self.policy.observe(StepReport(now_s, len(applied.flight.sequences), len(applied.tokens), now_s - sent_s))
+        if self.policy.observes:
+            self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
+            self._ended.clear()
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
         self.totals.sampled_tokens += len(applied.tokens)
+        self.ledger.charge_sampled(applied.flight.tenants[applied.rows])
         if applied.logprobs:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:
@@ -123,6 +128,8 @@ class Engine:
                 self._commands.take(worker, command)
             except Exception:  # one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
+        if self._commands.policies.busy:
+            self._commands.policies.finish()
         now_s = self.ledger.now_s
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
@@ -141,8 +148,6 @@ class Engine:
                 idle.add(session)
                 continue
             plans.append((session, step))
-            for sequence, _ in step.joined:
-                self.ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - sequence.cached_tokens)
             if self.settings.check:
                 check_roster(scheduler)
         return plans
@@ -163,7 +168,7 @@ class Engine:
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
-        latest = self.clock() + 0.5
+        latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
         due = self.book.next_due_s
         return latest if due is None else min(due, latest)
 
@@ -173,6 +178,7 @@ class Engine:
         """Queues the request's sequences, or ends them if the received tokens already did."""
         self.book.add(request)
         self.totals.requests += 1
+        self.queue.arrive(request.tenant)
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
             self._serial += 1
@@ -188,14 +194,16 @@ class Engine:
         if sequence.phase is Phase.FINISHED:
             return
         if sequence.scheduler is not None:
-            sequence.scheduler.leave(sequence, end.reason.name.lower())
+            failed = end.reason is FinishReason.ERROR
+            sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
             self.queue.discard(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
         self.totals.finished += 1
         request = sequence.request
-        self.ledger.charge_sampled(request.tenant, sequence.num_generated - request.num_received)
+        if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ended.append(Ended(request_view(request), sequence.num_generated))
         self.outbox.end(sequence)
         if request.finished:
             self.book.retire(request, self.ledger.now_s)
@@ -223,6 +231,31 @@ class Engine:
             self.finish_request(request, End(FinishReason.DEADLINE))
         elif request.gone_s is not None and request.gone_s + request.keep_s <= now_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
+
+    # ------------------------------------------------------------------ the policy
+
+    def change_policy(self, policy: Policy) -> None:
+        """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        waiting = list(self.queue)
+        self.policy.install(policy)
+        self.queue = self._new_queue()
+        self._ended.clear()
+        for sequence in waiting:
+            self._rank_anew(sequence)
+            self.queue.push(sequence)
+        for scheduler in self.pool.schedulers.values():
+            for sequence in scheduler.table.running():
+                self._rank_anew(sequence)
+
+    def _rank_anew(self, sequence: Sequence) -> None:
+        """The key is the new policy's; the serial number, which settles ties, stays."""
+        sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
+
+    def _new_queue(self) -> Queue:
+        """An empty queue of the kind that the policy needs."""
+        if not self.policy.orders_tenants:
+            return WaitingQueue()
+        return TenantQueues(lambda tenant: self.policy.tenant_key(tenant, self.ledger), self.ledger.lift)
 
     # ------------------------------------------------------------------ runners and workers
 

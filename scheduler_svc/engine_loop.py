@@ -27,7 +27,7 @@ class EngineLoop:
     """The engine with its sockets. `run` must be called in the thread that is to own them."""
 
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
-        """Binds both links. Raises UnknownPolicy, or zmq.ZMQError when an endpoint is taken."""
+        """Binds both links. Raises UnknownPolicy or WrongParameters, or zmq.ZMQError when an endpoint is taken."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         policy = PolicyGuard(load_policy(settings.policy, settings.policy_parameters))
         self._settings = settings

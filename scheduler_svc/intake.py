@@ -50,6 +50,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         sampling=submit.sampling,
         seed=submit.seed if submit.HasField("seed") else secrets.randbits(64),
         priority=submit.priority,
+        cache_salt=submit.cache_salt,
         arrival_s=now_s,
         deadline_s=now_s + submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None,
         ttft_target_ms=submit.ttft_target_ms if submit.HasField("ttft_target_ms") else None,

@@ -21,7 +21,6 @@ from pydantic_settings import SettingsError
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.logs import configure_logs
-from scheduler_svc.policy import UnknownPolicy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_supervisor import WorkerSupervisor
 
@@ -44,7 +43,7 @@ def serve(settings: SchedulerSettings) -> int:
         try:
             addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
-        except (UnknownPolicy, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             return _complain(str(error))
         except zmq.ZMQError as error:
             return _complain(f"link {settings.link!r} can't be bound: {error}")

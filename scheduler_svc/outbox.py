@@ -8,7 +8,7 @@ import numpy as np
 
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.applied import Applied
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.links import Fronts
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import Sequence
 
@@ -35,7 +35,7 @@ class Outbox:
             messages.append(engine_pb2.FromEngine(step=engine_pb2.Step()))
         messages[-1].step.ends.append(end_message(sequence))
 
-    def flush(self, fronts: FrontLink) -> list[bytes]:
+    def flush(self, fronts: Fronts) -> list[bytes]:
         """Sends everything; returns the workers that are gone."""
         gone = [
             worker

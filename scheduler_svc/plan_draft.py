@@ -30,6 +30,10 @@ class InFlight:
     counts: npt.NDArray[np.int64]
     sample: npt.NDArray[np.bool_]
     sequences: list[Sequence]
+    tenants: npt.NDArray[np.int64]
+    """Their tenants' rows in the ledger."""
+    num_decode: int
+    """The first rows decode, the others compute prompts."""
     sent_s: float
 
 

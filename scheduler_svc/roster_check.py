@@ -11,6 +11,7 @@ def check_roster(scheduler: Scheduler) -> None:
     table = scheduler.table
     running = table.running()
     scheduler.pool.check(sequence.blocks for sequence in running)
+    scheduler.prefix.check()
     for sequence in running:
         _check_sequence(scheduler, sequence)
     if len(running) + len(set(table.free)) != table.num_slots:

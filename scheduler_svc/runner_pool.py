@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protos import plan_pb2
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.prefix_sharing import SharingRules
 from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
@@ -13,11 +15,12 @@ from scheduler_svc.settings import SchedulerSettings
 class RunnerPool:
     """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives."""
 
-    def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self.model: plan_pb2.Model | None = None
         self._settings = settings
         self._clock = clock
+        self._ledger = ledger
 
     @property
     def max_tokens(self) -> int:
@@ -46,7 +49,8 @@ class RunnerPool:
         """A runner that fits has joined."""
         if self.model is None:
             self.model = hello.model
-        self.schedulers[session] = Scheduler(hello, prefix_sharing=self._settings.prefix_sharing, clock=self._clock)
+        rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
+        self.schedulers[session] = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""

@@ -11,22 +11,26 @@ A sequence gets the blocks of all its known tokens when it is admitted, so only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.admission import admission_message, block_hashes
+from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
-from scheduler_svc.block_pool import BlockPool, root_hash
+from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import InFlight, PlanDraft
-from scheduler_svc.policy import Budget, Load, PolicyGuard, RunningView
-from scheduler_svc.request_view import running_view
+from scheduler_svc.policy import Budget, Load, PolicyGuard
+from scheduler_svc.preemption import Displacement, choose_victim
+from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
+from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.tenant_queues import Queue
 
 
 class BadResult(ValueError):
@@ -48,21 +52,27 @@ class Scheduler:
     """Decides every step of one runner. Not thread-safe: it belongs to the engine's thread."""
 
     def __init__(
-        self, hello: plan_pb2.Hello, *, prefix_sharing: bool = False, clock: Callable[[], float] = lambda: 0.0
+        self,
+        hello: plan_pb2.Hello,
+        *,
+        sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
+        clock: Callable[[], float] = lambda: 0.0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.hello = hello
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
+        self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self.cached_tokens = 0
-        self._prefix_sharing = prefix_sharing
         self._max_step_tokens = hello.max_step_tokens
-        self._root = root_hash(hello.model.weights_version)
         self._clock = clock
+        self._ledger = ledger or Ledger()
+        self._last_result_s = 0.0
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -78,41 +88,32 @@ class Scheduler:
         if not self.in_flight or number != self.in_flight[0].number:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
-        flight = self.in_flight[0]
-        applied = apply_rows(self.table, flight, result)
+        flight, now_s = self.in_flight[0], self._clock()
+        applied = apply_rows(self.table, flight, result, now_s)
+        applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
+        self._last_result_s = now_s
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
-        if self._prefix_sharing:
-            self._confirm_blocks(flight)
+        self.prefix.confirm(flight, self.table)
         return applied
-
-    def _confirm_blocks(self, flight: InFlight) -> None:
-        """Blocks that this plan filled become READY."""
-        size = self.pool.block_size
-        filled = ((flight.starts + flight.counts) // size > flight.starts // size) & (
-            self.table.epoch[flight.slots] == flight.epochs
-        )
-        for row in np.flatnonzero(filled).tolist():
-            sequence, start = flight.sequences[row], int(flight.starts[row])
-            full = (start + int(flight.counts[row])) // size
-            hashes = block_hashes(sequence, full, size, self._root)
-            for index in range(start // size, full):
-                self.pool.announce(sequence.blocks[index], hashes[index])
-                self.pool.confirm(sequence.blocks[index])
 
     # ------------------------------------------------------------------ leaving
 
-    def leave(self, sequence: Sequence, reason: str) -> None:
+    def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
         """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
-        self.pool.release(sequence.blocks, self.last_plan)
+        if failed:
+            self.prefix.forget(sequence)
+        else:
+            self.prefix.keep(sequence, int(self.table.computed[slot]))
+        self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
         self._releases.append(slot)
         self._left.append((sequence, slot, reason))
         sequence.scheduler = None
 
-    def _preempt(self, sequence: Sequence, queue: WaitingQueue) -> None:
+    def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
         sequence.stale = int(self.table.in_flight[sequence.slot])
         self.leave(sequence, "preempted")
@@ -120,7 +121,7 @@ class Scheduler:
         self.preemptions += 1
         queue.push(sequence)
 
-    def evacuate(self, queue: WaitingQueue) -> int:
+    def evacuate(self, queue: Queue) -> int:
         """The runner is gone: all its sequences wait again, nothing in flight will come. Returns how many."""
         for flight in self.in_flight:
             for sequence in flight.sequences:
@@ -130,37 +131,43 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
+        self.prefix.dissolve(queue)
         return len(running)
 
     # ------------------------------------------------------------------ planning
 
-    def plan(self, queue: WaitingQueue, policy: PolicyGuard) -> PlannedStep | None:
+    def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
         """The next step, committed to the counters; None when no sequence can move."""
         if not self.table.num_running and not queue:
             return None
+        displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        budget = policy.budget(self.load(queue, len(draft.decode)))
+        budget = policy.budget(self.load(queue, draft.decode))
         room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
         room = self._continue_prompts(draft, budget, room)
-        if not preempted and queue and self.table.free:
-            self._admit(draft, queue, budget, room)
+        if not preempted and not displaced and queue and self.table.free:
+            self._admit(draft, queue, policy, budget, room)
         return self._commit(draft) if draft.num_rows else None
 
-    def load(self, queue: WaitingQueue, decoding: int) -> Load:
-        """What the policy sees."""
-        return Load(
-            running=self.table.num_running,
-            decoding=decoding,
-            slots=self.table.num_slots,
-            waiting=len(queue),
-            waiting_tokens=queue.num_tokens,
-            free_blocks=self.pool.num_free,
-            blocks=self.pool.num_blocks,
-            block_size=self.pool.block_size,
-            max_step_tokens=self._max_step_tokens,
-        )
+    def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
+        """What the policy sees when the slots `decode` are to decode."""
+        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self._ledger.now_s)
 
-    def _decode_rows(self, queue: WaitingQueue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
+    def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
+        """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
+        free_blocks = self.pool.num_free - self._reserve
+        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self._ledger.now_s)
+        victims = displacement.choose(queue.in_order())
+        for victim in victims:
+            self._preempt(victim, queue)
+        return bool(victims)
+
+    @property
+    def _reserve(self) -> int:
+        """Blocks that admissions leave free for the sequences that decode."""
+        return min(self.table.num_running, self.pool.num_blocks // 64)
+
+    def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
@@ -171,7 +178,7 @@ class Scheduler:
             if len(needy) <= num_free:
                 break
             by_rank = sorted(needy.tolist(), key=self._rank_of)
-            victim = self._victim(by_rank[num_free], policy)
+            victim = choose_victim(self._at(by_rank[num_free]), table, policy)
             if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
                 movable[by_rank[num_free:]] = False
                 needy = np.array(by_rank[:num_free], np.int64)
@@ -199,14 +206,6 @@ class Scheduler:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
 
-    def _victim(self, slot: int, policy: PolicyGuard) -> Sequence | None:
-        candidate = self._at(slot)
-        views: list[RunningView] = [running_view(s, self.table) for s in self.table.running() if s is not candidate]
-        chosen = policy.victim(views, running_view(candidate, self.table))
-        if chosen is None:
-            return None
-        return next(s for s in self.table.running() if s.id == chosen.sequence_id)
-
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
@@ -226,52 +225,52 @@ class Scheduler:
             return min(lag, room)
         return lag if lag <= room else 0
 
-    def _admit(self, draft: PlanDraft, queue: WaitingQueue, budget: Budget, room: int) -> None:
-        """Seats waiting sequences in rank order until slots, blocks or budget end."""
-        passed: list[Sequence] = []  # their next block is being computed by somebody: they keep their place
-        reserve = min(self.table.num_running, self.pool.num_blocks // 64)
+    def _admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
+        """Seats waiting sequences in order until slots, blocks or budget end."""
+        size, reserve = self.pool.block_size, self._reserve
+        line = self._line(queue, policy)
         while len(draft.joined) < budget.max_new and self.table.free:
-            sequence = queue.peek()
-            if sequence is None or sequence.stale:
+            candidate = self.prefix.first_in_line(queue, line)
+            if candidate is None:
                 break
-            hit, next_is_pending = self._prefix_hit(sequence)
-            if next_is_pending:
-                passed.append(queue.pop())
-                continue
-            lag = len(sequence.tokens) - len(hit) * self.pool.block_size
+            sequence, hit = candidate.sequence, candidate.hit
+            lag = len(sequence.tokens) - len(hit) * size
             count = self._chunk(lag, room, budget)
             need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
             if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
-            self._seat(queue.pop(), hit, need, draft)
+            queue.discard(sequence)
+            self._seat(sequence, hit, need, draft)
             if count:
-                draft.add_row(sequence.slot, len(hit) * self.pool.block_size, count, count == lag)
+                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
-        for sequence in passed:
-            queue.push(sequence)
 
-    def _prefix_hit(self, sequence: Sequence) -> tuple[list[int], bool]:
-        if not self._prefix_sharing or sequence.request.sampling.HasField("prompt_logprobs"):
-            return [], False  # prompt logprobs need every position's logits
-        size = self.pool.block_size
-        match = self.pool.match(block_hashes(sequence, (len(sequence.tokens) - 1) // size, size, self._root))
-        return match.blocks, match.next_is_pending
+    def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
+        """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
+        if policy.rerank_window:
+            head = list(islice(queue.in_order(), policy.rerank_window))
+            size, now_s = self.pool.block_size, self._ledger.now_s
+            views = [waiting_view(sequence, len(self.prefix.match(sequence).blocks) * size, now_s) for sequence in head]
+            by_id = {sequence.id: sequence for sequence in head}
+            yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
+        while (sequence := queue.peek()) is not None:
+            yield sequence
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
         self.pool.share(hit)
         size, num_computed = self.pool.block_size, len(hit) * self.pool.block_size
         sequence.blocks = hit + self.pool.allocate(need)
-        sequence.slot = self.table.occupy(sequence, num_computed, len(sequence.blocks) * size)
+        sequence.slot = self.table.occupy(
+            sequence, num_computed, len(sequence.blocks) * size, self._ledger.index_of(sequence.request.tenant)
+        )
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
-        if not sequence.preemptions:
-            sequence.cached_tokens = num_computed
-            self.cached_tokens += num_computed
-        if self._prefix_sharing:
-            full = len(sequence.tokens) // size
-            for index, name in enumerate(block_hashes(sequence, full, size, self._root)[len(hit) : full], len(hit)):
-                self.pool.announce(sequence.blocks[index], name)
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
+            self.cached_tokens += sequence.cached_tokens
+            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
+        self.prefix.announce(sequence, self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
 
@@ -293,7 +292,18 @@ class Scheduler:
         self.last_plan += 1
         epochs = table.epoch[slots]
         sequences = self._sequences_of(slots, epochs)
-        flight = InFlight(self.last_plan, slots, epochs, starts, counts, sample, sequences, self._clock())
+        flight = InFlight(
+            self.last_plan,
+            slots,
+            epochs,
+            starts,
+            counts,
+            sample,
+            sequences,
+            table.tenant[slots],
+            len(draft.decode),
+            self._clock(),
+        )
         self.in_flight.append(flight)
         step = PlannedStep(
             flight.number,

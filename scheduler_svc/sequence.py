@@ -6,6 +6,7 @@ because every step moves all of them at once; here stands what outlives a slot.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from protos import plan_pb2
 
 if TYPE_CHECKING:
+    from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
 
 
@@ -73,7 +75,11 @@ class Sequence:
     stale: int = 0
     cached_tokens: int = 0
     """Prompt tokens that a prefix hit spared at the first admission."""
+    admitted: bool = False
+    """It has had a slot before."""
     preemptions: int = 0
+    last_token_s: float = math.nan
+    """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -113,6 +119,8 @@ class Request:
     sampling: plan_pb2.Sampling
     seed: int
     priority: int
+    cache_salt: str
+    """Prefixes are shared only between requests of equal salts."""
     arrival_s: float
     deadline_s: float | None
     ttft_target_ms: int | None
@@ -121,6 +129,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    view: RequestView | None = None
+    """What policies see of it, once it was asked for."""
     gone_s: float | None = None
     """When the client's stream was cut, if it is kept."""
 

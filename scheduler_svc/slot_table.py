@@ -11,9 +11,12 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | computed | positions whose KV is confirmed by a result |
 | in_flight | plans that carry a row of it |
 | capacity | positions that its block table holds |
+| announced | positions whose blocks were announced to the prefix index when it was seated |
 | limit | most tokens: it ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
+| tenant | row of its tenant in the ledger |
+| last_token_s | when its last token came (NaN: it has none) |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
 | recent, num_recent | the latest tokens, not yet in the sequence's log |
@@ -47,8 +50,10 @@ class SlotTable:
         self.length, self.pending, self.planned, self.computed, self.in_flight, self.capacity, self.limit = (
             np.zeros(num_slots, np.int64) for _ in range(7)
         )
-        self.epoch = np.zeros(num_slots, np.int64)
+        self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
+        self.tenant = np.zeros(num_slots, np.int64)
+        self.last_token_s = np.full(num_slots, np.nan)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
         self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
@@ -85,7 +90,7 @@ class SlotTable:
             sequence.log.extend(self.recent[slot, :count].tolist())
             self.num_recent[slot] = 0
 
-    def occupy(self, sequence: Sequence, num_computed: int, capacity: int) -> int:
+    def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int) -> int:
         """Gives the sequence a free slot with `num_computed` positions done, and returns it."""
         slot = self.free.pop()
         self._epochs += 1
@@ -93,10 +98,12 @@ class SlotTable:
         self.epoch[slot] = self._epochs
         self.length[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
-        self.pending[slot] = self.in_flight[slot] = 0
+        self.pending[slot] = self.in_flight[slot] = self.announced[slot] = 0
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
+        self.tenant[slot] = tenant
+        self.last_token_s[slot] = sequence.last_token_s
         stops = sorted(sequence.request.stop_ids)
         self.many_stops[slot] = len(stops) > STOP_COLUMNS
         self.stops[slot] = -1
@@ -106,6 +113,9 @@ class SlotTable:
     def vacate(self, slot: int) -> None:
         """Frees the slot, the log of its sequence complete. Rows in flight no longer match its epoch."""
         self.settle(slot)
+        sequence = self.sequences[slot]
+        if sequence is not None:
+            sequence.last_token_s = float(self.last_token_s[slot])
         self.sequences[slot] = None
         self.epoch[slot] = self.length[slot] = self.pending[slot] = self.planned[slot] = 0
         self.free.append(slot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ class Totals:
     prefill_tokens: int = 0
     dropped_rows: int = 0
     cached_tokens: int = 0
+    policy_changes: int = 0
 
     def keep(self, scheduler: Scheduler) -> None:
         """Adds the counts of a roster that goes away."""
@@ -65,7 +65,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
         version=distribution_version(),
         uptime_s=engine.clock() - engine.started_s,
         policy=engine.policy.policy.name,
-        policy_parameters=json.dumps(engine.policy.policy.parameters.model_dump()),
+        policy_parameters=engine.policy.policy.parameters.model_dump_json(),
         waiting=len(engine.queue),
         waiting_tokens=engine.queue.num_tokens,
         runners=[_runner_status(scheduler) for scheduler in schedulers],
@@ -76,6 +76,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             sampled_tokens=totals.sampled_tokens,
             plans=totals.plans,
             policy_failures=engine.policy.failures,
+            policy_changes=totals.policy_changes,
             preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
             prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
             dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from scheduler_svc.sequence import Phase, Sequence
+
+
+@dataclass(slots=True, frozen=True)
+class _Place:
+    """Where a sequence stands: the number of its heap entry, 0 while it stepped aside; and its tokens when pushed."""
+
+    entry: int
+    tokens: int  # late rows may bring more meanwhile
 
 
 class WaitingQueue:
     """Smallest rank first. A sequence that ended while waiting is told with `discard` and skipped when it surfaces."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[Any, int], Sequence]] = []
-        self._members: dict[Sequence, int] = {}  # tokens when pushed: late rows may bring more meanwhile
+        self._heap: list[tuple[tuple[Any, int], int, Sequence]] = []
+        self._members: dict[Sequence, _Place] = {}
+        self._entries = 0
         self.num_tokens = 0
         """Tokens of the sequences that wait."""
 
@@ -24,38 +34,70 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members)
 
+    def arrive(self, tenant: str) -> None:
+        """A new request of the tenant comes: `push` of its sequences follows."""
+
     def push(self, sequence: Sequence) -> None:
         """Adds a WAITING sequence under its rank."""
         sequence.phase = Phase.WAITING
-        self._members[sequence] = len(sequence.tokens)
-        self.num_tokens += len(sequence.tokens)
-        heapq.heappush(self._heap, (sequence.rank, sequence))
+        tokens = len(sequence.tokens)
+        self.num_tokens += tokens
+        self._enter(sequence, tokens)
 
     def peek(self) -> Sequence | None:
         """The sequence that goes first, or None."""
-        while self._heap and self._heap[0][1] not in self._members:
+        while self._heap and not self._stands(0):
             heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        return self._heap[0][2] if self._heap else None
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The sequences in order of rank, found as far as they are asked for (O(log n) each). Don't change the queue
+        meanwhile."""
+        heap = self._heap
+        frontier = [(heap[0][:2], 0)] if heap else []
+        while frontier:
+            index = heapq.heappop(frontier)[1]
+            if self._stands(index):
+                yield heap[index][2]
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(frontier, (heap[child][:2], child))
 
     def pop(self) -> Sequence:
         """Takes the sequence that goes first. Raises IndexError when there is none."""
         sequence = self.peek()
         if sequence is None:
             raise IndexError("the queue is empty")
-        heapq.heappop(self._heap)
-        self._remove(sequence)
+        self.discard(sequence)
         return sequence
+
+    def step_aside(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of the order; it still waits."""
+        self._members[sequence] = _Place(0, self._members[sequence].tokens)
+
+    def come_back(self, sequence: Sequence) -> None:
+        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+        place = self._members.get(sequence)
+        if place is not None and not place.entry:
+            self._enter(sequence, place.tokens)
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""
-        if sequence in self._members:
-            self._remove(sequence)
-            if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
-                self._rebuild()
+        place = self._members.pop(sequence, None)
+        if place is None:
+            return
+        self.num_tokens -= place.tokens
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+            self._heap = [(s.rank, place.entry, s) for s, place in self._members.items() if place.entry]
+            heapq.heapify(self._heap)
 
-    def _remove(self, sequence: Sequence) -> None:
-        self.num_tokens -= self._members.pop(sequence)
+    def _enter(self, sequence: Sequence, tokens: int) -> None:
+        self._entries += 1
+        self._members[sequence] = _Place(self._entries, tokens)
+        heapq.heappush(self._heap, (sequence.rank, self._entries, sequence))
 
-    def _rebuild(self) -> None:
-        self._heap = [(sequence.rank, sequence) for sequence in self._members]
-        heapq.heapify(self._heap)
+    def _stands(self, index: int) -> bool:
+        """Does the heap's entry speak of a sequence that waits, under this very entry?"""
+        _, entry, sequence = self._heap[index]
+        place = self._members.get(sequence)
+        return place is not None and place.entry == entry

@@ -50,12 +50,33 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetStatusResponse:
         """The state of the engine, now."""
         handle = self._client.new_handle()
+        command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
+        return (await self._ask(handle, command, context)).status_reply.status
+
+    async def ListPolicies(
+        self, request: admin_pb2.ListPoliciesRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ListPoliciesResponse:
+        """What the engine could put in force."""
+        handle = self._client.new_handle()
+        command = engine_pb2.Command(policies_query=engine_pb2.PoliciesQuery(handle=handle))
+        return (await self._ask(handle, command, context)).policies_reply.policies
+
+    async def SetPolicy(
+        self, request: admin_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.SetPolicyResponse:
+        """Changes the policy; the answer comes once it is in force."""
+        handle = self._client.new_handle()
+        command = engine_pb2.Command(policy_change=engine_pb2.PolicyChange(handle=handle, policy=request))
+        return (await self._ask(handle, command, context)).policy_changed.change
+
+    async def _ask(
+        self, handle: int, command: engine_pb2.Command, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.FromEngine:
+        """The engine's answer to `command`, which names `handle`; ends the call if it is a refusal."""
         try:
-            command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
-            answer = await self._client.call(handle, command)
+            return await self._client.call(handle, command)
         except Refusal as refusal:
             await abort(context, refusal)
-        return answer.status_reply.status
 
     async def WatchSteps(self, request: admin_pb2.WatchStepsRequest, context: grpc.aio.ServicerContext) -> None:
         """Steps from now on. The engine makes reports only while somebody watches."""

@@ -163,7 +163,7 @@ class EngineClient:
         elif kind == "step_report":
             if self.on_step_report is not None:
                 self.on_step_report(message.step_report)
-        elif kind in ("done", "status_reply"):
+        elif kind in ("done", "status_reply", "policies_reply", "policy_changed"):
             self._answer(getattr(message, kind).handle, message)
         elif kind == "refused":
             self._refused(message.refused)

@@ -19,6 +19,7 @@ from scheduler_svc.front.tokenizer import ModelText
 from scheduler_svc.front.value_range import check_range
 
 MAX_REQUEST_ID_BYTES = 128
+MAX_CACHE_SALT_BYTES = 128
 MAX_CHOICES = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 256
@@ -65,6 +66,7 @@ class ValidRequest:
             max_tokens=self.max_tokens,
             priority=body.priority,
             keep_ms=self.keep_ms,
+            cache_salt=body.cache_salt,
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed
@@ -139,6 +141,9 @@ def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
     size = len(request.request_id.encode())
     if size > MAX_REQUEST_ID_BYTES:
         raise invalid("request_id", f"it has {size} bytes; use at most {MAX_REQUEST_ID_BYTES}")
+    size = len(request.cache_salt.encode())
+    if size > MAX_CACHE_SALT_BYTES:
+        raise invalid("cache_salt", f"it has {size} bytes; use at most {MAX_CACHE_SALT_BYTES}")
     check_range(request.priority, "priority", -100, 100)
     for field in ("ttft_target_ms", "itl_target_ms", "timeout_ms"):
         if request.HasField(field) and getattr(request, field) == 0:  # type: ignore[arg-type]

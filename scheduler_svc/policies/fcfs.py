@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from scheduler_svc.policy import Budget, Load, Policy
+from scheduler_svc.policy import Budget, Load, Policy, PolicyParameters
 
 
-class FcfsParameters(BaseModel):
+class FcfsParameters(PolicyParameters):
     """Parameters of `fcfs`."""
 
-    model_config = ConfigDict(extra="forbid")
-
     step_tokens: int | None = Field(
-        None, ge=1, description="Most positions a step, decoding rows included; default: what the runner allows."
+        default=None,
+        ge=1,
+        description="Most positions a step, decoding rows included; default: what the runner allows.",
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from runner_svc.settings import RunnerSettings
-from scheduler_svc.policy import Ledger, Policy, PolicyGuard, RequestView
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.policy import PolicyGuard, RequestView
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
 
@@ -36,15 +37,22 @@ async def test_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_policy() -> None:
-    names: dict[str, Any] = {"Policy": Policy, "RequestView": RequestView, "Ledger": Ledger}
-    exec(code("(Policy)"), names)
-    policy = PolicyGuard(names["ShortestPrompt"](None))
+    source = code("(Policy)")
+    package = ROOT / "tests" / "packages" / "roster-shortest" / "roster_shortest.py"
+    assert package.read_text("utf-8") == source
+    names: dict[str, Any] = {}
+    exec(source, names)
+    policy = PolicyGuard(names["ShortestPrompt"](names["ShortestPromptParameters"]()))
 
     def key(arrival_s: float, prompt_tokens: int) -> Any:
         return policy.key(RequestView("id", "", arrival_s, 0, prompt_tokens, 1, 1), Ledger())
 
     assert key(0.0, 10) < key(0.0, 1000) < key(9.0, 200)
     assert policy.failures == 0
+
+
+def test_the_section_about_policies_is_short() -> None:
+    assert len(README.split("## Write a policy")[1].split("\n## ")[0].splitlines()) < 40
 
 
 def test_make_targets() -> None:

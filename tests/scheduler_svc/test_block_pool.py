@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.block_pool import BlockPool, PoolExhausted, chain_hash, root_hash
+from scheduler_svc.block_hashes import chain_hash, root_hash
+from scheduler_svc.block_pool import BlockPool, PoolExhausted
 
 NUM_BLOCKS = 12
 NAMES = [chain_hash(root_hash("test"), [number]) for number in range(6)]
@@ -66,15 +69,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
     def hit(self, names: list[bytes]) -> None:
         match = self.pool.match(names)
-        expected: list[int] = []
-        for name in names:
-            if name not in self.ready:
-                assert match.next_is_pending == (name in self.pending)
-                break
-            expected.append(self.ready[name])
-        else:
-            assert not match.next_is_pending
+        expected = [self.ready[name] for name in itertools.takewhile(self.ready.__contains__, names)]
+        coming = [self.pending[name] for name in itertools.takewhile(self.pending.__contains__, names[len(expected) :])]
         assert match.blocks == expected
+        assert match.awaited == (coming[-1] if coming else None)
         after = self.pool.num_free_without(match.blocks)
         self.pool.share(match.blocks)
         assert self.pool.num_free == after

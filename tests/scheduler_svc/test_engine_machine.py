@@ -16,6 +16,8 @@ from tests.support.in_process import Stack, Submitted
 EOS_PROBABILITY = 1 / 24
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
+STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
+"""What many prompts begin with, so that prefixes are hit, awaited and evicted."""
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -24,11 +26,12 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         depth=st.integers(1, 3),
         policy=st.sampled_from(["fcfs", "orca", "static"]),
-        sharing=st.booleans(),
+        sharing=st.sampled_from([True, True, False]),
+        isolated=st.booleans(),
         runners=st.integers(1, 2),
     )
-    def start(self, depth: int, policy: str, sharing: bool, runners: int) -> None:
-        self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing)
+    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
+        self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
         self.cancelled: set[int] = set()
         for _ in range(runners):
             self._add_runner()
@@ -46,13 +49,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.add_runner(backend)
 
     @rule(
-        prompt=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+        prompt=st.one_of(
+            st.lists(st.integers(0, 3), min_size=1, max_size=30),
+            st.builds(lambda length, last: [*STEM[: length - 1], last], st.integers(1, 30), st.integers(0, 3)),
+        ),
         max_tokens=st.integers(1, 26),
         n=st.integers(1, 2),
         temperature=st.sampled_from([0.0, 1.0]),
         timeout_ms=st.one_of(st.none(), st.integers(1, 3000)),
         keep_ms=st.sampled_from([0, 0, 1500]),
         seed=st.integers(0, 9),
+        cache_salt=st.sampled_from(["", "", "salt"]),
+        tenant=st.sampled_from(["", "a"]),
     )
     def submit(
         self,
@@ -63,12 +71,16 @@ class EngineMachine(RuleBasedStateMachine):
         timeout_ms: int | None,
         keep_ms: int,
         seed: int,
+        cache_salt: str,
+        tenant: str,
     ) -> None:
         sampling = plan_pb2.Sampling(
             temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
         )
-        fields = {} if timeout_ms is None else {"timeout_ms": timeout_ms}
-        self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, keep_ms=keep_ms, **fields)
+        fields: dict[str, object] = {"cache_salt": cache_salt, "tenant": tenant, "keep_ms": keep_ms}
+        if timeout_ms is not None:
+            fields["timeout_ms"] = timeout_ms
+        self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
 
     @rule()
     def step(self) -> None:

@@ -49,20 +49,23 @@ class Setup:
     max_tokens: int = MAX_TOKENS
 
 
-def serve(folder: Path, rng: random.Random, vocab_size: int, setup: Setup) -> tuple[Stack, int]:
-    """All requests through a small pool; returns the stack and its preemptions."""
-    stack = Stack(depth=setup.depth, policy_parameters={"step_tokens": setup.step_tokens})
-    block_size = setup.block_size
-    backend = TorchBackend.load(
+def load_backend(folder: Path, num_blocks: int, block_size: int) -> TorchBackend:
+    return TorchBackend.load(
         str(folder),
         cache_folder=folder / "unused",
         progress=lambda what, share: None,
-        num_blocks=POOL_TOKENS // block_size,
+        num_blocks=num_blocks,
         block_size=block_size,
         num_slots=6,
         max_step_tokens=128,
     )
-    session = stack.add_runner(backend)
+
+
+def serve(folder: Path, rng: random.Random, vocab_size: int, setup: Setup) -> tuple[Stack, int]:
+    """All requests through a small pool; returns the stack and its preemptions."""
+    stack = Stack(depth=setup.depth, policy_parameters={"step_tokens": setup.step_tokens})
+    block_size = setup.block_size
+    session = stack.add_runner(load_backend(folder, POOL_TOKENS // block_size, block_size))
     for _ in range(setup.num_requests):
         stack.submit([rng.randrange(vocab_size) for _ in range(rng.randint(1, 24))], setup.max_tokens)
         for _ in range(rng.randrange(6)):
@@ -93,6 +96,34 @@ def test_engine_and_runner_give_the_tokens_of_generate(family: str, tmp_path: Pa
         near_ties += compare(stack, model, MAX_TOKENS)
     print(f"{preemptions} preemptions, {near_ties} near ties in {3 * NUM_REQUESTS} streams")
     assert preemptions >= 40
+    assert near_ties <= MAX_NEAR_TIES
+
+
+@pytest.mark.parametrize("family", ["llama-dynamic", "qwen2"])
+def test_shared_prefixes_give_the_tokens_of_generate(family: str, tmp_path: Path) -> None:
+    """`llama-dynamic` was trained to 32 positions: shorter prompts share, longer ones must not."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    folder = make_tiny_model(family, tmp_path / family, seed)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]
+    prompts = [
+        stem[: rng.randint(1, 40)] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 4))] for _ in range(24)
+    ]
+    cached, near_ties = [], 0
+    for sharing in (True, False):
+        stack = Stack(prefix_sharing=sharing, policy_parameters={"step_tokens": 20})
+        session = stack.add_runner(load_backend(folder, num_blocks=40, block_size=4))
+        for prompt in prompts:
+            stack.submit(prompt, 8)
+            for _ in range(rng.randrange(4)):
+                stack.turn(rng)
+        stack.run(rng)
+        near_ties += compare(stack, model, 8)
+        cached.append(stack.engine.pool.schedulers[session].cached_tokens)
+    print(f"{cached[0]} prompt tokens from the cache, {near_ties} near ties in {2 * len(prompts)} streams")
+    assert cached[0] > 20 and cached[1] == 0
     assert near_ties <= MAX_NEAR_TIES
 
 

@@ -28,8 +28,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--policy=fcsf", "there is no policy 'fcsf'; installed are: fcfs, orca, static"),
-        ('--policy-parameters={"tokens": 3}', "It knows: step_tokens"),
+        ("--policy=fcsf", "there is no policy 'fcsf'; installed are: adaptive, deadline, fair, fcfs"),
+        ('--policy-parameters={"tokens": 3}', "It knows: victim, step_tokens"),
         ("--depth=9", "setting depth"),
         ("--link=nowhere", "link 'nowhere' can't be bound"),
         ("--listen=nowhere", "is not an address"),

@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 
 from runner_svc.hash_model import HashBackend
+from scheduler_svc.ledger import Ledger
 from scheduler_svc.policies.fcfs import Fcfs, FcfsParameters
 from scheduler_svc.policies.orca import Orca
 from scheduler_svc.policies.static import Static
 from scheduler_svc.policy import (
     Accept,
     Budget,
-    Ledger,
     Load,
-    NoParameters,
     Policy,
     PolicyGuard,
+    PolicyParameters,
     Refuse,
     RequestView,
     RunningView,
     UnknownPolicy,
+    WrongParameters,
     available_policies,
     load_policy,
 )
@@ -60,9 +61,9 @@ def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position
 
 
 def test_orca_never_splits_and_static_joins_nobody() -> None:
-    assert not Orca(NoParameters()).budget(load()).may_chunk
-    assert Static(NoParameters()).budget(load()).max_new == 0
-    fresh = Static(NoParameters()).budget(load(running=0, decoding=0))
+    assert not Orca(PolicyParameters()).budget(load()).may_chunk
+    assert Static(PolicyParameters()).budget(load()).max_new == 0
+    fresh = Static(PolicyParameters()).budget(load(running=0, decoding=0))
     assert (fresh.max_new, fresh.admit_ahead) == (8, True)
 
 
@@ -96,7 +97,7 @@ class Broken(Policy):
     name = "broken"
 
     def __init__(self, answers: dict[str, Any]) -> None:
-        super().__init__(NoParameters())
+        super().__init__(PolicyParameters())
         self.answers = answers
 
     def _answer(self, function: str) -> Any:
@@ -174,7 +175,7 @@ def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> N
     assert load_policy("fcfs", {"step_tokens": 7}).parameters.step_tokens == 7
     with pytest.raises(UnknownPolicy, match=r"no policy 'fcsf'.*fcfs.*orca.*static"):
         load_policy("fcsf", {})
-    with pytest.raises(UnknownPolicy, match=r"steptokens.*It knows: step_tokens"):
+    with pytest.raises(WrongParameters, match=r"steptokens.*It knows: victim, step_tokens"):
         load_policy("fcfs", {"steptokens": 7})
-    with pytest.raises(UnknownPolicy, match="greater than or equal to 1"):
+    with pytest.raises(WrongParameters, match="greater than or equal to 1"):
         load_policy("fcfs", {"step_tokens": 0})

@@ -1,0 +1,106 @@
+"""Fits the shipped H200 cost models to measured steps, into scheduler_svc/simulator/costs: `python -m bench.fit_costs`.
+
+Sources, all in bench/results: decode steps at a mean context of 704 tokens and prefill rates of 512-token prompts
+(`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
+a decode step at a long context is the measured step plus the layers times what the decode kernel takes longer there;
+a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus what the prefill kernel takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.random_model import SHAPES
+from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
+from scheduler_svc.simulator.cost_model import SHIPPED, CostModel, RunnerShape, StepWork
+
+RESULTS = Path(__file__).parent / "results"
+PROMPT, FIRST, LAST, MAX_STEP_TOKENS = 512, 128, 256, 8192
+"""The workload of bench.steps, which needs a GPU's packages to import."""
+CONTEXT = PROMPT + (FIRST + LAST) // 2
+LONG_CONTEXTS = ((8, 1024, 8192), (64, 1024, 4096), (256, 1024, 2048))
+"""Batch, and two contexts at which the decode kernel was timed."""
+ATTENTION_HEADS = 32
+"""Query heads of the attention benchmark; its prefill times scale with them."""
+MEMORY_SHARE, WORKSPACE_GIB = 0.9, 4
+"""The runner's default share of the memory, and what activations and graphs take of it, about."""
+
+
+def timed_steps(shape: str, steps: dict[str, Any], attention: dict[str, Any]) -> list[TimedStep]:
+    """Every step of this shape that was measured, or follows from two measurements."""
+    layers, heads = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["num_attention_heads"]
+    kernel_s = {(m["kernel"], m["case"]): m["microseconds"] * 1e-6 for m in attention["measurements"]}
+    rows = {row["batch"]: row for row in steps["rows"] if row["shape"] == shape}
+    timed = []
+    for batch, row in rows.items():
+        timed.append(TimedStep(decode_work(batch, CONTEXT), row["step"] * 1e-3))
+        prompts = min(batch, MAX_STEP_TOKENS // PROMPT)
+        timed.append(TimedStep(prefill_work(prompts, PROMPT), prompts * PROMPT / row["prefill_tokens_per_s"]))
+    for batch, short, long in LONG_CONTEXTS:
+        longer_s = kernel_s["decode", f"{batch} x {long}"] - kernel_s["decode", f"{batch} x {short}"]
+        step_s = rows[batch]["step"] * 1e-3 + layers * longer_s
+        timed.append(TimedStep(decode_work(batch, CONTEXT + long - short), step_s))
+    longer_s = (kernel_s["prefill", "1 x 8192"] - kernel_s["prefill", "16 x 512"]) * heads / ATTENTION_HEADS
+    many_s = MAX_STEP_TOKENS / rows[max(rows)]["prefill_tokens_per_s"]
+    timed.append(TimedStep(prefill_work(1, MAX_STEP_TOKENS), many_s + layers * longer_s))
+    return timed
+
+
+def decode_work(batch: int, context: int) -> StepWork:
+    """A step of `batch` decoding rows."""
+    return StepWork(batch, batch, batch * context, 0.0)
+
+
+def prefill_work(prompts: int, length: int) -> StepWork:
+    """A step of whole prompts."""
+    return StepWork(prompts * length, prompts, prompts * length, prompts * length * (length + 1) / 2)
+
+
+def runner_shape(shape: str, gib: int) -> RunnerShape:
+    """A runner with its default slots and step, and the KV cache that fits beside bfloat16 weights (estimated)."""
+    config = SHAPES[shape]
+    width, layers, kv = config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"]
+    attention = width * config["head_dim"] * (2 * config["num_attention_heads"] + 2 * kv)
+    weights = layers * (attention + 3 * width * config["intermediate_size"])
+    weights += config["vocab_size"] * width * (1 if config["tie_word_embeddings"] else 2)
+    free = (gib * MEMORY_SHARE - WORKSPACE_GIB) * 2**30 - 2 * weights
+    tokens = int(free / (layers * kv * config["head_dim"] * 2 * 2))
+    return RunnerShape(
+        slots=256, kv_tokens=tokens // 16 * 16, step_tokens=MAX_STEP_TOKENS, vocab_size=config["vocab_size"]
+    )
+
+
+def fit(shape: str, steps_file: Path, attention_file: Path) -> tuple[CostModel, FitError]:
+    """The cost model of one shape."""
+    steps, attention = json.loads(steps_file.read_text()), json.loads(attention_file.read_text())
+    source = (
+        f"python -m bench.fit_costs: {steps_file.name} ({steps['card']['card']}, commit {steps['source']['commit']}) "
+        f"and {attention_file.name}; KV cache estimated from the memory, link times not measured"
+    )
+    timed = timed_steps(shape, steps, attention)
+    return fit_cost_model(f"h200-{shape}", source, timed, runner_shape(shape, steps["card"]["gib"]))
+
+
+def main() -> None:
+    """Fits each shape, prints how well, writes the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=Path, default=max(RESULTS.glob("*-h200-steps.json")))
+    parser.add_argument("--attention", type=Path, default=max(RESULTS.glob("*-h200-attention-d128.json")))
+    options = parser.parse_args()
+    steps, attention = json.loads(options.steps.read_text()), json.loads(options.attention.read_text())
+    for shape in SHAPES:
+        model, error = fit(shape, options.steps, options.attention)
+        print(
+            f"{model.name}: error p50 {error.median:.1%}, p90 {error.p90:.1%}, {error.left_out} of the steps left out"
+        )
+        for step in timed_steps(shape, steps, attention):
+            predicted = model.step_seconds(step.work)
+            print(f"  {step.work} measured {step.seconds * 1e3:.3f} ms, model {predicted * 1e3:.3f} ms")
+        (SHIPPED / f"{model.name}.json").write_text(model.model_dump_json(indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`roster calibrate`: times a runner's steps through the real engine and writes a cost model for `roster simulate`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .simulate_command import MISSING
+
+GRACE_S = 10.0
+
+
+def calibrate(
+    output: Annotated[Path, typer.Argument(help="File of the cost model, JSON; its stem is the model's name.")],
+    model: Annotated[str | None, typer.Option("--model", help="What the runner loads (default: smollm2).")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Where it computes (default: auto).")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=0, help="CPU threads of the runner.")] = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", help="Start no runner: wait for yours at this ZeroMQ endpoint.")
+    ] = None,
+    steps_file: Annotated[Path | None, typer.Option("--steps", help="Also write every timed step there, JSON.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="How long to measure, about.")] = 60.0,
+    ready_timeout: Annotated[float, typer.Option("--ready-timeout", min=1, help="Seconds to load the model.")] = 600.0,
+) -> None:
+    """Measure a runner's step times and fit a cost model to them. Leave the machine alone meanwhile."""
+    try:
+        from scheduler_svc.logs import configure_logs
+        from scheduler_svc.simulator.calibration import Calibrator
+    except ImportError as error:
+        raise ValueError(f"{MISSING} ({error})") from error
+    configure_logs("console", "warning")
+    flags: dict[str, object] = {"model": model, "device": device, "slots": slots, "threads": threads}
+    if listen is not None and any(value is not None for value in flags.values()):
+        raise ValueError("--listen waits for a runner that you start: give --model, --device and the like to that one")
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="roster-") as folder:
+        calibrator = Calibrator(listen or f"ipc://{folder}/link")
+        try:
+            with (
+                started_runner(None if listen else calibrator.endpoint, flags) as alive,
+                console.status("loading") as status,
+            ):
+                calibrator.wait_for_runner(ready_timeout, alive)
+                result = calibrator.run(output.stem, seconds, lambda steps: status.update(f"{steps} steps timed"))
+        finally:
+            calibrator.close()
+    output.write_text(result.model.model_dump_json(indent=2) + "\n")
+    if steps_file is not None:
+        steps_file.write_text(json.dumps([asdict(step) for step in result.steps]))
+    fit = result.error
+    print(
+        f"{output}: {fit.steps} steps, error of the model p50 {fit.median:.1%}, p90 {fit.p90:.1%}, "
+        f"spread {fit.spread:.3f}, {fit.left_out} disturbed steps left out; "
+        f"the runner's own timings account for {result.timings_share:.1%} of the time"
+    )
+
+
+@contextmanager
+def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[Callable[[], None]]:
+    """A runner process that connects to `endpoint` (none: somebody else's); yields a check that it lives."""
+    if endpoint is None:
+        yield lambda: None
+        return
+    given = [part for name, value in flags.items() if value is not None for part in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "runner_svc.main", "--link", endpoint, *given]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def alive() -> None:
+        if process.poll() is not None:
+            raise ValueError(f"the runner ended with exit status {process.returncode}; see its lines above")
+
+    try:
+        yield alive
+    finally:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

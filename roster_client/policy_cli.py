@@ -1,0 +1,111 @@
+"""`roster policy list|show|set`: which policies there are, what they take, and which one is in force."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from rich.console import Console
+
+from protos import admin_pb2
+
+from .admin import AdminClient
+from .policy_view import change_view, policies_view, policy_view
+
+Answer = TypeVar("Answer")
+
+DEFAULT_ADMIN = "127.0.0.1:50062"
+DEADLINE_S = 30.0
+"""A policy's package is imported meanwhile, which may take seconds."""
+
+Admin = Annotated[str, typer.Option("--admin", envvar="ROSTER_ADMIN", help="Address of the admin API, host:port.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+policy_app = typer.Typer(no_args_is_help=True, help="Look at the scheduling policies, and swap them while streams run.")
+
+
+@policy_app.command("list")
+def list_policies(admin: Admin = DEFAULT_ADMIN, as_json: AsJson = False) -> None:
+    """List the installed policies; the one in force is marked."""
+    answer = _ask(admin, lambda client: client.list_policies(deadline_s=DEADLINE_S))
+    if as_json:
+        _print_json(answer)
+    else:
+        Console().print(policies_view(answer))
+
+
+@policy_app.command()
+def show(
+    name: Annotated[str | None, typer.Argument(help="The policy (default: the one in force).")] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    as_json: AsJson = False,
+) -> None:
+    """Show a policy's parameters: what they take, their defaults and, for the one in force, their values."""
+    answer = _ask(admin, lambda client: client.list_policies(deadline_s=DEADLINE_S))
+    policy = _find(answer, name or answer.policy)
+    if as_json:
+        _print_json(policy)
+    else:
+        in_force = json.loads(answer.policy_parameters) if policy.name == answer.policy else None
+        Console().print(policy_view(policy, in_force))
+
+
+@policy_app.command("set")
+def set_policy(
+    name: Annotated[str, typer.Argument(help="The policy to put in force.")],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Its parameters, values as JSON; all others have their defaults."
+        ),
+    ] = None,
+    admin: Admin = DEFAULT_ADMIN,
+    as_json: AsJson = False,
+) -> None:
+    """Put a policy in force while streams run: nothing is dropped, nothing is computed again.
+
+    Example: roster policy set fcfs step_tokens=512
+    """
+    values = dict(_parameter(text) for text in parameters or [])
+    change = _ask(admin, lambda client: client.set_policy(name, values, deadline_s=DEADLINE_S))
+    if as_json:
+        _print_json(change)
+    else:
+        Console().print(change_view(change))
+
+
+def _ask(admin: str, question: Callable[[AdminClient], Awaitable[Answer]]) -> Answer:
+    async def ask() -> Answer:
+        async with AdminClient(admin) as client:
+            return await question(client)
+
+    return asyncio.run(ask())
+
+
+def _find(answer: admin_pb2.ListPoliciesResponse, name: str) -> admin_pb2.PolicyDescription:
+    for policy in answer.policies:
+        if policy.name == name:
+            return policy
+    raise ValueError(
+        f"there is no policy {name!r}; installed are: {', '.join(policy.name for policy in answer.policies)}"
+    )
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """KEY=VALUE; a value that is not JSON is a string."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"a parameter is KEY=VALUE, step_tokens=512 for example; got {text!r}")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def _print_json(message: Message) -> None:
+    typer.echo(MessageToJson(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True))

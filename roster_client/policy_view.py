@@ -1,0 +1,71 @@
+"""How `roster policy` shows the installed policies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from protos import admin_pb2
+
+
+def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:
+    """One row a policy; the one in force is marked."""
+    table = Table()
+    for heading in ("", "policy", "what it does", "parameters", "from"):
+        table.add_column(heading)
+    for policy in answer.policies:
+        table.add_row(
+            "▶" if policy.name == answer.policy else "",
+            escape(policy.name),
+            Text(f"can't be used: {policy.problem}", style="red") if policy.problem else escape(policy.summary),
+            escape(", ".join(parameter.name for parameter in policy.parameters)),
+            escape(policy.distribution),
+        )
+    return table
+
+
+def policy_view(policy: admin_pb2.PolicyDescription, in_force: dict[str, Any] | None) -> RenderableType:
+    """A policy and its parameters; `in_force`: their values if it is the one in force."""
+    state = "" if in_force is None else ", in force"
+    headline = Text(f"{policy.name} ({policy.distribution}{state}): {policy.problem or policy.summary}")
+    if not policy.parameters:
+        return Group(headline, Text("no parameters", style="dim"))
+    table = Table()
+    for heading in ("parameter", "takes", "default", *([] if in_force is None else ["now"]), "what it does"):
+        table.add_column(heading)
+    for parameter in policy.parameters:
+        now = [] if in_force is None else [escape(json.dumps(in_force.get(parameter.name)))]
+        table.add_row(
+            escape(parameter.name),
+            escape(_takes(json.loads(parameter.schema))),
+            escape(parameter.default_value or "must be given"),
+            *now,
+            escape(parameter.description),
+        )
+    return Group(headline, table)
+
+
+def change_view(change: admin_pb2.SetPolicyResponse) -> RenderableType:
+    """What a change did."""
+    return Text(
+        f"policy {change.policy} {change.policy_parameters} in force, {change.former_policy} was; "
+        f"{change.waiting:,} waiting and {change.running:,} running sequences ranked anew"
+    )
+
+
+def _takes(schema: dict[str, Any]) -> str:
+    """A JSON schema in words, as far as parameters use it."""
+    if "anyOf" in schema:
+        return " or ".join(_takes(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    words = [str(schema.get("type", "anything"))]
+    for key, word in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")):
+        if key in schema:
+            words.append(f"{word} {schema[key]}")
+    return " ".join(words)

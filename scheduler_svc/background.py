@@ -1,0 +1,48 @@
+"""Work that must not stall a step (importing a policy, say): done by a thread, its outcome taken at a step boundary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+Outcome = TypeVar("Outcome")
+
+
+class Background:
+    """One daemon thread, started with the first job; jobs are done and collected in order."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Any, Callable[[Any], None]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._open = 0
+
+    @property
+    def busy(self) -> bool:
+        """Some job's outcome was not collected yet."""
+        return self._open > 0
+
+    def run(self, work: Callable[[], Outcome], then: Callable[[Outcome], None]) -> None:
+        """`work()` runs in the thread and must not raise; `collect` passes what it returned to `then`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="background", daemon=True)
+            self._thread.start()
+        self._open += 1
+        self._jobs.put((work, then))
+
+    def collect(self) -> None:
+        """Hands over, in this thread, what is done so far."""
+        while self._open:
+            try:
+                outcome, then = self._done.get_nowait()
+            except Empty:
+                return
+            self._open -= 1
+            then(outcome)
+
+    def _serve(self) -> None:
+        while True:
+            work, then = self._jobs.get()
+            self._done.put((work(), then))

@@ -1,0 +1,48 @@
+"""What the engine knows over time and a policy swap does not reset: the clock, and what each tenant was served."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.policy import Account
+
+
+class Ledger:
+    """Accounts by tenant, as columns: a step charges all its tokens at once. Policies read it as a `LedgerView`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._index: dict[str, int] = {}
+        self._prompt, self._sampled = np.zeros(64, np.int64), np.zeros(64, np.int64)
+        self._lift: list[float] = []
+
+    def index_of(self, tenant: str) -> int:
+        """The tenant's row, opened if it has none."""
+        index = self._index.get(tenant)
+        if index is None:
+            index = self._index[tenant] = len(self._index)
+            self._lift.append(0.0)
+            if index == len(self._prompt):
+                self._prompt, self._sampled = (np.pad(c, (0, index)) for c in (self._prompt, self._sampled))
+        return index
+
+    def account(self, tenant: str) -> Account:
+        """The tenant's account; an empty one if it was never served."""
+        index = self._index.get(tenant)
+        if index is None:
+            return Account()
+        return Account(int(self._prompt[index]), int(self._sampled[index]), self._lift[index])
+
+    def charge_prompt(self, tenant: str, tokens: int) -> None:
+        """The tenant had `tokens` prompt tokens computed."""
+        self._prompt[self.index_of(tenant)] += tokens
+
+    def charge_sampled(self, tenants: npt.NDArray[np.int64]) -> None:
+        """A token for each of these rows (a tenant may occur often)."""
+        counts = np.bincount(tenants)
+        self._sampled[: len(counts)] += counts
+
+    def lift(self, tenant: str, by: float) -> None:
+        """Raises the tenant's lift."""
+        self._lift[self.index_of(tenant)] += by

@@ -1,0 +1,33 @@
+"""From an applied result to the report that policies learn from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.applied import Applied
+from scheduler_svc.policy import Ended, FirstToken, StepReport
+from scheduler_svc.request_view import request_view
+
+
+def observation(applied: Applied, now_s: float, ended: list[Ended]) -> StepReport:
+    """What the result, here at `now_s`, tells of its step; `ended` since the report before."""
+    flight, gaps_s = applied.flight, applied.gaps_s
+    is_first = np.isnan(gaps_s)
+    first_tokens = []
+    for index in np.flatnonzero(is_first).tolist():
+        request = flight.sequences[applied.rows[index]].request
+        first_tokens.append(FirstToken(request_view(request), now_s - request.arrival_s))
+    num_decode = flight.num_decode
+    return StepReport(
+        now_s=now_s,
+        rows=len(flight.sequences),
+        sampled=len(applied.tokens),
+        round_trip_s=now_s - flight.sent_s,
+        step_s=applied.step_s,
+        decode_rows=num_decode,
+        prefill_tokens=int(flight.counts[num_decode:].sum()),
+        context=int(flight.starts[:num_decode].sum()),
+        gaps_s=gaps_s[~is_first] if first_tokens else gaps_s,
+        first_tokens=tuple(first_tokens),
+        ended=tuple(ended),
+    )

@@ -1,0 +1,50 @@
+"""Policies: the interface for their authors, the guard around them, and how they are found by name."""
+
+from scheduler_svc.policy.guard import PolicyGuard
+from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice
+from scheduler_svc.policy.registry import (
+    ENTRY_POINT_GROUP,
+    UnknownPolicy,
+    WrongParameters,
+    available_policies,
+    import_policy,
+    load_policy,
+    policy_class,
+)
+from scheduler_svc.policy.views import (
+    Account,
+    Ended,
+    FirstToken,
+    LedgerView,
+    Load,
+    RequestView,
+    RunningView,
+    StepReport,
+    WaitingView,
+)
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Accept",
+    "Account",
+    "Budget",
+    "Ended",
+    "FirstToken",
+    "LedgerView",
+    "Load",
+    "Policy",
+    "PolicyGuard",
+    "PolicyParameters",
+    "Refuse",
+    "RequestView",
+    "RunningView",
+    "StepReport",
+    "UnknownPolicy",
+    "VictimChoice",
+    "WaitingView",
+    "WrongParameters",
+    "available_policies",
+    "import_policy",
+    "load_policy",
+    "policy_class",
+]

@@ -1,0 +1,107 @@
+"""Stands between the core and a policy: calls it, checks what it returns, and falls back to the defaults.
+
+A policy that raises or returns nonsense costs that decision under the defaults (`fcfs`) and a counter, never a stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse
+from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
+
+MAX_RERANK_WINDOW = 256
+
+
+class PolicyGuard:
+    """The policy as the core sees it: every answer fits. The policy may be replaced; the counters stay."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.failures = 0
+        self.last_failure = ""
+        self._default = Policy(PolicyParameters())
+        self.install(policy)
+
+    def install(self, policy: Policy) -> None:
+        """From now on `policy` decides."""
+        self.policy = policy
+        self.orders_tenants = _overrides(policy, "tenant_key")
+        self.displaces = _overrides(policy, "displace")
+        self.observes = _overrides(policy, "observe")
+        self.rerank_window = min(policy.rerank_window, MAX_RERANK_WINDOW) if _overrides(policy, "rerank") else 0
+
+    def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
+        """Accept or Refuse, whatever the policy does."""
+        return self._call("admit", lambda answer: isinstance(answer, Accept | Refuse), request, load)
+
+    def key(self, request: RequestView, ledger: LedgerView) -> Any:
+        """A flat tuple of numbers, whatever the policy does."""
+        key = self._call("key", _is_key, request, ledger)
+        return key if isinstance(key, tuple) else (key,)
+
+    def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
+        """A number, whatever the policy does."""
+        return self._call("tenant_key", _is_number, tenant, ledger)
+
+    def budget(self, load: Load) -> Budget:
+        """A budget with prefill_tokens and max_new >= 0, whatever the policy does."""
+        return self._call("budget", _is_budget, load)
+
+    def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
+        """The views of `head`, each once, whatever the policy does."""
+
+        def fits(answer: Any) -> bool:
+            return len(answer) == len(head) and {id(view) for view in answer} == {id(view) for view in head}
+
+        return self._call("rerank", fits, head)
+
+    def victim(self, running: Sequence[RunningView], candidate: RunningView) -> RunningView | None:
+        """A running sequence that ranks strictly below the candidate, or None."""
+        below = [view for view in running if view.rank > candidate.rank]
+        return self._call("victim", _one_of(below), below, candidate)
+
+    def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
+        """A running sequence that ranks strictly below the candidate, or None."""
+        below = [view for view in running if view.rank > candidate.rank]
+        return self._call("displace", _one_of(below), below, candidate)
+
+    def observe(self, report: StepReport) -> None:
+        """Tells the policy; its failures are counted."""
+        self._call("observe", lambda answer: True, report)
+
+    def _call(self, function: str, fits: Callable[[Any], bool], *arguments: Any) -> Any:
+        try:
+            answer = getattr(self.policy, function)(*arguments)
+            if fits(answer):
+                return answer
+            self.last_failure = f"{function}() returned {answer!r}"
+        except Exception as error:
+            self.last_failure = f"{function}() raised {error!r}"
+        self.failures += 1
+        return getattr(self._default, function)(*arguments)
+
+
+def _overrides(policy: Policy, function: str) -> bool:
+    return getattr(type(policy), function) is not getattr(Policy, function)
+
+
+def _one_of(views: Sequence[RunningView]) -> Callable[[Any], bool]:
+    return lambda answer: answer is None or any(answer is view for view in views)
+
+
+def _is_number(number: Any) -> bool:
+    return isinstance(number, int | float) and not math.isnan(number)
+
+
+def _is_key(key: Any) -> bool:
+    return all(map(_is_number, key)) and len(key) > 0 if isinstance(key, tuple) else _is_number(key)
+
+
+def _is_budget(budget: Any) -> bool:
+    return isinstance(budget, Budget) and _is_count(budget.prefill_tokens) and _is_count(budget.max_new)
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and number >= 0

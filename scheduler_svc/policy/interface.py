@@ -1,0 +1,124 @@
+"""The policy interface: small functions over read-only views. The policy proposes, the core checks and commits.
+
+A policy is one class in one file, found through the entry-point group `roster.policies`. It overrides what it changes;
+the defaults here are first come, first served with chunked prefill. The core calls only what is overridden, so an
+unused function costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
+
+
+@dataclass(slots=True, frozen=True)
+class Budget:
+    """What a step may do besides decoding.
+
+    prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).
+    max_new: most sequences admitted. admit_ahead: sequences may take slots before the budget reaches them.
+    """
+
+    prefill_tokens: int
+    may_chunk: bool = True
+    max_new: int = 1 << 30
+    admit_ahead: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Accept:
+    """The request may wait."""
+
+
+@dataclass(slots=True, frozen=True)
+class Refuse:
+    """The request is refused at once (RESOURCE_EXHAUSTED). `retry_after_s` goes into RetryInfo; 0 for none."""
+
+    reason: str
+    retry_after_s: float = 0.0
+
+
+class VictimChoice(StrEnum):
+    """Which of the sequences that may be preempted is."""
+
+    LOWEST_RANK = "lowest_rank"
+    LEAST_COMPUTED = "least_computed"
+
+
+class PolicyParameters(BaseModel):
+    """The parameters that every policy has; a policy with more of them extends this class."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    victim: VictimChoice = Field(
+        default=VictimChoice.LOWEST_RANK,
+        description="Who is preempted when blocks run out, among those that rank below: the lowest of them, or the "
+        "one with the least computed, which wastes least.",
+    )
+
+    def choose_victim(self, running: Sequence[RunningView]) -> RunningView | None:
+        """The victim among `running`, any of which may be preempted; None if there is none."""
+        if self.victim is VictimChoice.LEAST_COMPUTED:
+            return min(running, key=lambda view: (view.computed, _reversed(view)), default=None)
+        return max(running, key=lambda view: view.rank, default=None)
+
+
+def _reversed(view: RunningView) -> int:
+    """Of two with as much computed, the later arrival."""
+    return -view.rank[1]
+
+
+class Policy:
+    """First come, first served; every step up to `max_step_tokens` positions, prompts in chunks."""
+
+    name: ClassVar[str] = "base"
+    Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
+    rerank_window: int = 0
+    """How many of the queue's first sequences `rerank` gets; a policy that overrides it sets this (at most 256)."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = parameters
+
+    def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
+        """May this request wait at all?"""
+        return Accept()
+
+    def key(self, request: RequestView, ledger: LedgerView) -> Any:
+        """Time-invariant sort key, a number or a tuple of numbers; smaller goes first."""
+        return request.arrival_s
+
+    def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
+        """Overridden, it orders tenants: the tenant with the least key goes first, and `key` orders within a tenant.
+
+        It must be a sum of what the tenant was served, which only grows, and its account's `lift`: the core raises the
+        lift of a tenant that comes back to the queue, so that it is owed nothing for the time when it asked for
+        nothing.
+        """
+        return ledger.account(tenant).lift
+
+    def budget(self, load: Load) -> Budget:
+        """What this step may do."""
+        return Budget(prefill_tokens=max(1, load.max_step_tokens - load.decoding))
+
+    def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
+        """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be
+        seated: for what changes with time or runner and thus can't be a key. Returns all of them, in any order."""
+        return head
+
+    def victim(self, running: Sequence[RunningView], candidate: RunningView) -> RunningView | None:
+        """Whom to preempt so that running `candidate` gets a block: one of `running`, all of which rank below it."""
+        return self.parameters.choose_victim(running)
+
+    def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
+        """Overridden, whom to preempt so that waiting `candidate` gets a slot or blocks: one of `running`, all of which
+        rank below it, or None (the default): it waits until somebody ends."""
+        return None
+
+    def observe(self, report: StepReport) -> None:
+        """Feeds learners; called once a result."""

@@ -1,0 +1,135 @@
+"""What a policy sees: read-only views of requests, sequences, load and results. Times in seconds, engine's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Rank = tuple[Any, int]
+"""(policy key, serial number of arrival): a total order, smaller goes first."""
+
+
+@dataclass(slots=True, frozen=True)
+class RequestView:
+    """What a policy may know of a request."""
+
+    request_id: str
+    tenant: str
+    arrival_s: float
+    priority: int
+    prompt_tokens: int
+    max_tokens: int
+    num_choices: int
+    deadline_s: float | None = None
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class WaitingView:
+    """A waiting sequence. `tokens` are to be computed when it is seated; `cached` of them wait in the prefix cache of
+    the runner that is being planned (0 where prefixes are not shared)."""
+
+    sequence_id: int
+    request: RequestView
+    rank: Rank
+    tokens: int
+    cached: int
+    waited_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class RunningView:
+    """A running sequence. `computed` positions are lost when it is preempted, `blocks` are won."""
+
+    sequence_id: int
+    request: RequestView
+    rank: Rank
+    computed: int
+    generated: int
+    blocks: int
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """State of one runner (for `admit`: of all) and of the shared queue when a step is planned."""
+
+    running: int
+    decoding: int
+    slots: int
+    waiting: int
+    waiting_tokens: int
+    free_blocks: int
+    blocks: int
+    block_size: int
+    max_step_tokens: int
+    now_s: float = 0.0
+    context: int = 0
+    """KV positions of the sequences that decode: what this step's attention reads for them."""
+    prompt_backlog: int = 0
+    """Positions that running sequences have still to compute of their prompts."""
+
+
+@dataclass(slots=True, frozen=True)
+class Account:
+    """What one tenant was served since the engine started, and how far it was lifted (see `Policy.tenant_key`)."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens computed for it (what the prefix cache spared is not charged)."""
+    sampled_tokens: int = 0
+    lift: float = 0.0
+
+
+class LedgerView(Protocol):
+    """What the engine knows over time, whatever the policy: the clock, and an account per tenant."""
+
+    @property
+    def now_s(self) -> float:
+        """Now."""
+
+    def account(self, tenant: str) -> Account:
+        """The tenant's account; an empty one if it was never served."""
+
+
+@dataclass(slots=True, frozen=True)
+class FirstToken:
+    """A sequence has got its first token."""
+
+    request: RequestView
+    ttft_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """A sequence has ended by itself."""
+
+    request: RequestView
+    generated: int
+
+
+def _no_gaps() -> npt.NDArray[np.float64]:
+    return np.zeros(0)
+
+
+@dataclass(slots=True, frozen=True)
+class StepReport:
+    """What a result told: for policies that learn. The step is the plan that this result answers."""
+
+    now_s: float
+    rows: int
+    sampled: int
+    round_trip_s: float
+    """From the plan's departure to the result's arrival, waiting behind the plan before it included."""
+    step_s: float = 0.0
+    """What the step took of the runner's time: since the result before it, or since it was sent if that was later."""
+    decode_rows: int = 0
+    prefill_tokens: int = 0
+    context: int = 0
+    """KV positions before the decoding rows: what attention read for them."""
+    gaps_s: npt.NDArray[np.float64] = field(default_factory=_no_gaps)
+    """Inter-token times that ended with this result, one per token that is not its sequence's first."""
+    first_tokens: tuple[FirstToken, ...] = ()
+    ended: tuple[Ended, ...] = ()

@@ -1,0 +1,58 @@
+"""The installed policies, described for operators: what each does and which parameters it takes."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from protos import admin_pb2
+from scheduler_svc.policy import ENTRY_POINT_GROUP, import_policy
+
+
+def describe_policies() -> list[admin_pb2.PolicyDescription]:
+    """Imports every installed policy, sorted by name. One that can't be imported is described by its problem."""
+    return [_describe(entry) for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)]
+
+
+def _describe(entry: EntryPoint) -> admin_pb2.PolicyDescription:
+    description = admin_pb2.PolicyDescription(name=entry.name, distribution=entry.dist.name if entry.dist else "")
+    try:
+        found = import_policy(entry)
+        description.summary = _first_sentence(found.__doc__)
+        description.parameters.extend(_parameters(found.Parameters.model_json_schema()))
+    except Exception as error:  # a third party's code
+        description.problem = str(error)
+    return description
+
+
+def _first_sentence(docstring: str | None) -> str:
+    paragraph = " ".join((docstring or "").strip().split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".") + "." if paragraph else ""
+
+
+def _parameters(schema: dict[str, Any]) -> list[admin_pb2.PolicyParameter]:
+    required, definitions = schema.get("required", ()), schema.get("$defs", {})
+    parameters = []
+    for name, field in schema.get("properties", {}).items():
+        value = {key: field[key] for key in field if key not in ("title", "default", "description")}
+        parameters.append(
+            admin_pb2.PolicyParameter(
+                name=name,
+                schema=json.dumps(_resolved(value, definitions)),
+                default_value="" if name in required else json.dumps(field.get("default")),
+                description=field.get("description", ""),
+            )
+        )
+    return parameters
+
+
+def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema without references and titles."""
+    if isinstance(schema, list):
+        return [_resolved(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _resolved(value, definitions) for key, value in schema.items() if key not in ("title", "description")}

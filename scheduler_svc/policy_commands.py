@@ -1,0 +1,123 @@
+"""ListPolicies and SetPolicy: policies are imported and built in the background, and put in force between two steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import structlog
+
+from protos import admin_pb2, engine_pb2
+from scheduler_svc.background import Background
+from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, load_policy
+from scheduler_svc.policy_catalog import describe_policies
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, frozen=True)
+class InForce:
+    """A policy by name and parameters (JSON)."""
+
+    name: str
+    parameters: str
+
+    @classmethod
+    def of(cls, policy: Policy) -> InForce:
+        """What an operator sees of it."""
+        return cls(policy.name, policy.parameters.model_dump_json())
+
+
+class PolicyCommands:
+    """Carries out what the admin API asks about policies."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._background = Background()
+
+    @property
+    def busy(self) -> bool:
+        """Something is being loaded: `finish` will have something to do soon."""
+        return self._background.busy
+
+    def finish(self) -> None:
+        """Puts in force, and answers, what was loaded meanwhile. Between two steps."""
+        self._background.collect()
+
+    def list(self, worker: bytes, query: engine_pb2.PoliciesQuery) -> None:
+        """Answers with all installed policies."""
+
+        def answer(descriptions: list[admin_pb2.PolicyDescription]) -> None:
+            now = InForce.of(self._engine.policy.policy)
+            policies = admin_pb2.ListPoliciesResponse(
+                policies=descriptions, policy=now.name, policy_parameters=now.parameters
+            )
+            reply = engine_pb2.PoliciesReply(handle=query.handle, policies=policies)
+            self._engine.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
+
+        self._background.run(describe_policies, answer)
+
+    def change(self, worker: bytes, change: engine_pb2.PolicyChange) -> None:
+        """Loads the policy, puts it in force and answers; or refuses."""
+        name, parameters = change.policy.name, change.policy.parameters
+
+        def answer(loaded: Policy | EngineRefusal) -> None:
+            if isinstance(loaded, EngineRefusal):
+                self._engine.outbox.message(worker, loaded.to_message(change.handle))
+                return
+            reply = engine_pb2.PolicyChanged(handle=change.handle, change=self._put_in_force(loaded))
+            self._engine.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
+
+        self._background.run(lambda: _load(name, parameters), answer)
+
+    def _put_in_force(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
+        engine = self._engine
+        former, new = InForce.of(engine.policy.policy), InForce.of(policy)
+        engine.change_policy(policy)
+        engine.totals.policy_changes += 1
+        running = sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values())
+        log.info(
+            "the policy changed",
+            policy=new.name,
+            parameters=new.parameters,
+            former=former.name,
+            former_parameters=former.parameters,
+            waiting=len(engine.queue),
+            running=running,
+        )
+        return admin_pb2.SetPolicyResponse(
+            policy=new.name,
+            policy_parameters=new.parameters,
+            former_policy=former.name,
+            former_parameters=former.parameters,
+            waiting=len(engine.queue),
+            running=running,
+        )
+
+
+def _load(name: str, text: str) -> Policy | EngineRefusal:
+    """The policy, or why it can't be had. Never raises: a third party's code runs here."""
+    try:
+        return load_policy(name, _parsed(text))
+    except UnknownPolicy as error:
+        return EngineRefusal(grpc.StatusCode.NOT_FOUND, str(error), "name")
+    except WrongParameters as error:
+        return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(error), "parameters")
+    except Exception as error:
+        return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"policy {name!r} can't be started: {error!r}", "name")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        parameters = json.loads(text or "{}")
+    except ValueError as error:
+        raise WrongParameters(f"the parameters are not JSON: {error}") from error
+    if not isinstance(parameters, dict):
+        raise WrongParameters('the parameters must be a JSON object, {"step_tokens": 512} for example')
+    return parameters

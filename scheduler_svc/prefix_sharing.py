@@ -1,0 +1,165 @@
+"""Sequences of one runner share the KV blocks of equal prefixes; those whose prefix is being computed wait for it.
+
+Blocks of a prompt are announced (PENDING) when their sequence is seated and become READY as results confirm them.
+Blocks that decoding fills get their names when the sequence leaves: until then hardly anybody could ask for them, and
+a decoding step pays nothing. A lookup happens when the sequence is about to be seated, and its hit is pinned at once.
+
+A sequence whose next block is PENDING steps aside: it still waits, but out of the queue's order, until that block is
+READY or its owner is gone. Only a few step aside or come back for each one seated, so a step stays cheap however many
+wait behind one block.
+
+Not shared: prompts that want log-probabilities of every position (they compute all), sequences that failed, and
+positions whose KV depends on the prompt's length (`Model.prefix_positions`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos import plan_pb2
+from scheduler_svc.block_hashes import extend_chain, root_hash
+from scheduler_svc.block_pool import BlockPool, Match
+from scheduler_svc.plan_draft import InFlight
+from scheduler_svc.sequence import Sequence
+from scheduler_svc.slot_table import SlotTable
+from scheduler_svc.tenant_queues import Queue
+
+STEPS_ASIDE = 16
+"""Sequences that step aside, and that come back, for each one that is seated."""
+
+
+@dataclass(slots=True, frozen=True)
+class SharingRules:
+    """What an operator allows to be shared."""
+
+    enabled: bool = True
+    isolate_tenants: bool = False
+    """Only within a tenant: whether a prompt was seen before can then not be told from its time to first token."""
+
+
+@dataclass(slots=True, frozen=True)
+class Candidate:
+    """The sequence that goes first, and the blocks of its prefix that it need not compute (not pinned yet)."""
+
+    sequence: Sequence
+    hit: list[int]
+
+
+class PrefixSharing:
+    """The index of one runner's pool by content. It dies with the runner's roster."""
+
+    def __init__(self, pool: BlockPool, model: plan_pb2.Model, rules: SharingRules) -> None:
+        self._pool = pool
+        self._weights_version = model.weights_version
+        self._isolate_tenants = rules.isolate_tenants
+        self._limit: float = 0
+        """Positions that may be shared; a longer prompt shares none."""
+        if rules.enabled:
+            self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
+        self._aside: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the block that they wait for
+        self._returning: deque[Sequence] = deque()
+
+    # ------------------------------------------------------------------ looking up
+
+    def match(self, sequence: Sequence) -> Match:
+        """What the sequence would hit now. It always computes its last token itself."""
+        if sequence.request.sampling.HasField("prompt_logprobs"):
+            return Match([], None)
+        return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
+
+    def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
+        """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
+        for _ in range(min(len(self._returning), STEPS_ASIDE)):
+            queue.come_back(self._returning.popleft())
+        for _ in range(STEPS_ASIDE):
+            sequence = next(line, None)
+            if sequence is None or sequence.stale:
+                return None
+            match = self.match(sequence)
+            if match.awaited is None:
+                return Candidate(sequence, match.blocks)
+            queue.step_aside(sequence)
+            self._aside[match.awaited].append(sequence)
+        return None
+
+    def _shareable(self, sequence: Sequence, positions: int) -> int:
+        """How many full blocks of the sequence's first `positions` may be shared."""
+        if sequence.prompt_len > self._limit:
+            return 0
+        return int(min(positions, self._limit)) // self._pool.block_size
+
+    def _names(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
+        hashes = sequence.hashes
+        if len(hashes) < count:
+            extend_chain(hashes, self._root(sequence), sequence.tokens, count, self._pool.block_size)
+        return hashes[:count]
+
+    def _root(self, sequence: Sequence) -> bytes:
+        request = sequence.request
+        return root_hash(self._weights_version, request.cache_salt, request.tenant if self._isolate_tenants else "")
+
+    # ------------------------------------------------------------------ naming
+
+    def announce(self, sequence: Sequence, table: SlotTable) -> None:
+        """The sequence was just seated: the full blocks of its tokens, as far as it did not hit them, are PENDING."""
+        count = self._shareable(sequence, len(sequence.log))
+        for block, name in zip(sequence.blocks, self._names(sequence, count), strict=False):
+            self._pool.announce(block, name)
+        table.announced[sequence.slot] = count * self._pool.block_size
+
+    def confirm(self, flight: InFlight, table: SlotTable) -> None:
+        """A plan's result is here and applied: announced blocks that it filled are READY."""
+        rows = flight.starts < table.announced[flight.slots]
+        if not rows.any():  # nothing but decoding: most steps
+            return
+        size = self._pool.block_size
+        for row in np.flatnonzero(rows & (table.epoch[flight.slots] == flight.epochs)).tolist():
+            start, slot = int(flight.starts[row]), int(flight.slots[row])
+            end = min(start + int(flight.counts[row]), int(table.announced[slot]))
+            for block in flight.sequences[row].blocks[start // size : end // size]:
+                self._pool.confirm(block)
+                self._wake(block)
+
+    def keep(self, sequence: Sequence, computed: int) -> None:
+        """Names what the sequence has computed (`computed` positions are confirmed), READY: it is about to leave."""
+        count = self._shareable(sequence, min(computed, len(sequence.tokens)))
+        for block, name in zip(sequence.blocks, self._names(sequence, count), strict=False):
+            self._pool.announce(block, name)
+            self._pool.confirm(block)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has failed, and nobody knows at which position: nobody hits its blocks from now on."""
+        for block in sequence.blocks:
+            self._pool.forget(block)
+
+    def release(self, sequence: Sequence, plan: int) -> None:
+        """The sequence leaves its blocks; who waited for one that never became READY comes back."""
+        self._pool.release(sequence.blocks, plan)
+        if self._aside:
+            for block in sequence.blocks:
+                if not self._pool.is_pending(block):
+                    self._wake(block)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _wake(self, block: int) -> None:
+        self._returning.extend(self._aside.pop(block, ()))
+
+    def dissolve(self, queue: Queue) -> None:
+        """The runner is gone: everybody who stepped aside is back in the queue's order."""
+        for sequences in [*self._aside.values(), self._returning]:
+            for sequence in sequences:
+                queue.come_back(sequence)
+        self._aside.clear()
+        self._returning.clear()
+
+    def check(self) -> None:
+        """Raises RuntimeError if a sequence waits for a block that nobody computes."""
+        for block, sequences in self._aside.items():
+            if not self._pool.is_pending(block):
+                raise RuntimeError(f"{len(sequences)} sequences wait for block {block}, which is not PENDING")

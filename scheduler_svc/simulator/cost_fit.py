@@ -1,0 +1,137 @@
+"""Fits a cost model to steps that were timed: nonnegative least squares on relative errors.
+
+Relative, because a model should be as right about a decoding step as about one of a whole prompt; nonnegative, because
+no work makes a step faster. Steps that some other process disturbed are outliers: they are left out of a second fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
+
+FREE_TOKENS = (0, 16, 32, 64, 128, 256)
+"""Candidates for the positions that ride along for free."""
+WORTH = 0.9
+"""Free positions are believed in when they bring the squared error below this share of it without."""
+OUTLIER = 4.0
+"""Scaled median absolute deviations from the median, beyond which a step is left out."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, frozen=True)
+class TimedStep:
+    """A step's work and the seconds that it took."""
+
+    work: StepWork
+    seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class FitError:
+    """Relative errors |predicted / measured - 1| over the steps that were kept; `spread` is the standard deviation of
+    the logarithm of measured / predicted, for `Setup.spread`."""
+
+    median: float
+    p90: float
+    spread: float
+    steps: int
+    left_out: int
+
+
+def fit_cost_model(
+    name: str, source: str, steps: Sequence[TimedStep], runner: RunnerShape, link_s: float = 0.0
+) -> tuple[CostModel, FitError]:
+    """The model with the least squared relative error. Raises ValueError for fewer than 8 steps."""
+    if len(steps) < 8:
+        raise ValueError(f"{len(steps)} steps are too few to fit a cost model: at least 8 are needed")
+    seconds = np.array([step.seconds for step in steps])
+    kept = np.ones(len(steps), bool)
+    for _ in range(2):
+        free_tokens, coefficients = _best([s for s, keep in zip(steps, kept, strict=True) if keep])
+        ratio = np.log(seconds / (_features([step.work for step in steps], free_tokens) @ coefficients))
+        kept = _inliers(ratio)
+    error = np.abs(np.exp(-ratio[kept]) - 1)
+    model = CostModel(
+        name=name,
+        source=source,
+        fixed_s=coefficients[0],
+        token_s=coefficients[1],
+        free_tokens=free_tokens,
+        sequence_s=coefficients[2],
+        context_s=coefficients[3],
+        pair_s=coefficients[4],
+        link_s=link_s,
+        runner=runner,
+    )
+    quality = FitError(
+        float(np.median(error)),
+        float(np.percentile(error, 90)),
+        float(ratio[kept].std()),
+        int(kept.sum()),
+        int((~kept).sum()),
+    )
+    return model, quality
+
+
+def _features(works: Sequence[StepWork], free_tokens: int) -> Floats:
+    """(steps, 5): what each coefficient is multiplied with."""
+    return np.array(
+        [(1.0, max(0, w.tokens - free_tokens), w.sequences, w.context_tokens, w.prefill_pairs) for w in works]
+    )
+
+
+def _best(steps: Sequence[TimedStep]) -> tuple[int, Floats]:
+    """(free tokens, coefficients) of the best fit."""
+    works, seconds = [step.work for step in steps], np.array([step.seconds for step in steps])
+    fits = []
+    for free_tokens in FREE_TOKENS:
+        relative = _features(works, free_tokens) / seconds[:, None]
+        coefficients = nonnegative_least_squares(relative, np.ones(len(steps)))
+        error = float(((relative @ coefficients - 1) ** 2).sum())
+        fits.append((error, free_tokens, coefficients))
+    plain, best = fits[0], min(fits, key=lambda fit: fit[0])
+    _, free_tokens, coefficients = best if best[0] < WORTH * plain[0] else plain
+    return free_tokens, coefficients
+
+
+def _inliers(log_ratio: Floats) -> npt.NDArray[np.bool_]:
+    distance = np.abs(log_ratio - np.median(log_ratio))
+    return distance <= OUTLIER * max(1.4826 * float(np.median(distance)), 1e-6)
+
+
+def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """min |matrix x - target| with x >= 0, by active sets (Lawson and Hanson 1974). matrix: (rows, few columns)."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    matrix = matrix / scale
+    x = np.zeros(matrix.shape[1])
+    active = np.zeros(matrix.shape[1], bool)
+    for _ in range(10 * matrix.shape[1]):
+        gradient = matrix.T @ (target - matrix @ x)
+        gradient[active] = -np.inf
+        if gradient.max() <= 1e-10 * np.linalg.norm(target):
+            break
+        active[int(gradient.argmax())] = True
+        x = _solve_active(matrix, target, x, active)
+    return x / scale
+
+
+def _solve_active(matrix: Floats, target: Floats, x: Floats, active: npt.NDArray[np.bool_]) -> Floats:
+    """Least squares over the active columns; those that would turn negative leave. Changes `active`."""
+    while active.any():
+        trial = np.zeros_like(x)
+        trial[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
+        negative = active & (trial <= 0)
+        if not negative.any():
+            return trial
+        steps = x[negative] / (x[negative] - trial[negative])
+        x = x + steps.min() * (trial - x)
+        active &= x > 1e-12
+        x[~active] = 0.0
+    return np.zeros_like(x)

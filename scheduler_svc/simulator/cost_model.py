@@ -1,0 +1,123 @@
+"""What a step costs: seconds as a linear function of what the step does, and the size of the runner it belongs to.
+
+    seconds = fixed + token * max(0, tokens - free_tokens) + sequence * sequences + context * context tokens
+              + pair * prefill pairs
+
+*tokens* are the positions computed, *sequences* the rows, *context tokens* the positions whose KV the rows read (a row
+of count c at start s reads s + c), *prefill pairs* the (query, key) pairs of rows of more than one position (the
+quadratic term of long prompts). *free_tokens* ride along while reading the weights is what takes the time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protos import plan_pb2
+
+SHIPPED = Path(__file__).parent / "costs"
+
+
+class UnknownCostModel(ValueError):
+    """No such cost model, or a file that is none; the message lists what is shipped."""
+
+
+@dataclass(slots=True, frozen=True)
+class StepWork:
+    """What one step does: see the module."""
+
+    tokens: int
+    sequences: int
+    context_tokens: int
+    prefill_pairs: float
+
+    @classmethod
+    def of_plan(cls, plan: plan_pb2.Plan) -> StepWork:
+        """The work of a plan's extents."""
+        starts = np.frombuffer(plan.extent_starts, "<i4")
+        sequences = len(starts)
+        if plan.extent_counts == _ones(sequences):
+            return cls(sequences, sequences, int(starts.sum()) + sequences, 0.0)
+        counts = np.frombuffer(plan.extent_counts, "<i4").astype(np.int64)
+        pairs = counts * starts + counts * (counts + 1) / 2
+        return cls(
+            int(counts.sum()),
+            sequences,
+            int((starts + counts).sum()),
+            float(pairs[counts > 1].sum()),
+        )
+
+
+_ONES = np.ones(4096, "<i4").tobytes()
+
+
+def _ones(count: int) -> bytes:
+    """A column of `count` ones."""
+    return _ONES[: 4 * count] if count <= 4096 else np.ones(count, "<i4").tobytes()
+
+
+class RunnerShape(BaseModel):
+    """The runner that a cost model speaks of, as its hello would say it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    slots: int = Field(ge=1, description="Sequences that run at once.")
+    kv_tokens: int = Field(ge=1, description="Size of the KV cache, in tokens.")
+    block_size: int = Field(default=16, ge=1, description="Tokens a KV block.")
+    step_tokens: int = Field(ge=1, description="Most positions a step.")
+    vocab_size: int = Field(default=32_000, ge=257, description="Token ids.")
+
+
+class CostModel(BaseModel):
+    """Coefficients in seconds; nonnegative. A file of `costs/` is one of these as JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="What it is called.")
+    source: str = Field(default="", description="What it was fitted to, and how.")
+    fixed_s: float = Field(ge=0, description="Seconds a step.")
+    token_s: float = Field(ge=0, description="Seconds a position computed, beyond the free ones.")
+    free_tokens: int = Field(default=0, ge=0, description="Positions a step that take no time of their own.")
+    sequence_s: float = Field(default=0.0, ge=0, description="Seconds a row.")
+    context_s: float = Field(default=0.0, ge=0, description="Seconds a position whose KV is read.")
+    pair_s: float = Field(default=0.0, ge=0, description="Seconds a (query, key) pair of prompt rows.")
+    link_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a message takes between scheduler and runner, one way."
+    )
+    front_s: float = Field(
+        default=0.0, ge=0, description="Seconds from the engine to the client, and from it to the engine."
+    )
+    runner: RunnerShape
+
+    def step_seconds(self, work: StepWork) -> float:
+        """How long the runner computes a step."""
+        return (
+            self.fixed_s
+            + self.token_s * max(0, work.tokens - self.free_tokens)
+            + self.sequence_s * work.sequences
+            + self.context_s * work.context_tokens
+            + self.pair_s * work.prefill_pairs
+        )
+
+
+def shipped_cost_models() -> list[str]:
+    """Names of the cost models that come with the package, sorted."""
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def load_cost_model(name: str) -> CostModel:
+    """A shipped cost model by name, or one in a JSON file. Raises UnknownCostModel."""
+    path = Path(name)
+    if name in shipped_cost_models():
+        path = SHIPPED / f"{name}.json"
+    if not path.is_file():
+        known = ", ".join(shipped_cost_models())
+        raise UnknownCostModel(f"there is no cost model {name!r}: give a JSON file, or one of {known}")
+    try:
+        return CostModel.model_validate(json.loads(path.read_text()))
+    except (ValidationError, ValueError) as error:
+        raise UnknownCostModel(f"{path} is no cost model: {error}") from error

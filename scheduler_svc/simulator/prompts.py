@@ -1,0 +1,44 @@
+"""Token ids for a trace's prompts: equal hash ids give equal tokens, so a trace's prefixes are real prefixes.
+
+Every token is a hash of (block id, position in the block): blocks need no table, and two prompts share exactly the
+blocks whose ids they share. Prompts without hash ids get one id of their own, so they share nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+
+FIRST_ORDINARY_TOKEN = 256
+"""Ids below are left out: tokenizers keep their special tokens there."""
+
+_OWN_IDS = 1 << 40
+"""Ids from here on are those of prompts without hash ids."""
+
+
+def prompt_tokens(trace: Trace, index: int, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The prompt of request `index`: (prompt_tokens,) ids in [256, vocab_size)."""
+    request = trace.requests[index]
+    if request.prefix_hash_ids:
+        ids = np.array(request.prefix_hash_ids, np.uint64)
+        return _block_tokens(ids, trace.hash_block_tokens, vocab_size)[: request.prompt_tokens]
+    own = np.array([_OWN_IDS + index], np.uint64)
+    return _block_tokens(own, request.prompt_tokens, vocab_size)
+
+
+def blank_prompt(request: TraceRequest) -> npt.NDArray[np.int32]:
+    """A prompt of the right length whose content does not matter (no prefix sharing)."""
+    return np.zeros(request.prompt_tokens, np.int32)
+
+
+def _block_tokens(ids: npt.NDArray[np.uint64], block_tokens: int, vocab_size: int) -> npt.NDArray[np.int32]:
+    """The blocks' tokens one after another, (len(ids) * block_tokens,), by splitmix64's finalizer (Steele et al.)."""
+    positions = np.arange(block_tokens, dtype=np.uint64)
+    x = ((ids[:, None] << np.uint64(20)) + positions[None, :]).ravel()
+    x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return (FIRST_ORDINARY_TOKEN + (x >> np.uint64(33)) % np.uint64(vocab_size - FIRST_ORDINARY_TOKEN)).astype(np.int32)

@@ -1,0 +1,138 @@
+"""The clients of a simulation: submits the trace's requests when they arrive, and notes when each token comes.
+
+Stands in place of `FrontLink`: the same methods, no sockets. All requests come through one front worker.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import numpy as np
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.plan_draft import pack
+from scheduler_svc.sequence import FinishReason
+from scheduler_svc.simulator.prompts import blank_prompt, prompt_tokens
+from scheduler_svc.simulator.simulated_runners import STOP_TOKEN
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+from scheduler_svc.simulator.virtual_clock import VirtualClock
+
+WORKER = b"simulated"
+
+
+class SimulatedFront:
+    """Requests by index in the trace; a request's handle is its index + 1."""
+
+    def __init__(self, trace: Trace, clock: VirtualClock, front_s: float, vocab_size: int, real_prompts: bool) -> None:
+        """`front_s`: seconds between client and engine, each way. `real_prompts`: give prompts their content."""
+        self.trace = trace
+        self._clock = clock
+        self._front_s = front_s
+        self._vocab_size = vocab_size
+        self._real_prompts = real_prompts
+        self._next = 0
+        self._greeting = [(WORKER, engine_pb2.Command(hello=engine_pb2.WorkerHello(worker=0)))]
+        self.first_ids = np.zeros(len(trace.requests), np.uint64)
+        """Internal id of each request's sequence; 0: refused."""
+        self.refusals: dict[int, str] = {}
+        self.num_ended = 0
+        self.cached_tokens = 0
+        self.ended_early: dict[int, str] = {}
+        """Sequence id -> reason, of those that ended otherwise than with STOP or LENGTH."""
+        self.token_ids = bytearray()
+        """Sequence id of each token that came, uint64."""
+        self.token_times_s = array("d")
+        self.token_counts = array("q")
+        """Tokens that came at each of `token_times_s`."""
+
+    # ------------------------------------------------------------------ as the engine sees it
+
+    def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
+        """Requests that have arrived by now."""
+        commands, self._greeting = self._greeting, []
+        requests = self.trace.requests
+        latest_s = self._clock.now_s - self._front_s
+        while self._next < len(requests) and requests[self._next].arrival_s <= latest_s:
+            commands.append((WORKER, engine_pb2.Command(submit=self._submit(self._next))))
+            self._next += 1
+        return commands
+
+    def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
+        """Takes what the engine publishes."""
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            self._take_step(message.step)
+        elif kind == "accepted":
+            self.first_ids[message.accepted.handle - 1] = message.accepted.first_sequence_id
+        elif kind == "refused":
+            self.refusals[message.refused.handle - 1] = message.refused.message
+        return True
+
+    # ------------------------------------------------------------------ as the simulation sees it
+
+    @property
+    def next_s(self) -> float:
+        """When the next request reaches the engine; infinity when all have."""
+        requests = self.trace.requests
+        return requests[self._next].arrival_s + self._front_s if self._next < len(requests) else math.inf
+
+    @property
+    def done(self) -> bool:
+        """Every request has been refused or has ended."""
+        return self.num_ended + len(self.refusals) == len(self.trace.requests)
+
+    def stamp(self) -> None:
+        """What was published in this turn leaves the engine now."""
+        arrival_s = self._clock.now_s + self._front_s
+        while len(self.token_times_s) < len(self.token_counts):
+            self.token_times_s.append(arrival_s)
+
+    def _take_step(self, step: engine_pb2.Step) -> None:
+        ids = step.sequence_ids
+        if ids:
+            self.token_ids += ids
+            self.token_counts.append(len(ids) // 8)
+        for end in step.ends:
+            self.num_ended += 1
+            self.cached_tokens += end.cached_tokens
+            if end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+                self.ended_early[end.sequence_id] = end.message or FinishReason(end.reason).name
+
+    def _submit(self, index: int) -> engine_pb2.Submit:
+        request = self.trace.requests[index]
+        if self._real_prompts:
+            prompt = prompt_tokens(self.trace, index, self._vocab_size)
+        else:
+            prompt = blank_prompt(request)
+        submit = engine_pb2.Submit(
+            handle=index + 1,
+            tenant=request.tenant,
+            request_id=str(index),
+            prompt=prompt.tobytes(),
+            sampling=_sampling(request),
+            n=1,
+            seed=0,
+            max_tokens=request.max_tokens or request.output_tokens,
+            priority=request.priority,
+        )
+        if request.ttft_target_ms is not None:
+            submit.ttft_target_ms = request.ttft_target_ms
+        if request.itl_target_ms is not None:
+            submit.itl_target_ms = request.itl_target_ms
+        return submit
+
+
+def early_stops(trace: Trace) -> dict[str, int]:
+    """Output lengths of the requests that end before their `max_tokens`, by request id."""
+    return {
+        str(index): request.output_tokens
+        for index, request in enumerate(trace.requests)
+        if (request.max_tokens or request.output_tokens) > request.output_tokens
+    }
+
+
+def _sampling(request: TraceRequest) -> plan_pb2.Sampling:
+    if (request.max_tokens or request.output_tokens) > request.output_tokens:
+        return plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([STOP_TOKEN]))
+    return plan_pb2.Sampling(top_p=1, repetition_penalty=1)

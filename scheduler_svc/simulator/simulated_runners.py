@@ -1,0 +1,152 @@
+"""Runners that answer each plan with the tokens it asks for, after the time that a cost model gives.
+
+Stands in place of `RunnerLink`: the same methods, no sockets. A runner executes its plans in order, one at a time;
+plans that come while one executes wait, as they would behind a real runner.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.runner_link import PROTOCOL_VERSION, GotResult, Joined, RunnerEvent
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
+from scheduler_svc.simulator.step_tallies import StepTallies
+from scheduler_svc.simulator.virtual_clock import VirtualClock
+
+STOP_TOKEN = 1
+"""Ends a sequence that was asked for more tokens than its trace's output."""
+_TOKEN = 2
+_TOKENS = np.full(8192, _TOKEN, "<i4").tobytes()
+_STATUSES = bytes(8192)
+
+
+class SimulatedRunners:
+    """Sessions 1 to `count`, all alike.
+
+    `stops` holds the output lengths of requests that end before their `max_tokens`, by request id: the runner samples
+    `STOP_TOKEN` there. `noise` draws the factor by which a step's time differs from the model.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        cost: CostModel,
+        shape: RunnerShape,
+        clock: VirtualClock,
+        stops: dict[str, int],
+        noise: Callable[[], float] | None,
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._noise = noise
+        self._stops = StopPositions(count, shape.slots, stops) if stops else None
+        self._sent: list[tuple[int, int, plan_pb2.Plan]] = []
+        self._done: list[tuple[float, int, GotResult]] = []  # a heap by the time at which the engine gets the result
+        self._free_at_s = [0.0] * (count + 1)
+        self._serial = 0
+        self._joining: list[RunnerEvent] = [Joined(session, _hello(session, shape)) for session in range(1, count + 1)]
+        self.tallies = StepTallies()
+
+    # ------------------------------------------------------------------ as the engine sees it
+
+    def receive(self) -> list[RunnerEvent]:
+        """Results that have arrived by now, in order of arrival."""
+        events, self._joining = self._joining, []
+        done, now_s = self._done, self._clock.now_s
+        while done and done[0][0] <= now_s:
+            events.append(heapq.heappop(done)[2])
+        return events
+
+    def welcome(self, session: int) -> None:
+        """Nothing to do: the runner is there."""
+
+    def reject(self, session: int, reason: str) -> None:
+        """A shape that the engine does not take. Raises ValueError."""
+        raise ValueError(f"the engine refuses the simulated runner: {reason}")
+
+    def drop(self, session: int, reason: str) -> None:
+        """A bug of the simulator. Raises RuntimeError."""
+        raise RuntimeError(f"the engine dropped simulated runner {session}: {reason}")
+
+    def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
+        """Takes the plan; it leaves with `dispatch`."""
+        self._sent.append((session, number, plan))
+
+    # ------------------------------------------------------------------ as the simulation sees it
+
+    @property
+    def next_s(self) -> float:
+        """When the next result reaches the engine; infinity when no plan is in flight."""
+        return self._done[0][0] if self._done else math.inf
+
+    @property
+    def num_sent(self) -> int:
+        """Plans of this turn so far."""
+        return len(self._sent)
+
+    def dispatch(self) -> None:
+        """The plans of this turn leave the scheduler now."""
+        sent, self._sent = self._sent, []
+        for session, number, plan in sent:
+            work = StepWork.of_plan(plan)
+            seconds = self._cost.step_seconds(work)
+            if self._noise is not None:
+                seconds *= self._noise()
+            start_s = max(self._free_at_s[session], self._clock.now_s + self._cost.link_s)
+            self._free_at_s[session] = end_s = start_s + seconds
+            self.tallies.add(work, seconds)
+            self._serial += 1
+            event = GotResult(session, number, self._result(session, plan))
+            heapq.heappush(self._done, (end_s + self._cost.link_s, self._serial, event))
+
+    def _result(self, session: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
+        flags = plan.extent_flags  # 1 where a token is sampled: the very column of token counts
+        tokens = _column(_TOKENS, 4 * flags.count(1))
+        if self._stops is not None:
+            tokens = self._stops.tokens(session, plan, tokens)
+        return plan_pb2.Result(statuses=_column(_STATUSES, len(flags)), token_counts=flags, tokens=tokens)
+
+
+class StopPositions:
+    """Where each slot's sequence samples its stop token."""
+
+    def __init__(self, count: int, slots: int, output_tokens: dict[str, int]) -> None:
+        self._output_tokens = output_tokens
+        self._positions = np.full((count + 1, slots), -1, np.int64)
+
+    def tokens(self, session: int, plan: plan_pb2.Plan, tokens: bytes) -> bytes:
+        """`tokens` of the plan's sampling rows, int32, with the stop tokens among them."""
+        positions = self._positions[session]
+        for admission in plan.admissions:
+            request_id = engine_pb2.Submit.FromString(admission.context).request_id
+            output = self._output_tokens.get(request_id)
+            positions[admission.slot] = -1 if output is None else admission.prompt_len + output - 1
+        sample = np.frombuffer(plan.extent_flags, np.uint8) == 1
+        slots = np.frombuffer(plan.extent_slots, "<i4")[sample]
+        starts, counts = np.frombuffer(plan.extent_starts, "<i4"), np.frombuffer(plan.extent_counts, "<i4")
+        stopped = positions[slots] == (starts + counts)[sample]
+        return np.where(stopped, np.int32(STOP_TOKEN), np.frombuffer(tokens, "<i4")).astype("<i4").tobytes()
+
+
+def _column(data: bytes, size: int) -> bytes:
+    """The first `size` bytes of `data`, which repeats itself."""
+    return data[:size] if size <= len(data) else (data * -(-size // len(data)))[:size]
+
+
+def _hello(session: int, shape: RunnerShape) -> plan_pb2.Hello:
+    return plan_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        runner_id=f"simulated-{session}",
+        device="simulated",
+        num_slots=shape.slots,
+        block_size=shape.block_size,
+        num_blocks=max(1, shape.kv_tokens // shape.block_size),
+        max_step_tokens=shape.step_tokens,
+        max_depth=3,
+        model=plan_pb2.Model(name="simulated", vocab_size=shape.vocab_size, context_length=shape.kv_tokens),
+    )

@@ -1,0 +1,178 @@
+"""Runs a trace through the production engine on a virtual clock.
+
+Time moves from event to event: a request arrives, a result arrives, something falls due. At each the engine takes one
+turn, as it would when its sockets wake it; the turn itself takes `scheduler_s` per plan, during which what arrives
+waits for the next turn. So a scheduler that can't keep up with its runners shows as one here.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler_svc.engine import Engine
+from scheduler_svc.policy import Policy, PolicyGuard, load_policy
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
+from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
+from scheduler_svc.simulator.simulated_front import SimulatedFront, early_stops
+from scheduler_svc.simulator.simulated_runners import SimulatedRunners
+from scheduler_svc.simulator.trace import Trace
+from scheduler_svc.simulator.virtual_clock import VirtualClock
+
+MOST_IDLE_TURNS = 2_000
+"""Turns in a row without an event or a plan, half a second apart, after which nothing will ever happen."""
+GC_THRESHOLD = 50_000
+"""Objects between collections, as the engine's own loop does it."""
+
+
+class SimulationStuck(RuntimeError):
+    """Requests wait that no plan will ever serve: a policy that admits nobody, or a runner too small."""
+
+
+@dataclass(slots=True, frozen=True)
+class Setup:
+    """What a trace is tried on. Sizes that are None are those of the cost model's runner."""
+
+    cost: CostModel
+    policy: str | Policy = "fcfs"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    runners: int = 1
+    slots: int | None = None
+    kv_tokens: int | None = None
+    block_size: int | None = None
+    step_tokens: int | None = None
+    depth: int = 2
+    prefix_sharing: bool = False
+    scheduler_s: float = 150e-6
+    """Seconds of the engine's thread per plan."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of a step's time around the cost model."""
+    seed: int = 0
+    check: bool = False
+    """Prove the roster's invariants after every plan (slow)."""
+
+    @property
+    def shape(self) -> RunnerShape:
+        """The runners' sizes."""
+        given = {name: getattr(self, name) for name in ("slots", "kv_tokens", "block_size", "step_tokens")}
+        return self.cost.runner.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+    def settings(self) -> SchedulerSettings:
+        """The engine's settings: nothing waits in vain for a place in the queue, nothing is kept after its end."""
+        values: dict[str, Any] = {
+            "policy": self.policy if isinstance(self.policy, str) else self.policy.name,
+            "policy_parameters": self.parameters,
+            "depth": self.depth,
+            "prefix_sharing": self.prefix_sharing,
+            "max_waiting_requests": 1 << 30,
+            "max_waiting_tokens": 1 << 60,
+            "retention_s": 0,
+            "retention_requests": 0,
+            "check": self.check,
+        }
+        return SchedulerSettings(**values)
+
+
+class Simulation:
+    """One engine, its simulated clients and runners. `run` plays the trace to its end."""
+
+    def __init__(self, trace: Trace, setup: Setup) -> None:
+        """Raises UnknownPolicy for a policy or parameters that do not exist."""
+        self.setup = setup
+        self.clock = VirtualClock()
+        policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
+        shape, rng = setup.shape, random.Random(setup.seed)
+        self.front = SimulatedFront(trace, self.clock, setup.cost.front_s, shape.vocab_size, setup.prefix_sharing)
+        self.runners = SimulatedRunners(
+            setup.runners,
+            setup.cost,
+            shape,
+            self.clock,
+            early_stops(trace),
+            (lambda: rng.lognormvariate(0.0, setup.spread)) if setup.spread else None,
+        )
+        self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
+        self.engine_s = 0.0
+        """Wall time that the engine took, in seconds."""
+        self._idle_turns = 0
+
+    def run(self) -> Outcome:
+        """Until every request has ended. Raises SimulationStuck."""
+        begin = time.perf_counter()
+        with _few_collections():
+            self.turn()  # runners join
+            while not self.front.done:
+                self._advance()
+                self.turn()
+        return outcome_of(self.front, self._counters(time.perf_counter() - begin))
+
+    def turn(self) -> None:
+        """One turn of the engine, now; the clock moves by what it takes."""
+        begin = time.perf_counter()
+        self.engine.step()
+        self.engine_s += time.perf_counter() - begin
+        plans = self.runners.num_sent
+        self.clock.now_s += self.setup.scheduler_s * plans
+        self.runners.dispatch()
+        self.front.stamp()
+
+    def _advance(self) -> None:
+        """Moves the clock to the next event, unless one has come while the engine was busy."""
+        due_s = min(self.front.next_s, self.runners.next_s)
+        reminder_s = self.engine.book.next_due_s
+        if reminder_s is not None:
+            due_s = min(due_s, reminder_s)
+        if due_s < float("inf"):
+            self._idle_turns = 0
+        else:
+            due_s = self.engine.wake_s
+            self._idle_turns += 1
+            if self._idle_turns > MOST_IDLE_TURNS:
+                raise SimulationStuck(
+                    f"{len(self.engine.queue)} sequences wait and nothing happens any more: does the policy admit "
+                    "nobody, or is the KV cache smaller than a request?"
+                )
+        self.clock.now_s = max(self.clock.now_s, due_s)
+
+    def _counters(self, wall_s: float) -> Counters:
+        engine, tallies = self.engine, self.runners.tallies
+        schedulers = engine.pool.schedulers.values()
+        return Counters(
+            plans=tallies.steps,
+            rows=tallies.rows,
+            step_tokens=tallies.tokens,
+            busy_s=tallies.busy_s,
+            slots=self.setup.shape.slots,
+            runners=self.setup.runners,
+            preemptions=engine.totals.preemptions + sum(s.preemptions for s in schedulers),
+            cached_tokens=engine.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
+            policy_failures=engine.policy.failures,
+            virtual_s=self.clock.now_s,
+            engine_s=self.engine_s,
+            wall_s=wall_s,
+        )
+
+
+def simulate(trace: Trace, setup: Setup) -> Outcome:
+    """Plays the trace. Raises UnknownPolicy, SimulationStuck, or ValueError for a runner that can't be."""
+    return Simulation(trace, setup).run()
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Garbage collections as the engine's loop has them: what is there already is left alone."""
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
