@@ -35,7 +35,7 @@ class Embed:
     ) -> ScaledRows:
         """`residual` = the embeddings of `tokens`, int32 [T]; `out` = residual * norm_weight; both [T, hidden_size].
 
-        `squares` float32 [n, 64], of which one row is used. Returns `out` as the input of the first product.
+        `squares` float32 [n, MAX_ROWS], of which one row is used. Returns `out` as the input of the first product.
         """
         self._kernel(
             stream,

@@ -1,4 +1,4 @@
-"""Products of up to 128 rows with a weight matrix, with norms and activations fused in; see `kernels/skinny_product.cu`.
+"""Products of up to 128 rows with a matrix, norms and activations fused in; see `kernels/skinny_product.cu`.
 
 Only for Hopper and bfloat16: `x` before its norm's 1 / rms would leave the range of float16.
 """
@@ -123,8 +123,8 @@ class SkinnyProducts:
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; next, bytes; steps, tiles,
-            # outputs, tokens
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; next matrix, bytes;
+            # steps, tiles, outputs, tokens
             "128s128sPiffPPPPPqiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,

@@ -161,7 +161,11 @@ class CudaDecoder:
             _multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
             self._launchers.activation(stream, gate_up, activated)
             _multiply(activated, layer.down, layer.down_bias, product)
-        return Hidden(product, residual)
+        return self.hidden(num_tokens)
+
+    def hidden(self, num_tokens: int) -> Hidden:
+        """What the last `forward`, of so many positions, left."""
+        return Hidden(self.workspace.product[:num_tokens], self.workspace.residual[:num_tokens])
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner_svc.cuda_graphs import LARGEST_BUCKET, DecodeGraphs, bucket_sizes
+from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, bucket_sizes, token_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 64, 100, 256, 300, 512, 4096])
@@ -18,7 +18,29 @@ def test_sizes_rise_to_the_most_rows_and_waste_little(max_rows: int) -> None:
     assert all(above - below <= max(8, below // 16) for below, above in itertools.pairwise(sizes) if below > 2)
 
 
-def captured(sizes: list[int]) -> tuple[DecodeGraphs, list[int]]:
+@pytest.mark.parametrize("max_tokens", [1, 40, 64, 500, 2048, 8192])
+def test_token_sizes_rise_to_the_most_positions(max_tokens: int) -> None:
+    sizes = token_sizes(max_tokens)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_tokens
+    assert all(above - below <= max(64, below // 4) for below, above in itertools.pairwise(sizes))
+
+
+def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
+    graphs, ran = StepGraphs([64, 128, 192, 256]), []  # type: ignore[var-annotated]
+
+    def is_worth_it(launch: Callable[[], None], replay: Callable[[], None]) -> bool:
+        replay()
+        return ran[-1] < 192
+
+    graphs.capture_small(ran.append, lambda launch: launch, is_worth_it, lambda what, share: None)
+    assert graphs.sizes == [64, 128]
+    assert [graphs.bucket(size) for size in (3, 64, 65, 129)] == [64, 64, 128, None]
+    graphs.replay(128)
+    assert ran[-1] == 128
+
+
+def captured(sizes: list[int]) -> tuple[StepGraphs, list[int]]:
     """Graphs that record which size ran."""
     ran: list[int] = []
 
@@ -26,7 +48,7 @@ def captured(sizes: list[int]) -> tuple[DecodeGraphs, list[int]]:
         function()
         return function
 
-    graphs = DecodeGraphs(sizes)
+    graphs = StepGraphs(sizes)
     graphs.capture(lambda size: [lambda: ran.append(size)], capture, lambda replay: 0.0, lambda what, share: None)
     return graphs, ran
 
@@ -41,7 +63,7 @@ def test_the_largest_is_captured_first_and_a_batch_gets_the_next_size() -> None:
 
 def test_the_fastest_way_to_launch_a_size_is_kept() -> None:
     ran: list[tuple[str, int]] = []
-    graphs = DecodeGraphs([1, 2])
+    graphs = StepGraphs([1, 2])
     times = {("small", 1): 1.0, ("large", 1): 2.0, ("small", 2): 4.0, ("large", 2): 3.0}
 
     def seconds(replay: Callable[[], None]) -> float:
