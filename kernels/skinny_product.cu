@@ -1,9 +1,9 @@
-// Products of a few rows with a weight matrix, out = x W^T, for Hopper (sm_90a): as fast as the weights can be read, with
-// what comes before and after them fused in.
+// Products of a few rows with a weight matrix, out = x W^T, for Hopper (sm_90a): as fast as the weights can be read,
+// with what comes before and after them fused in.
 //
 // W's rows are the product's 64-row operand and x's rows, up to TOKENS of them, its columns (out^T = W x^T), so that
-// few rows waste no tensor core. SPLIT blocks, a cluster, share the columns of a tile of 64 rows of W among them and add
-// up through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies
+// few rows waste no tensor core. SPLIT blocks, a cluster, share the columns of a tile of 64 rows of W among them and
+// add up through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies
 // pieces of 64 columns through a ring of stages.
 //
 // The memory should never be idle. The kernel is launched while its predecessor runs (programmatic dependent launch),
@@ -22,7 +22,7 @@
 #include "vector.cuh"
 
 #define EPILOGUE_STORE 0     // out = scale * product
-#define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W holds all rows of gate, then those of up
+#define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W is all rows of gate, then those of up
 #define EPILOGUE_RESIDUAL 2  // residual += product; out = residual * norm_weight; squares of the residual
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -99,7 +99,7 @@ __device__ __forceinline__ float4 load_shared(unsigned address, int rank) {
     return value;
 }
 
-// Shared memory: the ring, a token's sums [TOKENS][kPitch], scales [TOKENS], a full and an empty barrier for each stage.
+// Shared memory: the ring, sums [TOKENS][kPitch], scales [TOKENS], a full and an empty barrier for each stage.
 struct Shared {
     unsigned base;
 
@@ -201,7 +201,9 @@ __device__ __forceinline__ float4 add_up(Shared shared, int token, int row) {
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float4 parts[SPLIT];
 #pragma unroll
-    for (int rank = 0; rank < SPLIT; rank++) parts[rank] = load_shared(shared.sums() + (token * kPitch + row) * 4, rank);
+    for (int rank = 0; rank < SPLIT; rank++) {
+        parts[rank] = load_shared(shared.sums() + (token * kPitch + row) * 4, rank);
+    }
 #pragma unroll
     for (int rank = 0; rank < SPLIT; rank++) {
         total.x += parts[rank].x, total.y += parts[rank].y, total.z += parts[rank].z, total.w += parts[rank].w;
@@ -302,12 +304,14 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     }
 }
 
-// weights: planes of 64 columns of W in boxes of kRows rows (of half as many where gated); inputs: those of x in boxes of
-// TOKENS rows. `next_bytes` of `next`, a multiple of 16, are fetched into L2. With SPLIT > 1 the grid has a cluster for every tile. `tokens` of the rows of x count.
+// weights: planes of 64 columns of W in boxes of 64 rows (of 32 where gated); inputs: those of x in boxes of TOKENS rows,
+// of which `tokens` count. `next_bytes` of `next`, a multiple of 16, are fetched into L2. With SPLIT > 1 the grid has a
+// cluster for every tile.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, const char* next, unsigned long long next_bytes, int steps, int tiles, int outputs, int tokens) {
+    float* new_squares, const char* next, unsigned long long next_bytes, int steps, int tiles, int outputs,
+    int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {

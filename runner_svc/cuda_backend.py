@@ -30,7 +30,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
-from runner_svc.profiling_batch import largest_batch
+from runner_svc.profiling_batch import decode_batch, largest_batch
 from runner_svc.sample_records import SampleRows, pack_rows
 from runner_svc.step_buffers import PackedStep, Placed, Ring, aligned
 
@@ -113,7 +113,8 @@ class CudaBackend:
             self._steps = self._make_steps(self.cache)
             self._graphs = StepGraphs(bucket_sizes(sizes.num_slots))
             self._graphs.capture(self._decode_passes, device.capture, device.seconds, progress)
-            self._graphs.drop_slow(device.seconds)
+            self._graphs.drop_slow()
+            self._steps.packed.zero_()
             self._mixed_graphs = StepGraphs(token_sizes(sizes.max_step_tokens))
             self._mixed_graphs.capture_small(self._run_mixed, device.capture, device.is_late, progress)
         words = self._steps.layout.words
@@ -270,6 +271,10 @@ class CudaBackend:
         )
 
     def _decode_passes(self, bucket: int) -> list[Callable[[], None]]:
+        """Ways to launch a decode step, whose input is there to run it with."""
+        step = PackedStep(self._steps.layout, np.zeros(self._steps.layout.words, np.int32))
+        self._steps.pack_decode(step, decode_batch(self._sizes.context_length), bucket)
+        self._steps.packed.copy_(torch.from_numpy(step.words))
         return self._steps.decode_passes(self._device.current_stream, bucket)
 
     def _run_mixed(self, bucket: int) -> None:

@@ -37,6 +37,7 @@ class StepGraphs:
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # ascending
         self._replays: dict[int, Replay] = {}
+        self._seconds: dict[int, float] = {}
 
     def capture(
         self,
@@ -52,7 +53,9 @@ class StepGraphs:
         """
         for done, size in enumerate(reversed(self.sizes), 1):
             replays = [capture(launch) for launch in passes(size)]
-            self._replays[size] = replays[0] if len(replays) == 1 else min(replays, key=seconds)
+            times = [seconds(replay) for replay in replays]
+            self._seconds[size] = min(times)
+            self._replays[size] = replays[times.index(min(times))]
             progress("capturing CUDA graphs", done / len(self.sizes))
 
     def capture_small(
@@ -72,14 +75,14 @@ class StepGraphs:
             progress("capturing CUDA graphs of mixed steps", done / len(self.sizes))
         self.sizes = sorted(self._replays)
 
-    def drop_slow(self, seconds: Callable[[Replay], float]) -> None:
-        """Leaves out sizes that take longer than the next one; `seconds` measures a replay.
+    def drop_slow(self) -> None:
+        """Leaves out sizes that took longer than the next one.
 
         cuBLAS has other kernels for one row than for eight, and they are not always the faster ones.
         """
         fastest = float("inf")
         for size in reversed(self.sizes):
-            taken = seconds(self._replays[size])
+            taken = self._seconds[size]
             if taken > fastest:
                 del self._replays[size]
             fastest = min(fastest, taken)

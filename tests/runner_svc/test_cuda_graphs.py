@@ -40,16 +40,19 @@ def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
     assert ran[-1] == 128
 
 
-def captured(sizes: list[int]) -> tuple[StepGraphs, list[int]]:
-    """Graphs that record which size ran."""
+def captured(sizes: list[int], times: dict[int, float] | None = None) -> tuple[StepGraphs, list[int]]:
+    """Graphs that record which size ran, and take as long as `times` says."""
     ran: list[int] = []
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         function()
         return function
 
+    def seconds(replay: Callable[[], None]) -> float:
+        return times[ran[-1]] if times else 0.0
+
     graphs = StepGraphs(sizes)
-    graphs.capture(lambda size: [lambda: ran.append(size)], capture, lambda replay: 0.0, lambda what, share: None)
+    graphs.capture(lambda size: [lambda: ran.append(size)], capture, seconds, lambda what, share: None)
     return graphs, ran
 
 
@@ -82,13 +85,7 @@ def test_the_fastest_way_to_launch_a_size_is_kept() -> None:
 
 
 def test_sizes_slower_than_a_larger_one_are_left_out() -> None:
-    graphs, ran = captured([1, 2, 4, 8])
-    times = {1: 5.0, 2: 1.0, 4: 3.0, 8: 2.0}
-
-    def seconds(replay: Callable[[], None]) -> float:
-        replay()
-        return times[ran[-1]]
-
-    graphs.drop_slow(seconds)
+    graphs, _ = captured([1, 2, 4, 8], {1: 5.0, 2: 1.0, 4: 3.0, 8: 2.0})
+    graphs.drop_slow()
     assert graphs.sizes == [2, 8]
     assert [graphs.bucket(rows) for rows in (1, 3, 8)] == [2, 8, 8]
