@@ -38,7 +38,7 @@ class ProductTime:
     shape: str
     matrix: str
     rows: int
-    variant: str  # "cuBLAS", or the blocks that share a tile
+    variant: str  # "cuBLAS", or blocks that share a tile / a multiprocessor
     chosen: bool
     microseconds: float
     tb_s: float
@@ -120,11 +120,11 @@ def measure(all_rows: Sequence[int], tune: bool) -> Iterator[ProductTime]:
                 case = Case(shape, matrix, rows, weights)
 
                 yield case.time_of("cuBLAS", True, case.cublas)
-                chosen = SkinnyVariant.choose(rows, matrix.out, matrix.width)
+                chosen = SkinnyVariant.choose(2, rows, matrix.out, matrix.width)
                 for variant in variants(chosen.tokens, matrix) if tune else [chosen]:
-                    products = SkinnyProducts(1e-5, "silu", overlap=True, choose=partial(_always, variant))
+                    products = SkinnyProducts(1e-5, "silu", partial(_always, variant), overlap=True)
                     launch = partial(case.skinny, products)
-                    yield case.time_of(f"split {variant.split}", variant == chosen, launch)
+                    yield case.time_of(f"{variant.split} / {variant.blocks}", variant == chosen, launch)
 
 
 def _always(variant: SkinnyVariant, *sizes: int) -> SkinnyVariant:
@@ -133,7 +133,7 @@ def _always(variant: SkinnyVariant, *sizes: int) -> SkinnyVariant:
 
 def variants(tokens: int, matrix: Matrix) -> list[SkinnyVariant]:
     """All that make sense for a matrix."""
-    found = [SkinnyVariant(tokens, split) for split in (1, 2, 4, 8)]
+    found = [SkinnyVariant(tokens, split, blocks) for split in (1, 2, 4, 8) for blocks in (1, 2)]
     return [variant for variant in found if 48 <= num_tiles(matrix.out) * variant.split <= 4096]
 
 

@@ -4,6 +4,9 @@ Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens
 in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
 The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
 KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+
+Beside them what vLLM 0.25.0 took on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the bars: in
+milliseconds on an H200, as a ratio to the floor of the same run on other cards.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ from runner_svc.runner import LaunchedPlan, Runner
 
 PROMPT, FIRST, LAST = 512, 128, 256
 BATCHES = (1, 8, 64, 256)
+# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
+VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
+BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
+RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
 _BLOCK_SIZE = 16
 _MAX_STEP_TOKENS = 8192
 _DEPTH = 2
@@ -221,12 +228,15 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
 def print_table(rows: Sequence[StepTimes]) -> None:
     """One line a case."""
     print(
-        "shape          batch   step ms  forward  sample  products   floor  x floor  idle us p50 / p99  prefill tok/s"
+        "shape          batch products   floor    vLLM     bar    step   x floor (bar)  forward  sample"
+        "  idle us p50 / p99  prefill tok/s"
     )
     for row in rows:
+        place = BATCHES.index(row.batch)
         print(
-            f"{row.shape:14} {row.batch:5} {row.step:9.3f} {row.forward:8.3f} {row.sample:7.3f} {row.products:9.3f} "
-            f"{row.floor:7.3f} {row.step / row.floor:8.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} "
+            f"{row.shape:14} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {VLLM[row.shape][place]:7.2f} "
+            f"{BARS[row.shape][place]:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({RATIOS[row.shape][place]:.2f}) "
+            f"{row.forward:8.3f} {row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} "
             f"{row.prefill_tokens_per_s:13.0f}"
         )
 

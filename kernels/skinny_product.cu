@@ -6,9 +6,8 @@
 // add up through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies
 // pieces of 64 columns through a ring of stages.
 //
-// The memory should never be idle. The kernel is launched while its predecessor runs (programmatic dependent launch),
-// and as weights depend on nobody, the ring is filled with them at once: only x waits. And when a block has asked for
-// its last weights, it has L2 fetch some of the next product's.
+// The kernel is launched while its predecessor runs (programmatic dependent launch), and as weights depend on nobody,
+// the ring is filled with them at once: only x waits.
 //
 // RMSNorm is split between the products around it. One that ends a block of the model (EPILOGUE_RESIDUAL) adds to the
 // residual stream, stores the sum times the next norm's weight, and the sum's squares added up over its rows; the next
@@ -43,7 +42,6 @@ constexpr int kOutputs = kGated ? kRows / 2 : kRows;  // of a token
 constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
-constexpr unsigned kFetchBytes = 32 * 1024;
 static_assert(SPLIT <= TOKENS && TOKENS % SPLIT == 0, "each block of a cluster writes some tokens");
 
 #define REGISTERS_4 "%0, %1, %2, %3"
@@ -141,16 +139,6 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
     }
 }
 
-// Has L2 fetch this block's share of what the next product multiplies with.
-__device__ __forceinline__ void fetch_ahead(const char* next, unsigned long long next_bytes) {
-    const unsigned long long share = (next_bytes / gridDim.x + 15) / 16 * 16, begin = blockIdx.x * share;
-    const unsigned long long end = min(begin + share, next_bytes);
-    for (unsigned long long place = begin; place < end; place += kFetchBytes) {
-        const unsigned bytes = static_cast<unsigned>(min(end - place, static_cast<unsigned long long>(kFetchBytes)));
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(next + place), "r"(bytes) : "memory");
-    }
-}
-
 // By one thread. The first stages get their weights before the predecessors are waited for.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, const Problem& problem) {
@@ -175,13 +163,18 @@ __device__ __forceinline__ void produce(
     }
 }
 
-// By one warp: 1 / rms of each token.
+// By one warp: 1 / rms of each token. Few tokens have several lanes each, so that few loads follow one another.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
+    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    const int lane = threadIdx.x % 32;
     wait_for_predecessors();
-    for (int token = threadIdx.x % 32; token < TOKENS; token += 32) {
+    for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
         float sum = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < ends.num_squares; i++) sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+#pragma unroll 16
+        for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
+            sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+        }
+        sum = lane_sum(sum, kLanes);
         scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
     }
 }
@@ -305,13 +298,11 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
 }
 
 // weights: planes of 64 columns of W in boxes of 64 rows (of 32 where gated); inputs: those of x in boxes of TOKENS rows,
-// of which `tokens` count. `next_bytes` of `next`, a multiple of 16, are fetched into L2. With SPLIT > 1 the grid has a
-// cluster for every tile.
+// of which `tokens` count. With SPLIT > 1 the grid has a cluster for every tile.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,
-    float* new_squares, const char* next, unsigned long long next_bytes, int steps, int tiles, int outputs,
-    int tokens) {
+    float* new_squares, int steps, int tiles, int outputs, int tokens) {
     extern __shared__ __align__(1024) char shared_bytes[];
     const Shared shared{shared_address(shared_bytes)};
     if (threadIdx.x == kConsumers) {
@@ -333,10 +324,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
         wait_for_predecessors();  // the residual stream is read at the end
         consume(shared, sums, scales, ends, problem);
     } else if (warp == kConsumers / 32) {
-        if (threadIdx.x % 32 == 0) {
-            produce(shared, &weights, &inputs, problem);
-            fetch_ahead(next, next_bytes);
-        }
+        if (threadIdx.x % 32 == 0) produce(shared, &weights, &inputs, problem);
         __syncwarp();
         if (SPLIT > 1) cluster_sync();
     } else {

@@ -111,7 +111,7 @@ class Launchers(Protocol):
 
     def decoder(self) -> DecoderLaunchers: ...
 
-    def skinny(self, matrices: Sequence[Tensor]) -> SkinnyLaunchers | None: ...
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
 
@@ -157,7 +157,7 @@ class CudaSteps:
         tail_words: int,
     ) -> None:
         self._decoder = decoder
-        self._skinny = _skinny(decoder, launchers)
+        self._skinny = _skinny_decoders(decoder, launchers)
         self._cache = cache
         self._num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -180,10 +180,10 @@ class CudaSteps:
 
     def decode_passes(self, stream: Callable[[], int], bucket: int) -> list[Callable[[], None]]:
         """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits."""
-        passes: list[Callable[[], None]] = [partial(self._run_decode, stream, bucket)]
-        if self._skinny is not None and bucket <= MAX_ROWS:
-            passes.insert(0, partial(self._run_skinny, self._skinny, stream, bucket))
-        return passes
+        passes: list[Callable[[], None]] = []
+        if bucket <= MAX_ROWS:
+            passes += [partial(self._run_skinny, decoder, stream, bucket) for decoder in self._skinny]
+        return [*passes, partial(self._run_decode, stream, bucket)]
 
     def _run_decode(self, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
@@ -300,8 +300,8 @@ class CudaSteps:
         return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
 
 
-def _skinny(decoder: CudaDecoder, launchers: Launchers) -> SkinnyDecoder | None:
-    """None for models that its products don't take."""
+def _skinny_decoders(decoder: CudaDecoder, launchers: Launchers) -> list[SkinnyDecoder]:
+    """None for models that their products don't take."""
     multiplied = matrices(decoder)
-    found = launchers.skinny(multiplied) if multiplied is not None else None
-    return SkinnyDecoder(decoder, found) if found is not None else None
+    found = launchers.skinny(multiplied) if multiplied is not None else []
+    return [SkinnyDecoder(decoder, each) for each in found]

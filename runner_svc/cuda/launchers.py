@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.cuda.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.skinny_variant import SkinnyVariant
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import DecoderLaunchers
@@ -42,15 +44,24 @@ class CudaLaunchers:
             plain=self._rope(0),
         )
 
-    def skinny(self, matrices: Sequence[Tensor]) -> SkinnyLaunchers | None:
-        """Those of decode passes of few rows over these matrices; None where the kernels don't take them."""
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
         config = self._config
         if not is_hopper() or not fits(*matrices):
-            return None
-        return SkinnyLaunchers(
-            embed=Embed(config.hidden_size, self._dtype, overlap=self._overlap),
-            products=SkinnyProducts(config.rms_norm_eps, config.activation, overlap=self._overlap),
-        )
+            return []
+        embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
+        return [
+            SkinnyLaunchers(
+                embed,
+                SkinnyProducts(
+                    config.rms_norm_eps,
+                    config.activation,
+                    partial(SkinnyVariant.choose, blocks),
+                    overlap=self._overlap,
+                ),
+            )
+            for blocks in (1, 2)
+        ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""

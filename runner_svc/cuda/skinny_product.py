@@ -6,7 +6,7 @@ Only for Hopper and bfloat16: `x` before its norm's 1 / rms would leave the rang
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -21,21 +21,16 @@ from runner_svc.model.skinny_decoder import ScaledRows
 Choose = Callable[[int, int, int], SkinnyVariant]
 """From rows of x, rows and columns of W."""
 
-_BLOCKS_PER_MULTIPROCESSOR = 2
+_TWO_BLOCKS = partial(SkinnyVariant.choose, 2)
 # Maps of a model's weights for a few boxes, and of a decoder's workspace.
 _MAX_MAPS = 4096
 
 
 class SkinnyProducts:
-    """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows.
+    """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows."""
 
-    `ahead` of each is what the next product multiplies with, or the first rows of it: L2 fetches it meanwhile.
-    """
-
-    def __init__(
-        self, eps: float, activation: str, *, overlap: bool = False, choose: Choose = SkinnyVariant.choose
-    ) -> None:
-        """Raises KeyError for an unknown activation."""
+    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
+        """`choose` makes the variants. Raises KeyError for an unknown activation."""
         self._eps = eps
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
@@ -43,13 +38,13 @@ class SkinnyProducts:
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
         """out = norm(x) W^T; `out` [T, out] bfloat16 or float32, contiguous."""
-        self._launch(stream, "EPILOGUE_STORE", x, weight, out, ahead)
+        self._launch(stream, "EPILOGUE_STORE", x, weight, out)
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
         """out = activation(norm(x) G^T) * (norm(x) U^T), where `weight` is G above U; `out` [T, out / 2]."""
-        self._launch(stream, "EPILOGUE_GATED", x, weight, out, ahead)
+        self._launch(stream, "EPILOGUE_GATED", x, weight, out)
 
     def add(
         self,
@@ -60,7 +55,6 @@ class SkinnyProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        ahead: Tensor | None = None,
     ) -> ScaledRows:
         """residual += x W^T; `out` = residual * norm_weight, whose missing factor is left in `squares`.
 
@@ -68,9 +62,7 @@ class SkinnyProducts:
         of the next product.
         """
         squares = squares[: num_tiles(weight.shape[0])]
-        self._launch(
-            stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, ahead, residual, norm_weight, squares
-        )
+        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
         return ScaledRows(out, squares)
 
     def _launch(
@@ -80,7 +72,6 @@ class SkinnyProducts:
         x: ScaledRows,
         weight: Tensor,
         out: Tensor,
-        ahead: Tensor | None,
         residual: Tensor | None = None,
         norm_weight: Tensor | None = None,
         new_squares: Tensor | None = None,
@@ -91,7 +82,7 @@ class SkinnyProducts:
         tiles = num_tiles(num_rows)
         grid = tiles * variant.split
         if variant.split == 1:
-            grid = min(grid, _BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors())
+            grid = min(grid, variant.blocks * num_multiprocessors())
         box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
         self._kernel(variant, epilogue, out.dtype)(
             stream,
@@ -106,8 +97,6 @@ class SkinnyProducts:
             residual.data_ptr() if residual is not None else 0,
             norm_weight.data_ptr() if norm_weight is not None else 0,
             new_squares.data_ptr() if new_squares is not None else 0,
-            ahead.data_ptr() if ahead is not None else 0,
-            ahead.nbytes if ahead is not None else 0,
             width // STEP,
             tiles,
             out.shape[1],
@@ -123,9 +112,9 @@ class SkinnyProducts:
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; next matrix, bytes;
-            # steps, tiles, outputs, tokens
-            "128s128sPiffPPPPPqiiii",
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles, outputs
+            # and tokens
+            "128s128sPiffPPPPiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -17,25 +17,30 @@ _TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
 # Each multiprocessor should have one.
 _ENOUGH_BLOCKS = 128
-# Two blocks share a multiprocessor: the next product's ring fills while this one ends.
-_SHARED_BYTES = 112 * 1024
-_MAX_STAGES = 12
+# Of a multiprocessor: what its blocks can have together, less what the driver keeps of each.
+_SHARED_BYTES = 224 * 1024
+_MAX_STAGES = 24
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyVariant:
-    """Of a product of up to `tokens` rows, `split` blocks sharing a tile."""
+    """Of a product of up to `tokens` rows, `split` blocks sharing a tile.
+
+    With two `blocks` a multiprocessor the next product's rings fill while this one runs, but blocks may crowd on some
+    multiprocessors: good for small matrices. One has a ring twice as long.
+    """
 
     tokens: int
     split: int
+    blocks: int
 
     @classmethod
-    def choose(cls, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
-        """For W [num_rows, num_columns]."""
+    def choose(cls, blocks: int, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
+        """For x of `num_tokens` rows and W [num_rows, num_columns]."""
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
         splits = [split for split in _SPLITS if split <= num_columns // STEP]
         enough = (split for split in splits if num_tiles(num_rows) * split >= _ENOUGH_BLOCKS)
-        return cls(tokens, next(enough, splits[-1]))
+        return cls(tokens, next(enough, splits[-1]), blocks)
 
     @property
     def _stage_bytes(self) -> int:
@@ -49,7 +54,7 @@ class SkinnyVariant:
     @property
     def stages(self) -> int:
         """As many as fit, with two barriers of 8 bytes for each."""
-        return min(_MAX_STAGES, (_SHARED_BYTES - self._fixed_bytes) // (self._stage_bytes + 16))
+        return min(_MAX_STAGES, (_SHARED_BYTES // self.blocks - self._fixed_bytes) // (self._stage_bytes + 16))
 
     @property
     def shared_bytes(self) -> int:

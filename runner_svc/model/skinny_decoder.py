@@ -20,10 +20,6 @@ from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, StepAttenti
 
 MAX_ROWS = 128
 """Most rows of a pass."""
-AHEAD = 12 << 20
-"""Bytes of a matrix that L2 fetches while the product before it ends: what the memory brings in those 3 us."""
-AHEAD_OF_ATTENTION = 32 << 20
-"""The same while attention runs, which in small batches leaves the memory idle."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +49,9 @@ class EmbedLauncher(Protocol):
 class ProductLauncher(Protocol):
     """As `runner_svc.cuda.skinny_product.SkinnyProducts`."""
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None: ...
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None: ...
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None: ...
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None: ...
 
     def add(
         self,
@@ -66,7 +62,6 @@ class ProductLauncher(Protocol):
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        ahead: Tensor | None = None,
     ) -> ScaledRows: ...
 
 
@@ -99,26 +94,19 @@ class SkinnyDecoder:
         qkv = space.qkv[:num_tokens]
         first_norm = decoder.layers[0].attention_norm
         x = self._launchers.embed(stream, inputs.tokens, decoder.embeddings, first_norm, residual, normed, squares)
-        for index, (layer, (next_norm, next_matrix)) in enumerate(zip(decoder.layers, self._followers(), strict=True)):
-            products.store(stream, x, layer.qkv, qkv, _ahead(layer.output, AHEAD_OF_ATTENTION))
+        for index, (layer, next_norm) in enumerate(zip(decoder.layers, self._next_norms(), strict=True)):
+            products.store(stream, x, layer.qkv, qkv)
             decoder.attend(stream, index, qkv, inputs, cache, attention, attended)
-            ahead = _ahead(layer.gate_up, AHEAD)
-            x = products.add(stream, attended, layer.output, residual, layer.mlp_norm, normed, squares, ahead)
-            products.gated(stream, x, layer.gate_up, activated, _ahead(layer.down, AHEAD))
-            ahead = _ahead(next_matrix, AHEAD)
-            x = products.add(stream, activated, layer.down, residual, next_norm, normed, squares, ahead)
+            x = products.add(stream, attended, layer.output, residual, layer.mlp_norm, normed, squares)
+            products.gated(stream, x, layer.gate_up, activated)
+            x = products.add(stream, activated, layer.down, residual, next_norm, normed, squares)
         products.store(stream, x, decoder.head, logits)
 
-    def _followers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The norm and the matrix behind each layer."""
+    def _next_norms(self) -> Iterator[Tensor]:
+        """The norm behind each layer."""
         for following in self._decoder.layers[1:]:
-            yield following.attention_norm, following.qkv
-        yield self._decoder.norm_weight, self._decoder.head
-
-
-def _ahead(matrix: Tensor, limit: int) -> Tensor:
-    """The first rows of `matrix`, of at most `limit` bytes."""
-    return matrix[: limit // (matrix.shape[1] * matrix.itemsize)]
+            yield following.attention_norm
+        yield self._decoder.norm_weight
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ if not torch.cuda.is_available():
 from runner_svc.cuda.embed import Embed  # imports CuPy
 from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.skinny_variant import SkinnyVariant
 
 if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
@@ -49,12 +52,14 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("num_tokens", TOKENS)
 @pytest.mark.parametrize(("out", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def test_store(num_tokens: int, out: int, width: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_store(num_tokens: int, out: int, width: int, dtype: torch.dtype, blocks: int) -> None:
     x, expected = scaled_input(num_tokens, width)
     weight = normal(out, width)
     assert fits(weight)
     actual = torch.full((num_tokens + 1, out), torch.nan, device="cuda", dtype=dtype)
-    SkinnyProducts(EPS, "silu").store(stream(), x, weight, actual[:num_tokens])
+    products = SkinnyProducts(EPS, "silu", partial(SkinnyVariant.choose, blocks))
+    products.store(stream(), x, weight, actual[:num_tokens])
     assert_close(actual[:num_tokens], expected @ weight.float().t())
     assert actual[num_tokens].isnan().all()
 

@@ -96,8 +96,8 @@ class HostLaunchers:
             plain=HostRopeKv(config, 0),
         )
 
-    def skinny(self, matrices: Sequence[Tensor]) -> SkinnyLaunchers:
-        return SkinnyLaunchers(embed=host_embed, products=HostProducts(self._config))
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        return [SkinnyLaunchers(embed=host_embed, products=HostProducts(self._config))]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
         return HostAttention(cache, tables, self._config, max_batch)
@@ -164,10 +164,10 @@ class HostProducts:
         self._eps = config.rms_norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
 
-    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
         out.copy_(self._multiply(x, weight))
 
-    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor, ahead: Tensor | None = None) -> None:
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
         gate, up = self._multiply(x, weight).chunk(2, dim=-1)
         out.copy_(self._activation(gate) * up)
 
@@ -180,7 +180,6 @@ class HostProducts:
         norm_weight: Tensor,
         out: Tensor,
         squares: Tensor,
-        ahead: Tensor | None = None,
     ) -> ScaledRows:
         residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
         return unscaled_norm(residual, norm_weight, out, squares)
