@@ -112,8 +112,8 @@ class SkinnyProducts:
         return Kernel(
             load("skinny_product", defines),
             "skinny_product",
-            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles, outputs
-            # and tokens
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles,
+            # outputs, tokens
             "128s128sPiffPPPPiiii",
             THREADS,
             shared_bytes=variant.shared_bytes,
