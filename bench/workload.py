@@ -49,3 +49,10 @@ def with_poisson_arrivals(requests: list[BenchRequest], rate: float, seed: int) 
         BenchRequest(request.prompt, request.output_tokens, time_s)
         for request, time_s in zip(requests, times, strict=True)
     ]
+
+
+def trace_lengths(path: Path, count: int, prompt_cap: int) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of the first `count` rows of a trace, at least 1, prompts of `prompt_cap` at most."""
+    with path.open(newline="") as file:
+        rows = list(islice(csv.DictReader(file), count))
+    return [(min(prompt_cap, max(1, int(row["prompt_tokens"]))), max(1, int(row["output_tokens"]))) for row in rows]

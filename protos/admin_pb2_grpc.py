@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_stream(
+                '/roster.admin.v1.AdminService/Drain',
+                request_serializer=protos_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.ListPolicies = channel.unary_unary(
                 '/roster.admin.v1.AdminService/ListPolicies',
                 request_serializer=protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
@@ -70,6 +75,14 @@ class AdminServiceServicer:
 
     def WatchSteps(self, request, context):
         """The roster of each step from now on. A slow reader misses steps; `number` shows which.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes nothing new from now on, lets what lives finish, and ends the service. Tells how far it is about twice a
+        second; the last message has `done`. Cutting this call does not stop the drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +116,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=protos_dot_admin__pb2.WatchStepsRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
             'ListPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicies,
@@ -170,6 +188,33 @@ class AdminService:
             '/roster.admin.v1.AdminService/WatchSteps',
             protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
             protos_dot_admin__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/roster.admin.v1.AdminService/Drain',
+            protos_dot_admin__pb2.DrainRequest.SerializeToString,
+            protos_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Command(_message.Message):
     WATCH_FIELD_NUMBER: _ClassVar[int]
     POLICIES_QUERY_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     submit: Submit
     cut: Cut
@@ -38,7 +40,9 @@ class Command(_message.Message):
     watch: Watch
     policies_query: PoliciesQuery
     policy_change: PolicyChange
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ...) -> None: ...
+    drain: Drain
+    ping: Ping
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -83,6 +87,22 @@ class Submit(_message.Message):
     keep_ms: int
     cache_salt: str
     def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class SequenceContext(_message.Message):
+    __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    index: int
+    num_received: int
+    arrival_unix_s: float
+    deadline_unix_s: float
+    cached_tokens: int
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., index: _Optional[int] = ..., num_received: _Optional[int] = ..., arrival_unix_s: _Optional[float] = ..., deadline_unix_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("sequence_id", "num_tokens", "stop_string")
@@ -152,8 +172,20 @@ class Watch(_message.Message):
     on: bool
     def __init__(self, on: _Optional[bool] = ...) -> None: ...
 
+class Drain(_message.Message):
+    __slots__ = ("handle", "timeout_ms")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    timeout_ms: int
+    def __init__(self, handle: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FromEngine(_message.Message):
-    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed")
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "drain_progress", "pong", "drained")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +197,9 @@ class FromEngine(_message.Message):
     STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
     POLICIES_REPLY_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     model: ModelState
     accepted: Accepted
     refused: Refused
@@ -176,7 +211,10 @@ class FromEngine(_message.Message):
     step_report: _admin_pb2.WatchStepsResponse
     policies_reply: PoliciesReply
     policy_changed: PolicyChanged
-    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ...) -> None: ...
+    drain_progress: DrainProgress
+    pong: Pong
+    drained: Drained
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model", "ready", "draining", "pool_tokens")
@@ -297,6 +335,26 @@ class StatusReply(_message.Message):
     handle: int
     status: _admin_pb2.GetStatusResponse
     def __init__(self, handle: _Optional[int] = ..., status: _Optional[_Union[_admin_pb2.GetStatusResponse, _Mapping]] = ...) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("handle", "progress")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    progress: _admin_pb2.DrainResponse
+    def __init__(self, handle: _Optional[int] = ..., progress: _Optional[_Union[_admin_pb2.DrainResponse, _Mapping]] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("runners_progress",)
+    RUNNERS_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    runners_progress: bool
+    def __init__(self, runners_progress: _Optional[bool] = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ("ended_early",)
+    ENDED_EARLY_FIELD_NUMBER: _ClassVar[int]
+    ended_early: int
+    def __init__(self, ended_early: _Optional[int] = ...) -> None: ...
 
 class PoliciesReply(_message.Message):
     __slots__ = ("handle", "policies")

@@ -55,10 +55,12 @@ class ToScheduler(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("resume",)
+    __slots__ = ("resume", "term")
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     resume: bool
-    def __init__(self, resume: _Optional[bool] = ...) -> None: ...
+    term: int
+    def __init__(self, resume: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("reason",)
@@ -67,19 +69,23 @@ class Rejection(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("last_plan",)
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    last_plan: int
+    def __init__(self, last_plan: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("last_plan",)
+    LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
+    last_plan: int
+    def __init__(self, last_plan: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNNER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +95,7 @@ class Hello(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -98,7 +105,8 @@ class Hello(_message.Message):
     max_step_tokens: int
     max_depth: int
     model: Model
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions")
@@ -270,14 +278,16 @@ class Timings(_message.Message):
     def __init__(self, idle_ns: _Optional[int] = ..., prepare_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., sample_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("resend_from", "fault", "draining")
+    __slots__ = ("resend_from", "fault", "draining", "fenced")
     RESEND_FROM_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
     resend_from: int
     fault: str
     draining: bool
-    def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
+    fenced: int
+    def __init__(self, resend_from: _Optional[int] = ..., fault: _Optional[str] = ..., draining: _Optional[bool] = ..., fenced: _Optional[int] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("last_plan", "sequences")

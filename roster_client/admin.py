@@ -12,8 +12,8 @@ import grpc.aio
 
 from protos import admin_pb2, admin_pb2_grpc
 
+from .credentials import IN_THE_CLEAR, Credentials
 from .errors import from_rpc_error
-from .requests import CHANNEL_OPTIONS
 
 
 class StepStream:
@@ -40,21 +40,24 @@ class StepStream:
 class AdminClient:
     """One channel to a scheduler's admin address."""
 
-    def __init__(self, target: str = "127.0.0.1:50062") -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(self, target: str = "127.0.0.1:50062", *, credentials: Credentials = IN_THE_CLEAR) -> None:
+        self._metadata = credentials.metadata
+        self._channel = credentials.aio_channel(target)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def get_status(self, *, deadline_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """The state of the scheduler and its runners, now."""
         try:
-            return await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=deadline_s)
+            return await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
     async def list_policies(self, *, deadline_s: float | None = None) -> admin_pb2.ListPoliciesResponse:
         """The installed policies with their parameters, and the one in force."""
         try:
-            return await self._stub.ListPolicies(admin_pb2.ListPoliciesRequest(), timeout=deadline_s)
+            return await self._stub.ListPolicies(
+                admin_pb2.ListPoliciesRequest(), timeout=deadline_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -67,13 +70,13 @@ class AdminClient:
         """
         request = admin_pb2.SetPolicyRequest(name=name, parameters=json.dumps(dict(parameters or {})))
         try:
-            return await self._stub.SetPolicy(request, timeout=deadline_s)
+            return await self._stub.SetPolicy(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
     async def watch_steps(self) -> StepStream:
         """The roster of each step from now on: it has begun when this returns."""
-        call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest())
+        call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest(), metadata=self._metadata)
         try:
             await call.initial_metadata()
             if call.done():
@@ -82,6 +85,18 @@ class AdminClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         return StepStream(call)
+
+    async def drain(self, timeout_s: float | None = None) -> AsyncIterator[admin_pb2.DrainResponse]:
+        """Drains and ends the scheduler, telling how far it is; the last message has `done`.
+
+        `timeout_s`: seconds that living requests get, by default the server's `drain_s`.
+        """
+        request = admin_pb2.DrainRequest(timeout_ms=None if timeout_s is None else round(timeout_s * 1000))
+        try:
+            async for answer in self._stub.Drain(request, metadata=self._metadata):
+                yield answer
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     async def close(self) -> None:
         """Closes the channel."""

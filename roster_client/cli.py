@@ -19,9 +19,11 @@ from .admin import AdminClient
 from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
 from .calibrate_command import calibrate
 from .chat import ChatSession
+from .command_credentials import connection_options, credentials
 from .errors import RosterError, UnavailableError
 from .exit_codes import EXPLANATION, ExitCode, exit_code_for
-from .health import check_health
+from .health import READINESS, check_health
+from .operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
 from .policy_cli import policy_app
 from .requests import Message, Options, Prompt
 from .simulate_command import simulate
@@ -55,11 +57,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.callback()(connection_options)
+app.command()(drain)
+app.command()(keygen)
 
 Server = Annotated[
     str, typer.Option("--server", "-s", envvar="ROSTER_SERVER", help="Address of the gRPC API, host:port.")
 ]
-Admin = Annotated[str, typer.Option("--admin", envvar="ROSTER_ADMIN", help="Address of the admin API, host:port.")]
 Tenant = Annotated[str, typer.Option("--tenant", envvar="ROSTER_TENANT", help="Tenant on whose behalf to call.")]
 MaxTokens = Annotated[
     int | None,
@@ -84,7 +88,6 @@ Device = Annotated[str | None, typer.Option("--device", help="Where the runner c
 Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")]
 
 DEFAULT_SERVER = "127.0.0.1:50061"
-DEFAULT_ADMIN = "127.0.0.1:50062"
 
 
 @app.command()
@@ -110,7 +113,7 @@ def generate(
     options = _options(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, n=n
     )
-    with SyncRosterClient(server, tenant=tenant) as client:
+    with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)
         with client.generate(question, deadline_s=timeout, **options) as stream:
             if not as_json:
@@ -136,7 +139,7 @@ def chat(
     """Talk with the model; the history goes along. Ctrl-C cuts an answer short, Ctrl-D leaves."""
     console = Console()
     options = _options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    with SyncRosterClient(server, tenant=tenant) as client:
+    with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         model = client.get_model(deadline_s=10)
         if not model.chat_template:
             raise ValueError(f"{model.name} has no chat template: use `roster generate --raw`")
@@ -155,7 +158,7 @@ def status(
     from google.protobuf.json_format import MessageToJson
 
     async def get() -> Any:
-        async with AdminClient(admin) as client:
+        async with AdminClient(admin, credentials=credentials()) as client:
             return await client.get_status(deadline_s=10)
 
     answer = asyncio.run(get())
@@ -168,11 +171,14 @@ def status(
 @app.command()
 def health(
     server: Server = DEFAULT_SERVER,
+    service: Annotated[
+        str, typer.Option("--service", help='What to ask about: "" (liveness), roster.engine or roster.runner (hangs).')
+    ] = READINESS,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait for an answer.")] = 5,
 ) -> None:
-    """Exit with 0 if the server takes requests, with 3 if not. For container health checks."""
-    with SyncRosterClient(server) as client:
-        state = check_health(client.channel, timeout)
+    """Exit with 0 if the server takes requests (or what --service asks), with 3 if not. For container health checks."""
+    with SyncRosterClient(server, credentials=credentials()) as client:
+        state = check_health(client.channel, timeout, service)
     typer.echo(state)
     if state != "SERVING":
         raise typer.Exit(ExitCode.UNAVAILABLE)

@@ -21,9 +21,10 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 
+from .credentials import IN_THE_CLEAR, Credentials
 from .errors import RequestCancelledError, from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
-from .requests import CHANNEL_OPTIONS, Message, Options, Prompt, build_prompt, build_request, call_metadata
+from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
 from .session import Session
 
 
@@ -86,9 +87,12 @@ class RosterClient:
     `deadline_s` of a call is in seconds and covers it whole; None means no deadline.
     """
 
-    def __init__(self, target: str = "127.0.0.1:50061", *, tenant: str = "") -> None:
-        self._metadata = call_metadata(tenant)
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(
+        self, target: str = "127.0.0.1:50061", *, tenant: str = "", credentials: Credentials = IN_THE_CLEAR
+    ) -> None:
+        """`tenant` may stay empty where a token says it."""
+        self._metadata = call_metadata(tenant) + credentials.metadata
+        self._channel = credentials.aio_channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     @property

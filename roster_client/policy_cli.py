@@ -15,6 +15,7 @@ from rich.console import Console
 from protos import admin_pb2
 
 from .admin import AdminClient
+from .command_credentials import credentials
 from .policy_view import change_view, policies_view, policy_view
 
 Answer = TypeVar("Answer")
@@ -81,7 +82,7 @@ def set_policy(
 
 def _ask(admin: str, question: Callable[[AdminClient], Awaitable[Answer]]) -> Answer:
     async def ask() -> Answer:
-        async with AdminClient(admin) as client:
+        async with AdminClient(admin, credentials=credentials()) as client:
             return await question(client)
 
     return asyncio.run(ask())

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from protos import inference_pb2 as pb
 
+from .command_credentials import credentials
 from .exit_codes import ExitCode
 from .log_view import LogView
 from .signals import cancelled_by_signals
@@ -25,7 +26,7 @@ async def serve(
 ) -> ExitCode:
     """Runs both services; OK after a signal, FAILED when one dies or they don't become ready in `ready_timeout_s`."""
     view = LogView(console)
-    stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=view.line)
+    stack = Stack(endpoints, scheduler=scheduler, runner=runner, on_line=view.line, credentials=credentials())
     try:
         with cancelled_by_signals():
             async with stack:

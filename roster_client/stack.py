@@ -18,6 +18,7 @@ from protos import inference_pb2 as pb
 
 from .child_process import ChildProcess, OnLine
 from .client import RosterClient
+from .credentials import IN_THE_CLEAR, Credentials
 from .errors import UnavailableError
 
 SCHEDULER = "scheduler"
@@ -81,6 +82,7 @@ class Stack:
         scheduler: Mapping[str, object] | None = None,
         runner: Mapping[str, object] | None = None,
         on_line: OnLine = lambda name, line: None,
+        credentials: Credentials = IN_THE_CLEAR,
     ) -> None:
         self.endpoints = endpoints
         self._flags = {
@@ -93,6 +95,7 @@ class Stack:
             RUNNER: {"link": endpoints.link, **(runner or {})},
         }
         self._on_line = on_line
+        self._credentials = credentials
         self._children: dict[str, ChildProcess] = {}
 
     async def start(self) -> None:
@@ -109,7 +112,7 @@ class Stack:
     async def wait_ready(self, timeout_s: float) -> pb.GetModelResponse:
         """Waits until requests are taken, and returns the model. Raises ServiceDiedError or NotReadyError."""
         deadline = time.monotonic() + timeout_s
-        async with RosterClient(self.endpoints.listen) as client:
+        async with RosterClient(self.endpoints.listen, credentials=self._credentials) as client:
             while time.monotonic() < deadline:
                 self._check_alive()
                 try:

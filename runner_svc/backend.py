@@ -101,6 +101,10 @@ class Backend(Protocol):
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row."""
 
+    def is_broken_by(self, error: Exception) -> bool:
+        """Whether nothing can be computed any more in this process after `error`, which came out of the backend."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmittedSlot:
@@ -125,8 +129,11 @@ class RosterChanges:
 class PendingStep(Protocol):
     """A batch under way."""
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once; cheap."""
+
     def wait(self) -> StepOutput:
-        """Blocks until the batch is done; called once, from any one thread."""
+        """Blocks until the batch is done; called once."""
 
 
 @runtime_checkable

@@ -1,10 +1,7 @@
-"""The threads that execute plans, so that the thread of the socket never waits for the backend.
+"""The thread that executes plans, so that the thread of the socket never waits for a backend that computes in it.
 
 Jobs go in through a queue and are done strictly in order; finished messages come out through a deque and a wake-up on
 an inproc socket that the socket's thread polls. A plan of a session that is over by the time its turn comes is skipped.
-
-Where the runner overlaps plans, this thread only launches them, and a second one waits for each in turn. All other
-jobs wait until it has none left.
 """
 
 from __future__ import annotations
@@ -12,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from queue import Queue, SimpleQueue
+from queue import SimpleQueue
+from typing import Protocol
 
 import structlog
 import zmq
@@ -64,29 +62,31 @@ class Launched:
     plan: LaunchedPlan
 
 
-class Outlet:
-    """Where one thread puts finished messages; `finished` is shared, the wake-up socket belongs to the thread."""
+class Executor(Protocol):
+    """What the socket's thread knows of whoever does its jobs; `session` is the current one, set by that thread."""
 
-    def __init__(
-        self, finished: deque[plan_pb2.ToScheduler], context: zmq.Context[zmq.Socket[bytes]], wake_endpoint: str
-    ) -> None:
-        self._finished = finished
-        self._wake = context.socket(zmq.PUSH)
-        self._wake.setsockopt(zmq.LINGER, 0)
-        self._wake.connect(wake_endpoint)
+    session: int
+    finished: deque[plan_pb2.ToScheduler]
 
-    def put(self, message: plan_pb2.ToScheduler) -> None:
-        """Hands the message to the socket's thread."""
-        self._finished.append(message)
-        self._wake.send(b"")
+    @property
+    def broken(self) -> bool:
+        """The backend can't be used any more: a fault says so, or will."""
 
-    def close(self) -> None:
-        """Closes the wake-up socket."""
-        self._wake.close()
+    def start(self) -> None:
+        """Called once, before the first job."""
+
+    def submit(self, job: Job) -> None:
+        """Takes a job; jobs are done in order."""
+
+    def look(self) -> bool:
+        """Takes the results that are there; returns whether it wants to be asked again without delay."""
+
+    def is_alive(self) -> bool:
+        """Whether there are jobs left or may come some."""
 
 
 class ComputeThread:
-    """Owns `runner` from `start` on. `session` is the current one, set by the socket's thread."""
+    """Owns `runner` from `start` on."""
 
     def __init__(self, runner: Runner, context: zmq.Context[zmq.Socket[bytes]], wake_endpoint: str) -> None:
         self.session = 0
@@ -95,59 +95,49 @@ class ComputeThread:
         self._context = context
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._launched: Queue[Launched | Stop] = Queue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._results = threading.Thread(target=self._run_results, name="results", daemon=True)
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the thread."""
         self._thread.start()
-        if self._runner.overlaps:
-            self._results.start()
+
+    @property
+    def broken(self) -> bool:
+        """See `Executor`."""
+        return self._runner.broken
 
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""
         self._jobs.put(job)
 
+    def look(self) -> bool:
+        """See `Executor`: results announce themselves by a wake-up."""
+        return False
+
     def is_alive(self) -> bool:
         """Whether there are jobs left or may come some."""
-        return self._thread.is_alive() or self._results.is_alive()
+        return self._thread.is_alive()
 
     def _run(self) -> None:
-        outlet = self._outlet()
+        wake = self._context.socket(zmq.PUSH)
+        wake.setsockopt(zmq.LINGER, 0)
+        wake.connect(self._wake_endpoint)
         try:
             while not isinstance(job := self._jobs.get(), Stop):
                 if job.session != self.session:
                     continue
                 done = self._do(job)
-                if isinstance(done, Launched):
-                    self._launched.put(done)
-                elif done is not None:
-                    self._launched.join()  # a fault comes behind the results of the plans before it
-                    outlet.put(done)
+                if done is not None:
+                    self.finished.append(done)
+                    wake.send(b"")
         finally:
-            self._launched.put(Stop())
-            outlet.close()
+            wake.close()
 
-    def _run_results(self) -> None:
-        outlet = self._outlet()
-        try:
-            while not isinstance(launched := self._launched.get(), Stop):
-                outlet.put(_result(launched))
-                self._launched.task_done()
-        finally:
-            outlet.close()
-
-    def _outlet(self) -> Outlet:
-        return Outlet(self.finished, self._context, self._wake_endpoint)
-
-    def _do(self, job: BeginSession | ExecutePlan | TakeSnapshot) -> plan_pb2.ToScheduler | Launched | None:
+    def _do(self, job: BeginSession | ExecutePlan | TakeSnapshot) -> plan_pb2.ToScheduler | None:
         try:
             if isinstance(job, ExecutePlan):
                 message = plan_pb2.ToScheduler(session=job.session, number=job.number)
-                launched = Launched(message, self._runner.launch(job.number, job.plan))
-                return launched if self._runner.overlaps else _result(launched)
-            self._launched.join()
+                return result_of(Launched(message, self._runner.launch(job.number, job.plan)))
             if isinstance(job, TakeSnapshot):
                 return plan_pb2.ToScheduler(session=job.session, snapshot=self._runner.snapshot())
             if job.resume:
@@ -156,19 +146,21 @@ class ComputeThread:
                 self._runner.reset()
             return None
         except Exception as error:
-            return _fault(job.session, error)
+            return fault_of(job.session, error)
 
 
-def _result(launched: Launched) -> plan_pb2.ToScheduler:
+def result_of(launched: Launched) -> plan_pb2.ToScheduler:
+    """Waits for the plan; its result, or its fault."""
     message = launched.message
     try:
         message.result.CopyFrom(launched.plan.wait())
     except Exception as error:
-        return _fault(message.session, error)
+        return fault_of(message.session, error)
     return message
 
 
-def _fault(session: int, error: Exception) -> plan_pb2.ToScheduler:
+def fault_of(session: int, error: Exception) -> plan_pb2.ToScheduler:
+    """The message that a plan could not be executed, which is logged too."""
     if isinstance(error, PlanFault):
         log.error("fault", reason=str(error), exc_info=error.__cause__)
         reason = str(error)

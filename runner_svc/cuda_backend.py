@@ -2,7 +2,7 @@
 
 A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
 in the roster, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
-copy back. The host waits for none of it: `PendingCudaStep.wait` does, on another thread, by an event. Sampled tokens go
+copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
 into the device's token buffer, where the next step finds them.
 
 Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
@@ -25,7 +25,8 @@ from runner_svc.cuda_graphs import Replay, StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps, Launchers
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
 from runner_svc.device_roster import DeviceRoster
-from runner_svc.kv_cache import KVCache
+from runner_svc.kv_cache import FP8, KVCache
+from runner_svc.kv_scales import calibrated_scales
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
@@ -52,6 +53,7 @@ class CudaSizes:
     context_length: int
     num_blocks: int | None = None
     gpu_memory: float = 0.9
+    fp8_cache: bool = False
 
     @property
     def max_table(self) -> int:
@@ -80,7 +82,7 @@ class PlacedRecords:
 
 
 class CudaBackend:
-    """Implements `runner_svc.backend.OverlappingBackend`; one thread launches."""
+    """Implements `runner_svc.backend.OverlappingBackend`."""
 
     def __init__(
         self,
@@ -102,14 +104,16 @@ class CudaBackend:
         self._launchers = launchers
         self._sizes = sizes
         with device.stream(), torch.no_grad():
-            self._decoder = CudaDecoder(config, weights, launchers.decoder(), sizes.max_step_tokens)
+            self._decoder = CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens)
             self._roster = DeviceRoster(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
             self._sampling = launchers.sampling(self._roster.tokens)
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
+            self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
-            self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._decoder.dtype, device.device)
+            scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
+            self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
             self._graphs = StepGraphs(bucket_sizes(sizes.num_slots))
             self._graphs.capture(self._decode_passes, device.capture, device.seconds, progress)
@@ -146,6 +150,10 @@ class CudaBackend:
         return self.launch(batch).wait()
 
     @torch.inference_mode()
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
+        return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
+
     def launch(self, batch: StepBatch) -> PendingCudaStep:
         """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
         buffers = self._ring.take()
@@ -283,11 +291,18 @@ class CudaBackend:
     def _mixed_replay(self, bucket: int | None) -> Replay | None:
         return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
 
+    def _calibrated_scales(self, progress: Progress) -> Tensor:
+        progress("calibrating the FP8 cache", 0.0)
+        max_tokens = min(self.max_step_tokens, self._sizes.context_length)
+        scales = calibrated_scales(self._decoder, self._launchers, self._device, max_tokens)
+        progress("calibrating the FP8 cache", 1.0)
+        return scales
+
     def _fitting_blocks(self, progress: Progress) -> int:
         """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""
         progress("profiling the largest step", 0.0)
         config, sizes = self._decoder.config, self._sizes
-        cache = KVCache(config, 0, sizes.block_size, self._decoder.dtype, self._device.device)
+        cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)
         steps = self._make_steps(cache)
         batch = largest_batch(sizes.num_slots, sizes.max_step_tokens, sizes.context_length)
 
@@ -299,4 +314,4 @@ class CudaBackend:
 
         profile = self._device.profile(largest_step)
         progress("profiling the largest step", 1.0)
-        return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._decoder.dtype))
+        return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._cache_dtype))

@@ -101,6 +101,10 @@ class HashBackend:
         """See `Backend`."""
         self._kv[targets] = self._kv[sources]
 
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`."""
+        return False
+
     def step(self, batch: StepBatch) -> StepOutput:
         """See `Backend`."""
         begin_ns = time.perf_counter_ns()

@@ -1,12 +1,14 @@
 """`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
 
-Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used.
+Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when
+the device is beyond use (a CUDA error, say) and a new process must take over.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -15,10 +17,11 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.plan_socket import PlanSocket, Rejected
+from runner_svc.plan_socket import BrokenBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from runner_svc.settings import RunnerSettings
 
@@ -38,16 +41,24 @@ def main() -> None:
     sys.exit(serve(settings))
 
 
-def serve(settings: RunnerSettings) -> int:
-    """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
+MakeLink = Callable[[Runner, str, float, CurveClient | None], PlanSocket]
+
+
+def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
+    """Runs until a signal ends it; returns the exit status. Must run in the main thread.
+
+    `make_link` makes the socket from the runner, the endpoint, `silence_s` and the keys: benchmarks put one in that
+    takes times.
+    """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:
+        curve = _curve(settings)  # before the model: a wrong path is told at once
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = PlanSocket(Runner(backend, settings.runner_id), settings.link, settings.silence_s)
-    except (UnusableSettings, ModelNotFound, UnsupportedModel) as error:
+        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
+    except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
         return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
@@ -73,8 +84,17 @@ def serve(settings: RunnerSettings) -> int:
     except Rejected as rejection:
         log.error("the scheduler can't use this runner", reason=str(rejection))
         return 1
+    except BrokenBackend:
+        log.error("the device can't be used any more: start this runner again")
+        return 3
     log.info("stopped")
     return 0
+
+
+def _curve(settings: RunnerSettings) -> CurveClient | None:
+    if settings.runner_key is None or settings.scheduler_key is None:
+        return None
+    return CurveClient.read(settings.runner_key, settings.scheduler_key)
 
 
 def _leave_at_once(number: int, frame: FrameType | None) -> None:

@@ -43,6 +43,10 @@ class NullBackend:
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Nothing to copy: there is no KV."""
 
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`."""
+        return False
+
     def step(self, batch: StepBatch) -> StepOutput:
         """The token at a position is the pangram's character there."""
         begin_ns = time.perf_counter_ns()

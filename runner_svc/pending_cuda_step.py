@@ -22,6 +22,8 @@ from runner_svc.step_buffers import Ring, aligned
 class Event(Protocol):
     """As torch.cuda.Event, recorded."""
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, end: Any, /) -> float: ...
@@ -76,6 +78,10 @@ class PendingCudaStep:
     begin: Event
     forwarded: Event
     end: Event
+
+    def done(self) -> bool:
+        """Whether the GPU has finished it."""
+        return self.end.query()
 
     def wait(self) -> StepOutput:
         """Blocks until the step is done; frees its buffers."""

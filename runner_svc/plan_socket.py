@@ -4,10 +4,13 @@
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
+| Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
+| anything else of another session | the same: its scheduler may have been paused while a successor took over |
 | a plan that was executed before | its result once more |
 | a plan after a missing one | Event: resend from the missing one |
 | a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
-| Ping | Pong, also while a plan computes |
+| an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
+| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came |
 | silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
 
 Sequences and KV survive the scheduler: only a Welcome without `resume` releases them. The identity is random for each
@@ -27,7 +30,9 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
-from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Stop, TakeSnapshot
+from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Executor, Stop, TakeSnapshot
+from runner_svc.curve import CurveClient
+from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 
 HELLO_INTERVAL_S = 1.0
@@ -35,6 +40,7 @@ _LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
 _UNANSWERED_HELLOS = 10  # after so many the socket is replaced
 _KEPT_RESULTS = 8  # more than any depth
 _RETRY_S = 0.05  # between attempts while not connected
+_WATCHING_TURN_S = 0.005  # between whole turns of the loop while it watches plans that are under way
 _LINGER_MS = 1000
 
 log = structlog.get_logger()
@@ -44,22 +50,31 @@ class Rejected(Exception):
     """The scheduler can't use this runner; the text says why."""
 
 
+class BrokenBackend(Exception):
+    """The device can't be used any more by this process."""
+
+
 class PlanSocket:
     """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
 
-    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0) -> None:
+    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0, curve: CurveClient | None = None) -> None:
+        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear."""
         self._endpoint = endpoint
+        self._curve = curve
         self._silence_s = silence_s
         self._hello = runner.hello()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
         self._wake = self._context.socket(zmq.PULL)
         self._wake.bind(wake_endpoint)
-        self._compute = ComputeThread(runner, self._context, wake_endpoint)
+        self._compute: Executor = (
+            OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
+        )
         self._connect()
         self._outbox: deque[bytes] = deque()  # what could not be sent yet
         self._stopping = False
         self._session = 0
+        self._left: set[int] = set()  # sessions that are over
         self._next_plan = 1
         self._last_done = 0
         self._faulted = False
@@ -68,17 +83,23 @@ class PlanSocket:
         self._seeking = True  # says Hello until answered
         self._hellos = 0  # since the last answer
         self._next_hello_s = 0.0
+        self._next_turn_s = 0.0
 
     def stop(self) -> None:
         """Makes `run` finish the plans it has and return."""
         self._stopping = True
 
     def run(self) -> None:
-        """Serves until `stop`. Raises Rejected when the scheduler turns the runner away."""
+        """Serves until `stop`.
+
+        Raises Rejected when the scheduler turns the runner away, BrokenBackend when the backend is beyond use.
+        """
         self._compute.start()
         try:
             while not self._stopping:
                 self._turn()
+                if self._faulted and self._compute.broken:
+                    raise BrokenBackend
             self._post(plan_pb2.ToScheduler(session=self._session, event=plan_pb2.Event(draining=True)))
             self._compute.submit(Stop())
             while self._compute.is_alive() or self._compute.finished:
@@ -95,6 +116,8 @@ class PlanSocket:
         self._socket.setsockopt(zmq.IDENTITY, b"runner-" + secrets.token_bytes(12))
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        if self._curve is not None:
+            self._curve.protect(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(self._endpoint)
         self._poller = zmq.Poller()
@@ -110,11 +133,19 @@ class PlanSocket:
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        wait_s = _LONGEST_POLL_S
+        under_way = self._compute.look()
+        if self._compute.finished:
+            self._forward()
+        if under_way and now_s < self._next_turn_s and not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return
+        self._next_turn_s = now_s + _WATCHING_TURN_S
+        wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
         ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
         if self._wake in ready:
+            while self._wake.poll(0):
+                self._wake.recv()
             self._forward()
         if self._monitor in ready:
             self._monitor.recv_multipart()
@@ -137,9 +168,7 @@ class PlanSocket:
                 log.warning("a frame that is no message", bytes=len(frames[-1]))
 
     def _forward(self) -> None:
-        """Sends what the compute thread has finished, unless its session is over."""
-        while self._wake.poll(0):
-            self._wake.recv()
+        """Sends what has been finished, unless its session is over."""
         while self._compute.finished:
             message = self._compute.finished.popleft()
             if message.session != self._session:
@@ -179,24 +208,34 @@ class PlanSocket:
     def _take(self, message: plan_pb2.ToRunner) -> None:
         kind = message.WhichOneof("body")
         if kind == "welcome":
-            self._begin(message.session, message.welcome.resume)
+            self._begin(message.session, message.welcome)
             return
         if kind == "rejection" and self._seeking:
             raise Rejected(message.rejection.reason)
         if message.session != self._session or self._session == 0:
+            if self._hello.term and message.session:
+                self._fence(message.session)
             return
         self._heard()
         if kind == "plan":
             self._plan(message.number, message.plan)
         elif kind == "ping":
-            self._post(plan_pb2.ToScheduler(session=self._session, number=message.number, pong=plan_pb2.Pong()))
+            if message.ping.last_plan >= self._next_plan and not self._faulted:
+                self._ask_again()
+            pong = plan_pb2.Pong(last_plan=self._last_done)
+            self._post(plan_pb2.ToScheduler(session=self._session, number=message.number, pong=pong))
         elif kind == "snapshot_request":
             self._compute.submit(TakeSnapshot(self._session))
 
-    def _begin(self, session: int, resume: bool) -> None:
+    def _begin(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
             return  # the Welcome that answered a second Hello
-        log.info("session begins", session=session, resume=resume)
+        if session in self._left or welcome.term < self._hello.term:
+            self._fence(session)
+            return
+        log.info("session begins", session=session, resume=welcome.resume)
+        self._left.add(self._session)
+        self._hello.term = welcome.term
         self._session = self._compute.session = session
         self._next_plan, self._last_done, self._faulted = 1, 0, False
         self._results.clear()
@@ -204,7 +243,16 @@ class PlanSocket:
         self._seeking = False
         self._hellos = 0
         self._heard_s = time.monotonic()
-        self._compute.submit(BeginSession(session, resume))
+        self._compute.submit(BeginSession(session, welcome.resume))
+
+    def _fence(self, session: int) -> None:
+        """Whoever speaks of that session is told the term in force; its own sessions it knows to be over."""
+        event = plan_pb2.Event(fenced=self._hello.term)
+        self._post(plan_pb2.ToScheduler(session=session, event=event))
+
+    def _ask_again(self) -> None:
+        event = plan_pb2.Event(resend_from=self._next_plan)
+        self._post(plan_pb2.ToScheduler(session=self._session, event=event))
 
     def _heard(self) -> None:
         self._heard_s = time.monotonic()
@@ -214,8 +262,7 @@ class PlanSocket:
         self._seeking = False
         for _, frame in self._results:
             self._send_later(frame)
-        event = plan_pb2.Event(resend_from=self._next_plan)
-        self._post(plan_pb2.ToScheduler(session=self._session, event=event))
+        self._ask_again()
 
     def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
         if self._faulted:
@@ -224,8 +271,7 @@ class PlanSocket:
             self._next_plan += 1
             self._compute.submit(ExecutePlan(self._session, number, plan))
         elif number > self._next_plan:
-            event = plan_pb2.Event(resend_from=self._next_plan)
-            self._post(plan_pb2.ToScheduler(session=self._session, event=event))
+            self._ask_again()
         else:
             for done, frame in self._results:
                 if done == number:

@@ -1,13 +1,11 @@
 """Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process.
 
-`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes, by
-one thread, and another one waits for the results, in order; both touch the roster under its lock, which neither holds
-while it computes or waits. `execute` is launch and wait in one.
+`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes.
+`execute` is launch and wait in one.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +24,13 @@ PROTOCOL_VERSION = 1
 class LaunchedPlan:
     """A plan under way."""
 
-    def __init__(self, finish: Callable[[], plan_pb2.Result]) -> None:
+    def __init__(self, finish: Callable[[], plan_pb2.Result], done: Callable[[], bool]) -> None:
         self._finish = finish
+        self.done = done
+        """Whether `wait` would return at once; cheap."""
 
     def wait(self) -> plan_pb2.Result:
-        """Blocks until the plan is done; called once, by whichever thread, in the order of the launches.
+        """Blocks until the plan is done; called once, in the order of the launches.
 
         Raises PlanFault when it failed in the backend.
         """
@@ -38,18 +38,15 @@ class LaunchedPlan:
 
 
 class Runner:
-    """One backend and its roster.
-
-    One thread calls it, but for `LaunchedPlan.wait`; all but `launch` only while no plan is under way.
-    """
+    """One backend and its roster; one thread calls it, all but `launch` only while no plan is under way."""
 
     def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
         self._backend = backend
         self._runner_id = runner_id
-        self._max_depth = max_depth
+        self.max_depth = max_depth
+        """Most plans that may be under way."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         model = backend.model
-        self._lock = threading.Lock()  # of the state
         self._state = BatchState(
             Limits(
                 num_slots=backend.num_slots,
@@ -63,6 +60,8 @@ class Runner:
         )
         self._last_plan = 0
         self._faulted = False
+        self.broken = False
+        """The backend has failed in a way that it can't recover from: only a new process can go on."""
         self._last_end_ns: int | None = None
 
     @property
@@ -86,7 +85,7 @@ class Runner:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             max_step_tokens=backend.max_step_tokens,
-            max_depth=self._max_depth,
+            max_depth=self.max_depth,
             model=backend.model,
         )
 
@@ -124,14 +123,14 @@ class Runner:
             self._faulted = True
             raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
         with self._faulting(number):
-            finish = self._launch(plan)
+            finish, done = self._launch(plan)
         self._last_plan = number
 
         def guarded() -> plan_pb2.Result:
             with self._faulting(number):
                 return finish()
 
-        return LaunchedPlan(guarded)
+        return LaunchedPlan(guarded, done)
 
     @contextmanager
     def _faulting(self, number: int) -> Iterator[None]:
@@ -143,30 +142,29 @@ class Runner:
             raise
         except Exception as error:
             self._faulted = True
+            self.broken = self._backend.is_broken_by(error)
             raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
 
-    def _launch(self, plan: plan_pb2.Plan) -> Callable[[], plan_pb2.Result]:
-        """Starts the plan; what it returns ends it."""
+    def _launch(self, plan: plan_pb2.Plan) -> tuple[Callable[[], plan_pb2.Result], Callable[[], bool]]:
+        """Starts the plan; what it returns ends it, and tells whether it could without waiting."""
         begin_ns = time.perf_counter_ns()
         idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
-        with self._lock:
-            applied = self._state.apply(plan)
+        applied = self._state.apply(plan)
         if self._overlapping is not None:
             self._overlapping.change_roster(applied.changes)
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
         timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)
         if applied.batch is None:
-            return lambda: self._finish(applied, _nothing(), timings)
+            return lambda: self._finish(applied, _nothing(), timings), _always
         if self._overlapping is not None:
             pending = self._overlapping.launch(applied.batch)
-            return lambda: self._finish(applied, pending.wait(), timings)
+            return lambda: self._finish(applied, pending.wait(), timings), pending.done
         output = self._backend.step(applied.batch)
-        return lambda: self._finish(applied, output, timings)
+        return lambda: self._finish(applied, output, timings), _always
 
     def _finish(self, applied: AppliedPlan, output: StepOutput, timings: plan_pb2.Timings) -> plan_pb2.Result:
-        with self._lock:
-            self._state.record(applied, output)
+        self._state.record(applied, output)
         result = _result(applied, output)
         timings.forward_ns = output.forward_ns
         timings.sample_ns = output.sample_ns
@@ -180,6 +178,10 @@ class Runner:
         self._last_plan = 0
         self._faulted = False
         self._last_end_ns = None
+
+
+def _always() -> bool:
+    return True
 
 
 def _nothing() -> StepOutput:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -37,6 +37,12 @@ class RunnerSettings(BaseSettings):
     )
 
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint of the scheduler.")
+    runner_key: Path | None = Field(
+        None, description="File with this runner's secret CURVE key (`roster keygen`); encrypts the link."
+    )
+    scheduler_key: Path | None = Field(
+        None, description="File with the scheduler's public CURVE key; needed with a runner key."
+    )
     runner_id: str = Field(
         default_factory=socket.gethostname,
         min_length=1,
@@ -64,6 +70,11 @@ class RunnerSettings(BaseSettings):
     kv_tokens: int | None = Field(
         None, ge=1, description="Size of the KV cache, in tokens; default: what fits into a GPU, 16384 elsewhere."
     )
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
+        "auto",
+        description="Type of the KV cache on a GPU; auto: the type it computes in. fp8_e4m3 takes half the memory and "
+        "half the time to read, and rounds keys and values to 4 significant bits.",
+    )
     gpu_memory: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory that may be used.")
     max_step_tokens: int | None = Field(
         None, ge=1, description="Most positions computed in one step, in tokens; default: 8192 on a GPU, 512 elsewhere."
@@ -86,6 +97,12 @@ class RunnerSettings(BaseSettings):
     step_ms: float = Field(0.0, ge=0, description="Least time of a step of the test backends, in milliseconds.")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+
+    @model_validator(mode="after")
+    def _keys_come_together(self) -> Self:
+        if (self.runner_key is None) != (self.scheduler_key is None):
+            raise ValueError("runner_key and scheduler_key encrypt the link together: set both, or neither")
+        return self
 
     @classmethod
     def settings_customise_sources(

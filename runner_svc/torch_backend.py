@@ -88,6 +88,10 @@ class TorchBackend:
         self.cache.copy_blocks(_int64(sources), _int64(targets))
 
     @torch.inference_mode()
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`."""
+        return False
+
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it."""
         started = time.perf_counter_ns()

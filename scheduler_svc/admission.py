@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import Request, Sequence
 
 
 def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admission:
@@ -25,8 +25,21 @@ def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admissi
 
 
 def context_bytes(sequence: Sequence) -> bytes:
-    """What a new scheduler needs to know of this sequence's request besides its tokens: a Submit without the prompt."""
+    """A SequenceContext: what a new scheduler needs to know of this sequence besides its tokens."""
     request = sequence.request
+    context = engine_pb2.SequenceContext(
+        submit=_submit(request),
+        index=sequence.index,
+        num_received=request.num_received,
+        arrival_unix_s=request.arrival_unix_s,
+        cached_tokens=sequence.cached_tokens,
+    )
+    if request.deadline_s is not None:
+        context.deadline_unix_s = request.arrival_unix_s + request.deadline_s - request.arrival_s
+    return context.SerializeToString()
+
+
+def _submit(request: Request) -> engine_pb2.Submit:
     return engine_pb2.Submit(
         handle=request.handle,
         tenant=request.tenant,
@@ -41,5 +54,5 @@ def context_bytes(sequence: Sequence) -> bytes:
         cache_salt=request.cache_salt,
         ttft_target_ms=request.ttft_target_ms,
         itl_target_ms=request.itl_target_ms,
-        keep_ms=int(request.keep_s * 1000),
-    ).SerializeToString()
+        keep_ms=round(request.keep_s * 1000),
+    )

@@ -16,6 +16,9 @@ from scheduler_svc.plan_draft import InFlight
 from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
+_TRUE = b"\1"
+_ALL_ROWS = np.arange(4096)
+_ALL_ROWS.setflags(write=False)
 OK = plan_pb2.ROW_STATUS_UNSPECIFIED
 _MESSAGES: dict[int, str] = {
     plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
@@ -36,10 +39,17 @@ class Applied:
     logprobs: list[tuple[int, plan_pb2.RowLogprobs]] = field(default_factory=list)
     """(index of the token, log-probabilities)."""
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
-    gaps_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
+    now_s: float = 0.0
+    """When it was here."""
+    previous_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
     """What the step took of the runner's time."""
+
+    @property
+    def gaps_s(self) -> npt.NDArray[np.float64]:
+        """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
+        return self.now_s - self.previous_s
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -56,20 +66,14 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
 
     Raises MalformedResult, changing nothing.
     """
-    statuses = np.frombuffer(result.statuses, np.uint8)
-    token_counts = np.frombuffer(result.token_counts, np.uint8)
     tokens = np.frombuffer(result.tokens, "<i4")
     num_rows = len(flight.sequences)
-    if len(statuses) != num_rows or len(token_counts) != num_rows or int(token_counts.sum()) != len(tokens):
-        raise MalformedResult(f"result of plan {flight.number}: its columns do not fit {num_rows} rows")
-    got = token_counts == 1
-    if not np.array_equal(got, flight.sample & (statuses == OK)):
-        raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
-    live = table.epoch[flight.slots] == flight.epochs
-    if live.all() and got.all():
+    live = table.epoch[flight.slots]
+    undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
+    if undisturbed and len(tokens) == num_rows and live.tobytes() == flight.epochs.tobytes():
         applied = _apply_steady(table, flight, tokens, now_s)
     else:
-        applied = _apply_mixed(table, flight, statuses, got, live, tokens, now_s)
+        applied = _apply_mixed(table, flight, *_columns(flight, result), live == flight.epochs, tokens, now_s)
     if result.logprobs:
         index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
         applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
@@ -78,25 +82,47 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     return applied
 
 
+def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """(status, has a token) of each row. Raises MalformedResult for columns that do not fit the plan."""
+    statuses, token_counts = np.frombuffer(result.statuses, np.uint8), np.frombuffer(result.token_counts, np.uint8)
+    num_rows = len(flight.sequences)
+    if {len(statuses), len(token_counts)} != {num_rows} or int(token_counts.sum()) * 4 != len(result.tokens):
+        raise MalformedResult(f"result of plan {flight.number}: its columns do not fit {num_rows} rows")
+    got = token_counts == 1
+    if not np.array_equal(got, flight.sample & (statuses == OK)):
+        raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
+    return statuses, got
+
+
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
     """Every row is live and sampled."""
     slots = flight.slots
-    table.in_flight[slots] -= 1
     table.computed[slots] = flight.starts + flight.counts
-    applied = Applied(flight, np.arange(len(slots)), tokens, table.sequence_id[slots])
+    applied = Applied(flight, _all_rows(len(slots)), tokens, table.sequence_id[slots])
     _append(table, slots, applied, now_s)
     return applied
+
+
+def _all_rows(count: int) -> npt.NDArray[np.int64]:
+    """0 to count - 1, read-only."""
+    return _ALL_ROWS[:count] if count <= len(_ALL_ROWS) else np.arange(count)
 
 
 def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied, now_s: float) -> None:
     """Live rows get their tokens; collects the ends."""
     tokens = applied.tokens
-    applied.gaps_s = now_s - table.last_token_s[slots]
+    applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
-    table.pending[slots] -= 1
     table.append(slots, tokens)
-    stopped = (table.stops[slots] == tokens[:, None]).any(axis=1) | table.many_stops[slots]
-    for index in np.flatnonzero(stopped | (table.length[slots] >= table.limit[slots])).tolist():
+    ended = table.length[slots] >= table.limit[slots]
+    stopped = table.stops[slots] == tokens[:, None]
+    if table.num_many_stops:
+        ended |= table.many_stops[slots]
+    if _TRUE in stopped.tobytes():  # cheaper than any()
+        ended |= stopped.any(axis=1)
+    if _TRUE not in ended.tobytes():
+        return
+    for index in np.flatnonzero(ended).tolist():
         sequence = applied.flight.sequences[applied.rows[index]]
         end = end_of(sequence, int(tokens[index]))
         if end is not None:
@@ -123,7 +149,6 @@ def _apply_mixed(
 ) -> Applied:
     """Any mix of chunks, samples, stale and failed rows."""
     slots = flight.slots[live]
-    table.in_flight[slots] -= 1
     table.computed[slots] = (flight.starts + flight.counts)[live]
     index_of_token = np.cumsum(got) - 1
     rows = np.flatnonzero(live & got)

@@ -30,11 +30,11 @@ def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
     return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
-def extend_chain(hashes: list[bytes], root: bytes, tokens: list[int], count: int, block_size: int) -> None:
-    """Appends to `hashes`, the names of the first blocks of `tokens`, until it has `count`."""
-    parent = hashes[-1] if hashes else root
+def extend_chain(hashes: list[bytes], parent: bytes, tokens: list[int], count: int, block_size: int) -> None:
+    """Appends to `hashes`, the names of the first blocks of `tokens`, until it has `count`. `parent`: the last of them,
+    or the root."""
     data = array("i", tokens[len(hashes) * block_size : count * block_size]).tobytes()
-    width = block_size * array("i").itemsize
+    width, blake2b = block_size * array("i").itemsize, hashlib.blake2b
     for start in range(0, len(data), width):
-        parent = hashlib.blake2b(parent + data[start : start + width], digest_size=HASH_BYTES).digest()
+        parent = blake2b(parent + data[start : start + width], digest_size=HASH_BYTES).digest()
         hashes.append(parent)

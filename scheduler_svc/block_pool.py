@@ -11,7 +11,7 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -55,6 +55,12 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
+
+    def restore(self, tables: Iterable[list[int]]) -> None:
+        """Makes a fresh pool hold exactly these block tables; no content is known yet."""
+        held = Counter(block for table in tables for block in table)
+        self._references = [held[block] for block in range(self.num_blocks + 1)]
+        self._blank = [block for block in range(self.num_blocks, 0, -1) if not held[block]]
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
@@ -123,16 +129,21 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def announce(self, block: int, name: bytes) -> None:
-        """Says that `block`, held and being computed, will hold the content `name` (PENDING); the first one is kept."""
-        if name not in self._block_of and block not in self._hash_of:
-            self._block_of[name] = block
-            self._hash_of[block] = name
-            self._pending.add(block)
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Says that `blocks`, held and being computed, will hold the content `names` (PENDING).
 
-    def confirm(self, block: int) -> None:
-        """A result has confirmed the block's KV: PENDING becomes READY. No-op for blocks without a hash."""
-        self._pending.discard(block)
+        A block that has a name keeps it, and a name that another block has stays there.
+        """
+        block_of, hash_of, pending = self._block_of, self._hash_of, self._pending
+        for block, name in zip(blocks, names, strict=True):
+            if name not in block_of and block not in hash_of:
+                block_of[name] = block
+                hash_of[block] = name
+                pending.add(block)
+
+    def confirm(self, blocks: Iterable[int]) -> None:
+        """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        self._pending.difference_update(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.

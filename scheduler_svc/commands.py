@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from scheduler_svc.policy_commands import PolicyCommands
 from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
-from scheduler_svc.status import model_state, status
+from scheduler_svc.status import drain_progress, model_state, status
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -39,6 +40,8 @@ class Commands:
             "disconnect": self._disconnect,
             "status_query": self._status_query,
             "watch": self._watch,
+            "drain": self._drain,
+            "ping": self._ping,
             "policies_query": self.policies.list,
             "policy_change": self.policies.change,
         }
@@ -80,7 +83,7 @@ class Commands:
         if known is not None:
             message = f"request_id {request.request_id!r} is in use with another body: choose another id"
             return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
-        if engine.draining:
+        if engine.drain.begun:
             return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
         if engine.pool.model is None:
             return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
@@ -124,6 +127,7 @@ class Commands:
             now_s=self._engine.ledger.now_s,
             context=sum(load.context for load in loads),
             prompt_backlog=sum(load.prompt_backlog for load in loads),
+            itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
         )
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
@@ -156,7 +160,8 @@ class Commands:
     def _attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
         request = self._engine.book.by_key(attach.tenant, attach.request_id)
         if request is None:
-            self._engine.outbox.message(worker, _unknown(attach.request_id).to_message(attach.handle))
+            refusal = _not_yet() if self._engine.attendance.recovering else _unknown(attach.request_id)
+            self._engine.outbox.message(worker, refusal.to_message(attach.handle))
             return
         self._hand_over(request, attach.handle, worker)
 
@@ -182,6 +187,21 @@ class Commands:
             self._engine.watchers.add(worker)
         else:
             self._engine.watchers.discard(worker)
+
+    def _drain(self, worker: bytes, drain: engine_pb2.Drain) -> None:
+        engine = self._engine
+        engine.begin_drain(drain.timeout_ms / 1000 if drain.HasField("timeout_ms") else None)
+        progress = engine_pb2.DrainProgress(handle=drain.handle, progress=drain_progress(engine))
+        engine.outbox.message(worker, engine_pb2.FromEngine(drain_progress=progress))
+
+    def _ping(self, worker: bytes, ping: engine_pb2.Ping) -> None:
+        pong = engine_pb2.Pong(runners_progress=self._engine.pool.progress(self._engine.ledger.now_s))
+        self._engine.outbox.message(worker, engine_pb2.FromEngine(pong=pong))
+
+
+def _not_yet() -> EngineRefusal:
+    message = "the scheduler has just started and is taking over what its runners hold: try again"
+    return EngineRefusal(grpc.StatusCode.UNAVAILABLE, message, "", 0.2)
 
 
 def _unknown(request_id: str) -> EngineRefusal:

@@ -16,7 +16,9 @@ import structlog
 
 from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
+from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
+from scheduler_svc.drain import Drain
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.observation import observation
@@ -25,10 +27,10 @@ from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent
+from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
 from scheduler_svc.tenant_queues import Queue, TenantQueues
@@ -62,11 +64,11 @@ class Engine:
         self.totals = Totals()
         self.workers: dict[int, bytes] = {}
         self.watchers: set[bytes] = set()
-        self.draining = False
+        self.drain = Drain(settings.drain_s)
         self._commands = Commands(self)
         self._serial = 0
         self._ended: list[Ended] = []
-        self._alone_since_s: float | None = self.started_s
+        self.attendance = Attendance(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -85,10 +87,8 @@ class Engine:
             match event:
                 case GotResult():
                     self._apply_result(event)
-                case Joined():
-                    self._join(event)
-                case Lost():
-                    self._lose(event)
+                case _:
+                    self.attendance.take(event)
 
     def _apply_result(self, event: GotResult) -> None:
         scheduler = self.pool.schedulers.get(event.session)
@@ -107,6 +107,8 @@ class Engine:
         if self.policy.observes:
             self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
             self._ended.clear()
+        if scheduler.leaving:
+            self.attendance.farewell(event.session)
 
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
@@ -134,7 +136,8 @@ class Engine:
         for request in self.book.due(now_s):
             self._fall_due(request, now_s)
         self.book.expire(now_s)
-        if self._alone_since_s is not None and now_s - self._alone_since_s > self.settings.no_runner_s:
+        alone_since_s = self.attendance.alone_since_s
+        if alone_since_s is not None and now_s - alone_since_s > self.settings.no_runner_s:
             self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
@@ -169,25 +172,32 @@ class Engine:
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
         latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
-        due = self.book.next_due_s
-        return latest if due is None else min(due, latest)
+        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
+        return min(due for due in dues if due is not None)
 
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
         """Queues the request's sequences, or ends them if the received tokens already did."""
-        self.book.add(request)
+        self.enter(request)
         self.totals.requests += 1
         self.queue.arrive(request.tenant)
-        key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
-            self._serial += 1
-            sequence.rank = (key, self._serial)
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
                 self.finish(sequence, end)
             else:
                 self.queue.push(sequence)
+
+    def enter(self, request: Request) -> None:
+        """The request is known, and its sequences have their ranks."""
+        self.book.add(request)
+        if request.owner == NOBODY:
+            self._keep(request, max(request.keep_s, self.settings.attach_s))
+        key = self.policy.key(request_view(request), self.ledger)
+        for sequence in request.sequences:
+            self._serial += 1
+            sequence.rank = (key, self._serial)
 
     def finish(self, sequence: Sequence, end: End) -> None:
         """Ends the sequence wherever it is. A second end is ignored."""
@@ -223,13 +233,17 @@ class Engine:
         if request.finished or not request.keep_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
             return
-        request.gone_s = self.ledger.now_s
-        self.book.remind(request.gone_s + request.keep_s, request)
+        self._keep(request, request.keep_s)
+
+    def _keep(self, request: Request, for_s: float) -> None:
+        """Nobody listens: the client has this long to attach."""
+        request.gone_until_s = self.ledger.now_s + for_s
+        self.book.remind(request.gone_until_s, request)
 
     def _fall_due(self, request: Request, now_s: float) -> None:
         if request.deadline_s is not None and request.deadline_s <= now_s:
             self.finish_request(request, End(FinishReason.DEADLINE))
-        elif request.gone_s is not None and request.gone_s + request.keep_s <= now_s:
+        elif request.gone_until_s is not None and request.gone_until_s <= now_s:
             self.finish_request(request, End(FinishReason.CANCELLED))
 
     # ------------------------------------------------------------------ the policy
@@ -259,53 +273,39 @@ class Engine:
 
     # ------------------------------------------------------------------ runners and workers
 
-    def _join(self, event: Joined) -> None:
-        reason = self.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            self.runners.reject(event.session, reason)
-            return
-        self.pool.add(event.session, event.hello)
-        self.runners.welcome(event.session)
-        self._alone_since_s = None
-        log.info(
-            "a runner joined",
-            runner=event.hello.runner_id,
-            device=event.hello.device,
-            model=event.hello.model.name,
-            slots=event.hello.num_slots,
-            kv_tokens=event.hello.num_blocks * event.hello.block_size,
-        )
-        self.announce()
-
-    def _lose(self, event: Lost) -> None:
-        scheduler = self.pool.remove(event.session)
-        if scheduler is None:
-            return
-        waiting = scheduler.evacuate(self.queue)
-        self.totals.keep(scheduler)
-        if not self.pool.schedulers:
-            self._alone_since_s = self.ledger.now_s
-        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
-        self.announce()
-
     def announce(self) -> None:
         """Tells every worker what is served now."""
         for worker in self.workers.values():
             self.outbox.message(worker, model_state(self))
 
     def forget_worker(self, worker: bytes) -> None:
-        """A front worker is gone, and with it the streams of its clients."""
+        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
         self.watchers.discard(worker)
         self.workers = {index: identity for index, identity in self.workers.items() if identity != worker}
         for request in self.book.live():
-            if request.owner == worker and request.gone_s is None:
-                self.cut_stream(request)
+            if request.owner == worker:
+                self.book.abandon(request)
+                if request.gone_until_s is None:
+                    self._keep(request, max(request.keep_s, self.settings.attach_s))
 
-    def drain(self) -> None:
-        """Takes nothing new from now on."""
-        self.draining = True
-        self.announce()
+    def begin_drain(self, seconds: float | None = None) -> None:
+        """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
+        if self.drain.begin(self.clock(), seconds):
+            self.announce()
+
+    @property
+    def drained(self) -> bool:
+        """A drain is over: nothing lives any more, or its time is up."""
+        return self.drain.begun and (self.idle or self.drain.remaining_s(self.clock()) <= 0)
+
+    def end(self) -> None:
+        """Ends what a drain left over, and tells the workers that this was the last message."""
+        ended_early = self.book.num_live
+        self.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
+        self.step()
+        for worker in self.workers.values():
+            self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
+        self.outbox.flush(self.fronts)
 
     @property
     def idle(self) -> bool:

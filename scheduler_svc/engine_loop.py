@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import math
-import threading
 import time
 
 import structlog
 import zmq
 
+from scheduler_svc.curve import CurveServer
 from scheduler_svc.engine import Engine
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_link import RunnerLink
-from scheduler_svc.sequence import End, FinishReason
 from scheduler_svc.settings import SchedulerSettings
 
 GC_THRESHOLD = 20_000
@@ -27,10 +26,15 @@ class EngineLoop:
     """The engine with its sockets. `run` must be called in the thread that is to own them."""
 
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
-        """Binds both links. Raises UnknownPolicy or WrongParameters, or zmq.ZMQError when an endpoint is taken."""
+        """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (a taken endpoint)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        policy = PolicyGuard(load_policy(settings.policy, settings.policy_parameters))
+        policy = PolicyGuard(
+            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+        )
         self._settings = settings
+        curve = None
+        if settings.link_key is not None and settings.link_runners is not None:
+            curve = CurveServer(self._context, settings.link_key, settings.link_runners)
         self._fronts = FrontLink(self._context, front_endpoint)
         self._runners = RunnerLink(
             self._context,
@@ -38,16 +42,16 @@ class EngineLoop:
             silence_s=settings.runner_timeout_s,
             plan_timeout_s=settings.plan_timeout_s,
             clock=time.monotonic,
+            curve=curve,
         )
         self.engine = Engine(settings, policy, self._fronts, self._runners)
-        self._drain = threading.Event()
-        self._hurry = threading.Event()
+        self._failures_told = 0
+        self._told_s = -math.inf
+        self._stops = 0
 
     def stop(self) -> None:
         """Drains: nothing new, what runs gets `drain_s`. A second call ends it at once. Safe from a signal handler."""
-        if self._drain.is_set():
-            self._hurry.set()
-        self._drain.set()
+        self._stops += 1
 
     def run(self) -> None:
         """Steps until drained."""
@@ -56,22 +60,45 @@ class EngineLoop:
         gc.freeze()  # what is here now stays: no collection needs to look at it
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
-        poller.register(self._runners.socket, zmq.POLLIN)
+        for socket in self._runners.sockets:
+            poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
-        while not self._drain.is_set():
+        while not engine.drained:
             engine.step()
-            poller.poll(_ms_until(engine.wake_s))
-        engine.drain()
-        until_s = time.monotonic() + self._settings.drain_s
-        while not (engine.idle or self._hurry.is_set() or time.monotonic() > until_s):
-            engine.step()
-            poller.poll(_ms_until(min(engine.wake_s, until_s)))
-        engine.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
-        engine.step()
+            self._tell_failures()
+            self._wait(poller, min(engine.wake_s, self._runners.wake_s))
+            if self._stops:
+                engine.begin_drain(None if self._stops == 1 else 0.0)
+        engine.end()
         log.info("the engine has drained")
 
+    @property
+    def fenced(self) -> bool:
+        """It ended because a successor has taken over."""
+        return self.engine.attendance.fenced
+
+    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        now_s = time.monotonic()
+        if self._settings.busy_poll_us and self.engine.pool.computes:
+            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            while now_s < watch_s:
+                if poller.poll(0):
+                    return
+                now_s = time.monotonic()
+        poller.poll(_ms_until(until_s))
+
+    def _tell_failures(self) -> None:
+        """Says that the policy fails, at most once a second."""
+        guard, now_s = self.engine.policy, time.monotonic()
+        if guard.failures > self._failures_told and now_s - self._told_s >= 1:
+            failures = guard.failures - self._failures_told
+            log.warning("the policy fails", policy=guard.policy.name, failures=failures, latest=guard.last_failure)
+            self._failures_told, self._told_s = guard.failures, now_s
+
     def close(self) -> None:
-        """Closes the sockets."""
+        """Closes the sockets, and ends the policy's watchdog."""
+        self.engine.policy.close()
         self._fronts.close()
         self._runners.close()
         self._context.term()

@@ -40,6 +40,9 @@ class Ledger:
 
     def charge_sampled(self, tenants: npt.NDArray[np.int64]) -> None:
         """A token for each of these rows (a tenant may occur often)."""
+        if len(self._index) == 1:
+            self._sampled[0] += len(tenants)
+            return
         counts = np.bincount(tenants)
         self._sampled[: len(counts)] += counts
 

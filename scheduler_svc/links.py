@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.runner_link import RunnerEvent
+from scheduler_svc.runner_events import RunnerEvent
 
 
 class Fronts(Protocol):
@@ -30,11 +30,17 @@ class Runners(Protocol):
     def welcome(self, session: int) -> None:
         """Opens the session."""
 
+    def resume(self, session: int) -> None:
+        """Opens the session with what the runner holds of a former one; GotSnapshot says what that is."""
+
     def reject(self, session: int, reason: str) -> None:
         """Tells the runner why it can't serve here, and forgets it."""
 
     def drop(self, session: int, reason: str) -> None:
         """Ends the session; the next `receive` says Lost."""
+
+    def dismiss(self, session: int) -> object:
+        """Ends the session without a word."""
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Sends the plan, number by number."""

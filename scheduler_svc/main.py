@@ -1,7 +1,7 @@
 """`roster-scheduler`: the engine in this process, front workers beside it (or, with 0 of them, gRPC in this process).
 
 SIGTERM or Ctrl-C drains: nothing new is taken, what runs gets `drain_s`, a second signal ends it at once; exit status
-0. Exit status 2 for settings that can't be used.
+0. Exit status 2 for settings that can't be used, 3 when another scheduler has taken over the runners.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.exposure import exposed
+from scheduler_svc.front.doors import Doors
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_supervisor import WorkerSupervisor
+
+FENCED = 3
 
 log = structlog.get_logger()
 
@@ -41,7 +45,10 @@ def serve(settings: SchedulerSettings) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
+            Doors.open(settings)  # a file that can't be used is told here, not by each worker
             addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
+            if reason := exposed(settings):
+                return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
         except (ValueError, OSError) as error:
             return _complain(str(error))
@@ -60,7 +67,7 @@ def serve(settings: SchedulerSettings) -> int:
             for address in addresses:
                 address.close()
     log.info("stopped")
-    return 0
+    return FENCED if loop.fenced else 0
 
 
 def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from protos import engine_pb2, plan_pb2
 from scheduler_svc.applied import Applied
 from scheduler_svc.links import Fronts
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import NOBODY, Sequence
 
 
 class Outbox:
@@ -20,16 +20,26 @@ class Outbox:
         self._messages: dict[bytes, list[engine_pb2.FromEngine]] = defaultdict(list)
 
     def message(self, worker: bytes, message: engine_pb2.FromEngine) -> None:
-        """Any message."""
-        self._messages[worker].append(message)
+        """Any message; those to nobody are dropped."""
+        if worker != NOBODY:
+            self._messages[worker].append(message)
 
     def tokens(self, applied: Applied, sole_owner: bytes | None) -> None:
         """What a result brought. `sole_owner`: the worker that owns every live request, if there is just one."""
         for worker, step in _steps(applied, sole_owner).items():
-            self._messages[worker].append(engine_pb2.FromEngine(step=step))
+            self.message(worker, engine_pb2.FromEngine(step=step))
+
+    def more(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Tokens of a sequence that no result brought."""
+        if tokens:
+            ids = np.full(len(tokens), sequence.id, "<u8").tobytes()
+            step = engine_pb2.Step(sequence_ids=ids, tokens=pack(tokens))
+            self.message(sequence.request.owner, engine_pb2.FromEngine(step=step))
 
     def end(self, sequence: Sequence) -> None:
         """The sequence has ended; its last tokens went before."""
+        if sequence.request.owner == NOBODY:
+            return
         messages = self._messages[sequence.request.owner]
         if not messages or not messages[-1].HasField("step"):
             messages.append(engine_pb2.FromEngine(step=engine_pb2.Step()))

@@ -19,9 +19,24 @@ def pack(numbers: list[int] | npt.NDArray[np.int64]) -> bytes:
     return np.asarray(numbers, dtype="<i4").tobytes()
 
 
+_ONES = np.ones(4096, np.int64)
+_ONES.setflags(write=False)
+_TRUE = _ONES.astype(np.bool_)
+_TRUE.setflags(write=False)
+_PACKED_ONES = pack(_ONES)
+
+
+def ones(count: int) -> npt.NDArray[np.int64]:
+    """A read-only column of ones: cheaper than making one, or than arithmetic with the number 1."""
+    return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int64)
+
+
 @dataclass(slots=True)
 class InFlight:
-    """A plan on its way: rows by index. `epochs` tells rows whose sequence has left the slot since."""
+    """A plan on its way: rows by index. `epochs` tells rows whose sequence has left the slot since.
+
+    Columns about who the rows are (slots, epochs, sequences, tenants) may be the very objects of the plan before.
+    """
 
     number: int
     slots: npt.NDArray[np.int64]
@@ -29,11 +44,15 @@ class InFlight:
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
     sample: npt.NDArray[np.bool_]
+    flags: bytes
+    """`sample` as uint8: the extent flags, and the token counts of a result in which every row is well."""
     sequences: list[Sequence]
     tenants: npt.NDArray[np.int64]
     """Their tenants' rows in the ledger."""
     num_decode: int
     """The first rows decode, the others compute prompts."""
+    positions: int
+    """Positions that the step computes."""
     sent_s: float
 
 
@@ -74,9 +93,9 @@ class PlanDraft:
         self, planned: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Columns (slots, starts, counts, sample) of all rows, decoding ones first."""
-        slots, starts = self.decode, planned[self.decode]
-        counts = np.ones(len(slots), np.int64)
-        sample = np.ones(len(slots), np.bool_)
+        slots, starts, num_decode = self.decode, planned[self.decode], len(self.decode)
+        counts = ones(num_decode)
+        sample = _TRUE[:num_decode] if num_decode <= len(_TRUE) else np.ones(num_decode, np.bool_)
         if self.slots:
             slots = np.concatenate((slots, np.array(self.slots, np.int64)))
             starts = np.concatenate((starts, np.array(self.starts, np.int64)))
@@ -86,11 +105,13 @@ class PlanDraft:
 
     def encode(self, flight: InFlight, releases: list[int]) -> plan_pb2.Plan:
         """The Plan message."""
+        num_rows = len(flight.starts)
+        steady = not self.slots and num_rows <= len(_ONES)
         plan = plan_pb2.Plan(
-            extent_slots=pack(flight.slots),
-            extent_starts=pack(flight.starts),
-            extent_counts=pack(flight.counts),
-            extent_flags=(flight.sample * np.uint8(SAMPLE)).astype(np.uint8).tobytes(),
+            extent_slots=flight.slots.astype("<i4").tobytes(),
+            extent_starts=flight.starts.astype("<i4").tobytes(),
+            extent_counts=_PACKED_ONES[: 4 * num_rows] if steady else pack(flight.counts),
+            extent_flags=flight.flags,
         )
         if releases:
             plan.releases = pack(releases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 
-from scheduler_svc.sequence import FinishReason, Request, Sequence
+from scheduler_svc.sequence import NOBODY, FinishReason, Request, Sequence
 
 
 class RequestBook:
@@ -64,8 +64,14 @@ class RequestBook:
         if not request.finished:
             self._disown(request)
             self._owners[owner] += 1
-        request.handle, request.owner, request.gone_s = handle, owner, None
+        request.handle, request.owner, request.gone_until_s = handle, owner, None
         self._by_handle[handle] = request
+
+    def abandon(self, request: Request) -> None:
+        """The worker that a live request belongs to is gone."""
+        self._disown(request)
+        request.owner = NOBODY
+        self._owners[NOBODY] += 1
 
     def _disown(self, request: Request) -> None:
         self._owners[request.owner] -= 1

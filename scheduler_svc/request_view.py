@@ -54,9 +54,12 @@ def load_view(
     table: SlotTable, pool: BlockPool, queue: Queue, decode: npt.NDArray[np.int64], max_step_tokens: int, now_s: float
 ) -> Load:
     """One runner and the queue, when the slots `decode` are to decode."""
-    lags = table.lag
+    running, backlog = table.num_running, 0
+    if len(decode) < running:
+        lags = table.lag
+        backlog = int(lags[lags > 1].sum())
     return Load(
-        running=table.num_running,
+        running=running,
         decoding=len(decode),
         slots=table.num_slots,
         waiting=len(queue),
@@ -66,6 +69,7 @@ def load_view(
         block_size=pool.block_size,
         max_step_tokens=max_step_tokens,
         now_s=now_s,
-        context=int(table.planned[decode].sum()),
-        prompt_backlog=int(lags[lags > 1].sum()),
+        context=int(np.add.reduce(table.planned[decode])),
+        prompt_backlog=backlog,
+        itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
     )

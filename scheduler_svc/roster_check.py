@@ -22,15 +22,17 @@ def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
     table, slot = scheduler.table, sequence.slot
     if table.sequences[slot] is not sequence or sequence.phase is not Phase.RUNNING:
         raise RuntimeError(f"sequence {sequence.id} is not where it says it is")
-    length, planned, pending = int(table.length[slot]), int(table.planned[slot]), int(table.pending[slot])
+    length, planned, known = int(table.length[slot]), int(table.planned[slot]), int(table.known[slot])
     capacity = int(table.capacity[slot])
     if length != len(sequence.tokens) or capacity != len(sequence.blocks) * scheduler.pool.block_size:
         raise RuntimeError(f"sequence {sequence.id}: the columns and the sequence differ")
     if not int(table.computed[slot]) <= planned <= capacity:
         raise RuntimeError(f"sequence {sequence.id}: computed, planned and capacity are out of order")
-    if not planned < length + pending <= int(table.limit[slot]):
+    if not planned < known <= int(table.limit[slot]):
         raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
     epoch = table.epoch[slot]
-    rows = sum(int((flight.slots[flight.epochs == epoch] == slot).sum()) for flight in scheduler.in_flight)
-    if rows != int(table.in_flight[slot]):
-        raise RuntimeError(f"sequence {sequence.id}: {rows} rows in flight, {table.in_flight[slot]} counted")
+    samples = sum(int(flight.sample[flight.epochs == epoch].sum()) for flight in scheduler.in_flight)
+    if length + samples != known:
+        raise RuntimeError(
+            f"sequence {sequence.id}: {length} tokens and {samples} samples on their way are not {known}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from protos import plan_pb2
@@ -43,26 +44,67 @@ class RunnerPool:
                 f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
                 f"({ours.weights_version}): start it with the same model, or restart the scheduler"
             )
+        other = next(iter(self.schedulers.values()), None)
+        if other is not None and other.hello.block_size != hello.block_size:
+            return (
+                f"it has KV blocks of {hello.block_size} tokens, the others of {other.hello.block_size}: "
+                "start all with the same block_size"
+            )
         return ""
 
-    def add(self, session: int, hello: plan_pb2.Hello) -> None:
-        """A runner that fits has joined."""
+    def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
+        """A runner that fits has joined; returns its roster, which is empty."""
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        self.schedulers[session] = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        self.schedulers[session] = scheduler
+        return scheduler
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""
         return self.schedulers.pop(session, None)
 
+    def progress(self, now_s: float) -> bool:
+        """Some runner is there that has not held a plan for longer than `stall_s`."""
+        stall_s = self._settings.stall_s
+        return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
+
     def ready(self) -> list[tuple[int, Scheduler]]:
-        """Runners that may get another plan, the least loaded first."""
+        """Runners that get another plan now, the least loaded first."""
         ready = [
             (session, scheduler)
             for session, scheduler in self.schedulers.items()
-            if len(scheduler.in_flight) < min(self._settings.depth, scheduler.hello.max_depth or 1)
+            if self._has_room(scheduler) and not self._is_early(scheduler)
         ]
         if len(ready) > 1:
             ready.sort(key=lambda item: item[1].table.num_running / item[1].table.num_slots)
         return ready
+
+    @property
+    def computes(self) -> bool:
+        """Whether some runner has a plan."""
+        return any(scheduler.in_flight for scheduler in self.schedulers.values())
+
+    @property
+    def next_due_s(self) -> float:
+        """When the next plan is due that is held back; infinity where none is."""
+        lead_s = self._lead_s
+        if lead_s is None:
+            return math.inf
+        held = (s.due_s(lead_s) for s in self.schedulers.values() if self._has_room(s) and self._is_early(s))
+        return min(held, default=math.inf)
+
+    def _has_room(self, scheduler: Scheduler) -> bool:
+        return not scheduler.leaving and len(scheduler.in_flight) < min(
+            self._settings.depth, scheduler.hello.max_depth or 1
+        )
+
+    def _is_early(self, scheduler: Scheduler) -> bool:
+        """Whether a plan is better made later, when it can take in who comes until then."""
+        return self._lead_s is not None and self._clock() < scheduler.due_s(self._lead_s)
+
+    @property
+    def _lead_s(self) -> float | None:
+        lead_ms = self._settings.plan_lead_ms
+        return lead_ms / 1000 if lead_ms is not None else None

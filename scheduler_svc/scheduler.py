@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,11 @@ from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view, waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
+from scheduler_svc.step_clock import StepClock
 from scheduler_svc.tenant_queues import Queue
+
+_ONE = np.array(1)
+"""Comparing with an array is cheaper than with a number."""
 
 
 class BadResult(ValueError):
@@ -65,6 +70,8 @@ class Scheduler:
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
         self.in_flight: deque[InFlight] = deque()
         self.last_plan = 0
+        self.leaving = False
+        """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
@@ -73,6 +80,7 @@ class Scheduler:
         self._clock = clock
         self._ledger = ledger or Ledger()
         self._last_result_s = 0.0
+        self._step_clock = StepClock()
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -92,10 +100,23 @@ class Scheduler:
         applied = apply_rows(self.table, flight, result, now_s)
         applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
         self._last_result_s = now_s
+        self._step_clock.record(flight.positions, applied.step_s)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
         return applied
+
+    def due_s(self, lead_s: float) -> float:
+        """When the next plan should leave: `lead_s` before the runner is done with those that it has.
+
+        Until then whoever comes still gets into it. It is earlier by a tenth of the time that they take, as that is
+        only foretold; 0 where nothing is in flight or nothing is known.
+        """
+        if not self.in_flight:
+            return 0.0
+        begin_s = max(self.in_flight[0].sent_s, self._last_result_s)
+        took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
+        return begin_s + 0.9 * took_s - lead_s
 
     # ------------------------------------------------------------------ leaving
 
@@ -105,7 +126,7 @@ class Scheduler:
         if failed:
             self.prefix.forget(sequence)
         else:
-            self.prefix.keep(sequence, int(self.table.computed[slot]))
+            self.prefix.keep(sequence, self.table)
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
@@ -115,7 +136,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
         """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
-        sequence.stale = int(self.table.in_flight[sequence.slot])
+        epoch = self.table.epoch[sequence.slot]
+        sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
         self.leave(sequence, "preempted")
         sequence.preemptions += 1
         self.preemptions += 1
@@ -133,6 +155,23 @@ class Scheduler:
             queue.push(sequence)
         self.prefix.dissolve(queue)
         return len(running)
+
+    # ------------------------------------------------------------------ residents from before a restart
+
+    def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
+        """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
+        sequence.blocks = blocks
+        tenant = self._ledger.index_of(sequence.request.tenant)
+        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self
+        sequence.admitted = True
+        self.prefix.keep(sequence, computed)
+
+    def expel(self, slot: int, blocks: list[int]) -> None:
+        """What the runner holds in the slot is not wanted."""
+        self.pool.release(blocks)
+        self._releases.append(slot)
 
     # ------------------------------------------------------------------ planning
 
@@ -171,9 +210,8 @@ class Scheduler:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            known = table.length + table.pending
-            movable = (known - table.planned == 1) & (known < table.limit)
-            needy = np.flatnonzero(movable & (table.planned >= table.capacity))
+            movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
                 break
@@ -185,8 +223,9 @@ class Scheduler:
                 break
             self._preempt(victim, queue)
             preempted = True
-        draft = PlanDraft(np.flatnonzero(movable))
-        self._grow_tables(draft, needy)
+        draft = PlanDraft(movable.nonzero()[0])
+        if len(needy):
+            self._grow_tables(draft, needy)
         return draft, preempted
 
     def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
@@ -209,8 +248,10 @@ class Scheduler:
     def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
         """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
         table = self.table
+        if len(draft.decode) == table.num_running:
+            return room
         lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > 1).tolist(), key=self._rank_of):
+        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
             lag = int(lags[slot])
             count = self._chunk(lag, room, budget)
             if not count:
@@ -270,28 +311,26 @@ class Scheduler:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             self.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
-        self.prefix.announce(sequence, self.table)
+        self.prefix.announce(sequence, len(hit), self.table)
         draft.joined.append(sequence)
         draft.admissions.append(admission_message(sequence, num_computed))
-
-    def _sequences_of(self, slots: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[Sequence]:
-        """The rows' sequences; the last plan's very list while nobody joins or leaves, which is most of the time."""
-        if self.in_flight and np.array_equal(epochs, self.in_flight[-1].epochs):
-            return self.in_flight[-1].sequences
-        by_slot = self.table.sequences
-        return [by_slot[slot] for slot in slots.tolist()]  # type: ignore[misc]  # rows name occupied slots only
 
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
-        table.planned[slots] += counts
-        table.pending[slots] += sample
-        table.in_flight[slots] += 1
-        self.prefill_tokens += sum(draft.counts)
+        table.planned[slots] = starts + counts
+        table.known[slots] += sample if draft.counts else counts
+        prefill_tokens = sum(draft.counts)
+        self.prefill_tokens += prefill_tokens
         self.last_plan += 1
         epochs = table.epoch[slots]
-        sequences = self._sequences_of(slots, epochs)
+        last = self.in_flight[-1] if self.in_flight else None
+        if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
+            sequences, tenants = last.sequences, last.tenants
+        else:
+            by_slot: list[Any] = table.sequences  # rows name occupied slots only
+            sequences, tenants = [by_slot[slot] for slot in slots.tolist()], table.tenant[slots]
         flight = InFlight(
             self.last_plan,
             slots,
@@ -299,9 +338,11 @@ class Scheduler:
             starts,
             counts,
             sample,
+            sample.tobytes(),
             sequences,
-            table.tenant[slots],
+            tenants,
             len(draft.decode),
+            len(draft.decode) + prefill_tokens,
             self._clock(),
         )
         self.in_flight.append(flight)

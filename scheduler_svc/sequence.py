@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from scheduler_svc.scheduler import Scheduler
 
 
+NOBODY = b""
+"""Owner of a request that no front worker follows."""
+
+
 class FinishReason(IntEnum):
     """Why a sequence ended; the values are those of roster.v1.FinishReason."""
 
@@ -109,7 +113,7 @@ class Request:
     handle: int
     """Name between the owning front worker and the engine."""
     owner: bytes
-    """ZeroMQ identity of that worker."""
+    """ZeroMQ identity of that worker; `NOBODY` when it is gone."""
     tenant: str
     request_id: str
     digest: bytes
@@ -131,8 +135,12 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
-    gone_s: float | None = None
-    """When the client's stream was cut, if it is kept."""
+    gone_until_s: float | None = None
+    """Until when the request waits for a client whose stream was cut; None while somebody listens."""
+    arrival_unix_s: float = 0.0
+    """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
+    strikes: int = 0
+    """Crashes of runners that it may have caused (see `Quarantine`)."""
 
     @property
     def finished(self) -> bool:

@@ -6,25 +6,25 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | column | meaning |
 |---|---|
 | length | tokens known here (prompt + sampled) |
-| pending | samples planned whose results are not here yet |
+| known | tokens known once all plans in flight are done: length, and their samples |
 | planned | positions whose KV is computed or planned |
 | computed | positions whose KV is confirmed by a result |
-| in_flight | plans that carry a row of it |
 | capacity | positions that its block table holds |
 | announced | positions whose blocks were announced to the prefix index when it was seated |
 | limit | most tokens: it ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
 | tenant | row of its tenant in the ledger |
+| itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
 | recent, num_recent | the latest tokens, not yet in the sequence's log |
 
-Sampled tokens gather in `recent` and reach each sequence's log 64 at a time, or when somebody reads them: a step that
-touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before, 0.69 since).
+Sampled tokens gather in `recent` and reach each sequence's log 32 or more at a time, or when somebody reads them: a
+step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before, 0.69 since).
 
-`lag = length + pending - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
+`lag = known - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.plan_draft import ones
 from scheduler_svc.sequence import Sequence
 
 STOP_COLUMNS = 4
 RECENT_TOKENS = 64
+SETTLE_INTERVAL = RECENT_TOKENS // 2
+"""Appends between two looks for slots with that many recent tokens: none can overflow in between."""
 
 IntColumn = npt.NDArray[np.int64]
 
@@ -47,18 +50,22 @@ class SlotTable:
         self.num_slots = num_slots
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
-        self.length, self.pending, self.planned, self.computed, self.in_flight, self.capacity, self.limit = (
-            np.zeros(num_slots, np.int64) for _ in range(7)
+        self.length, self.known, self.planned, self.computed, self.capacity, self.limit = (
+            np.zeros(num_slots, np.int64) for _ in range(6)
         )
         self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
+        self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_s = np.full(num_slots, np.nan)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
         self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
         self.num_recent = np.zeros(num_slots, np.int64)
+        self.num_many_stops = 0
+        self.num_itl_targets = 0
         self._epochs = 0
+        self._appends = 0
 
     @property
     def num_running(self) -> int:
@@ -72,16 +79,18 @@ class SlotTable:
     @property
     def lag(self) -> IntColumn:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
-        return self.length + self.pending - self.planned
+        return self.known - self.planned
 
     def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32]) -> None:
         """Each slot's sequence gets its token."""
-        filled = self.num_recent[slots]
+        filled, one = self.num_recent[slots], ones(len(slots))
         self.recent[slots, filled] = tokens
-        self.num_recent[slots] = filled + 1
-        self.length[slots] += 1
-        for slot in slots[filled == RECENT_TOKENS - 1].tolist():
-            self.settle(slot)
+        self.num_recent[slots] = filled + one
+        self.length[slots] += one
+        self._appends += 1
+        if self._appends % SETTLE_INTERVAL == 0:
+            for slot in np.flatnonzero(self.num_recent >= SETTLE_INTERVAL).tolist():
+                self.settle(slot)
 
     def settle(self, slot: int) -> None:
         """Brings the log of the slot's sequence up to date."""
@@ -90,22 +99,29 @@ class SlotTable:
             sequence.log.extend(self.recent[slot, :count].tolist())
             self.num_recent[slot] = 0
 
-    def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int) -> int:
-        """Gives the sequence a free slot with `num_computed` positions done, and returns it."""
-        slot = self.free.pop()
+    def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int, slot: int | None = None) -> int:
+        """Gives the sequence a free slot (`slot`, or any) with `num_computed` positions done, and returns it."""
+        if slot is None:
+            slot = self.free.pop()
+        else:
+            self.free.remove(slot)
         self._epochs += 1
         self.sequences[slot] = sequence
         self.epoch[slot] = self._epochs
-        self.length[slot] = len(sequence.log)
+        self.length[slot] = self.known[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
-        self.pending[slot] = self.in_flight[slot] = self.announced[slot] = 0
+        self.announced[slot] = 0
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
         self.tenant[slot] = tenant
+        target_ms = sequence.request.itl_target_ms
+        self.itl_target_s[slot] = np.inf if target_ms is None else target_ms / 1000
+        self.num_itl_targets += target_ms is not None
         self.last_token_s[slot] = sequence.last_token_s
         stops = sorted(sequence.request.stop_ids)
         self.many_stops[slot] = len(stops) > STOP_COLUMNS
+        self.num_many_stops += len(stops) > STOP_COLUMNS
         self.stops[slot] = -1
         self.stops[slot, : min(len(stops), STOP_COLUMNS)] = stops[:STOP_COLUMNS]
         return slot
@@ -116,6 +132,8 @@ class SlotTable:
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])
+            self.num_many_stops -= bool(self.many_stops[slot])
+            self.num_itl_targets -= sequence.request.itl_target_ms is not None
         self.sequences[slot] = None
-        self.epoch[slot] = self.length[slot] = self.pending[slot] = self.planned[slot] = 0
+        self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0
         self.free.append(slot)

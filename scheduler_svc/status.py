@@ -48,8 +48,8 @@ def distribution_version() -> str:
 def model_state(engine: Engine) -> engine_pb2.FromEngine:
     """What front workers must know to take requests."""
     state = engine_pb2.ModelState(
-        ready=bool(engine.pool.schedulers) and not engine.draining,
-        draining=engine.draining,
+        ready=bool(engine.pool.schedulers) and not engine.drain.begun,
+        draining=engine.drain.begun,
         pool_tokens=engine.pool.max_tokens,
     )
     if engine.pool.model is not None:
@@ -77,11 +77,22 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             plans=totals.plans,
             policy_failures=engine.policy.failures,
             policy_changes=totals.policy_changes,
+            policy_overruns=engine.policy.overruns,
             preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
             prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
             dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
             cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
         ),
+        draining=engine.drain.begun,
+    )
+
+
+def drain_progress(engine: Engine) -> admin_pb2.DrainResponse:
+    """How far a drain is that has begun."""
+    return admin_pb2.DrainResponse(
+        running=sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values()),
+        waiting=len(engine.queue),
+        remaining_ms=int(engine.drain.remaining_s(engine.clock()) * 1000),
     )
 
 

@@ -34,14 +34,14 @@ class CudaLaunchers:
         self._dtype = dtype
         self._overlap = overlap
 
-    def decoder(self) -> DecoderLaunchers:
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
         config = self._config
         return DecoderLaunchers(
             norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
             activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
-            rotating=self._rope(config.rope.rotary_dim),
-            plain=self._rope(0),
+            rotating=self._rope(config.rope.rotary_dim, fp8_cache),
+            plain=self._rope(0, fp8_cache),
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
@@ -65,7 +65,7 @@ class CudaLaunchers:
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch)
+        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""
@@ -83,7 +83,7 @@ class CudaLaunchers:
         """Draws from float32 logits, written into a token buffer."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
-    def _rope(self, rotary_dim: int) -> RopeKvWrite:
+    def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config
         return RopeKvWrite(
             num_heads=config.num_heads,
@@ -93,5 +93,6 @@ class CudaLaunchers:
             dtype=self._dtype,
             eps=config.rms_norm_eps,
             qk_norm=config.qk_norm,
+            fp8_cache=fp8_cache,
             overlap=self._overlap,
         )

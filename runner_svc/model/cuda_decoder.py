@@ -53,6 +53,7 @@ class RopeKvLauncher(Protocol):
         slot_mapping: Tensor,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
     ) -> None: ...
 
 
@@ -140,6 +141,11 @@ class CudaDecoder:
         self._launchers = launchers
         self._rotations = _rotations(config, self.device)
 
+    @property
+    def weights(self) -> ModelWeights:
+        """What another decoder of the same model can be made from."""
+        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
+
     def forward(self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass."""
         num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
@@ -200,6 +206,7 @@ class CudaDecoder:
             inputs.slot_mapping,
             layer.q_norm,
             layer.k_norm,
+            cache.layer_scales(index),
         )
         attention(stream, index, queries, attended)
 

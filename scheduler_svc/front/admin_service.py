@@ -1,8 +1,9 @@
-"""The operators' API: the engine's status, and its steps as they are sent."""
+"""The operators' API: the engine's status, its steps as they are sent, and its drain."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 import grpc
@@ -12,6 +13,9 @@ from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.service_refusals import engine_lost
+
+DRAIN_POLL_S = 0.5
+"""Between two messages about a drain."""
 
 STEPS_KEPT = 1024
 """Steps that wait for a slow reader before it misses the oldest."""
@@ -32,6 +36,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._client = client
         self._watchers: set[_Watcher] = set()
         self._lost = False
+        self._gone = asyncio.Event()
+        self._drained: engine_pb2.Drained | None = None
 
     def publish(self, report: admin_pb2.WatchStepsResponse) -> None:
         """A step was sent: every watcher gets it."""
@@ -42,6 +48,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def lose(self) -> None:
         """The engine is gone: ends every watch with UNAVAILABLE."""
         self._lost = True
+        self._gone.set()
         for watcher in self._watchers:
             watcher.filled.set()
 
@@ -96,6 +103,33 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             self._watchers.discard(watcher)
             if not self._watchers:
                 self._watch(False)
+
+    def drained(self, message: engine_pb2.Drained) -> None:
+        """The engine's last message: every Drain call ends with it."""
+        self._drained = message
+        self._gone.set()
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> None:
+        """Begins a drain, or shortens one, and tells how far it is until the engine goes."""
+        timeout_ms = request.timeout_ms if request.HasField("timeout_ms") else None
+        try:
+            while not self._gone.is_set():
+                await context.write(await self._drain(timeout_ms))
+                timeout_ms = None
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), DRAIN_POLL_S)
+        except Refusal as refusal:
+            if not self._gone.is_set():
+                await abort(context, refusal)
+        if self._drained is None:
+            await abort(context, engine_lost())
+        await context.write(admin_pb2.DrainResponse(done=True, ended_early=self._drained.ended_early))
+
+    async def _drain(self, timeout_ms: int | None) -> admin_pb2.DrainResponse:
+        handle = self._client.new_handle()
+        drain = engine_pb2.Drain(handle=handle, timeout_ms=timeout_ms)
+        answer = await self._client.call(handle, engine_pb2.Command(drain=drain))
+        return answer.drain_progress.progress
 
     def _watch(self, on: bool) -> None:
         self._client.send(engine_pb2.Command(watch=engine_pb2.Watch(on=on)))

@@ -42,6 +42,10 @@ class EngineClient:
         self._on_model = on_model
         self.on_step_report: Callable[[admin_pb2.WatchStepsResponse], None] | None = None
         """Gets the steps that are watched."""
+        self.on_pong: Callable[[engine_pb2.Pong], None] | None = None
+        """Gets the answers to pings."""
+        self.on_drained: Callable[[engine_pb2.Drained], None] | None = None
+        """Gets the engine's last message."""
         self._handles = count(secrets.randbits(62))
         self._requests: dict[int, RequestStream] = {}
         self._choices: dict[int, ChoiceStream] = {}
@@ -163,7 +167,13 @@ class EngineClient:
         elif kind == "step_report":
             if self.on_step_report is not None:
                 self.on_step_report(message.step_report)
-        elif kind in ("done", "status_reply", "policies_reply", "policy_changed"):
+        elif kind == "pong":
+            if self.on_pong is not None:
+                self.on_pong(message.pong)
+        elif kind == "drained":
+            if self.on_drained is not None:
+                self.on_drained(message.drained)
+        elif kind in ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress"):
             self._answer(getattr(message, kind).handle, message)
         elif kind == "refused":
             self._refused(message.refused)

@@ -1,18 +1,27 @@
-"""gRPC health (grpc.health.v1): liveness is the service "", readiness is "roster.v1.InferenceService"."""
+"""gRPC health (grpc.health.v1): liveness, readiness and hangs, each a service name of its own; Check and Watch.
+
+| service                     | SERVING while                                                          | if not      |
+|-----------------------------|------------------------------------------------------------------------|-------------|
+| ""                          | this front process answers                                             | restart it  |
+| "roster.v1.InferenceService"| requests are taken: a runner is there, no drain, and the engine turns  | send none   |
+| "roster.engine"             | the engine has taken a turn within `stall_s`                           | restart it  |
+| "roster.runner"             | some runner is there and has held no plan for longer than `stall_s`    | restart that|
+
+Load changes none of them: a full queue refuses, and is healthy.
+"""
 
 from __future__ import annotations
 
 from grpc_health.v1 import health, health_pb2
 
 INFERENCE_SERVICE = "roster.v1.InferenceService"
-"""SERVING while a runner is there and the service does not drain."""
-
 ADMIN_SERVICE = "roster.admin.v1.AdminService"
-
 HEALTH_SERVICE = health.SERVICE_NAME
 
 LIVENESS = ""
-"""SERVING while the process answers."""
+READINESS = INFERENCE_SERVICE
+ENGINE = "roster.engine"
+RUNNER = "roster.runner"
 
 
 class WorkerHealth:
@@ -20,13 +29,16 @@ class WorkerHealth:
 
     def __init__(self) -> None:
         self.servicer = health.aio.HealthServicer()
+        self._told: dict[str, bool] = {}
 
     async def start(self) -> None:
-        """Alive, not ready."""
-        await self.servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.set_ready(False)
+        """Alive; the engine is taken to turn until it misses its answers; nothing else is known yet."""
+        await self.tell({LIVENESS: True, READINESS: False, ENGINE: True, RUNNER: False})
 
-    async def set_ready(self, ready: bool) -> None:
-        """Says whether requests are taken and served now."""
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self.servicer.set(INFERENCE_SERVICE, status)
+    async def tell(self, states: dict[str, bool]) -> None:
+        """Says of each service whether it is SERVING; who watches one hears of changes only."""
+        for service, serving in states.items():
+            if self._told.get(service) is not serving:
+                self._told[service] = serving
+                status = health_pb2.HealthCheckResponse
+                await self.servicer.set(service, status.SERVING if serving else status.NOT_SERVING)

@@ -16,25 +16,34 @@ from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.response_stream import write_responses
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session import Session
-from scheduler_svc.front.tenant import tenant_of
+from scheduler_svc.front.tenant import Tenants
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     """Serves `roster.v1.InferenceService` in one worker."""
 
-    def __init__(self, client: EngineClient, served: ServedModel, preparer: Preparer, pacer: MessagePacer) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        served: ServedModel,
+        preparer: Preparer,
+        pacer: MessagePacer,
+        tenants: Tenants | None = None,
+    ) -> None:
         self._client = client
         self._served = served
         self._preparer = preparer
         self._pacer = pacer
+        self._tenants = tenants or Tenants()
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the answer to one request."""
         gate = FlushGate(self._pacer)
         try:
+            tenant = self._tenants.of(context.invocation_metadata())
             prepared = await self._preparer.prepare(request, context.time_remaining())
             stream = RequestStream(self._client, prepared.text, prepared.valid.request_id, (), gate.notify)
-            stream.submit(prepared.valid, tenant_of(context))
+            stream.submit(prepared.valid, tenant)
             await write_responses(stream, gate, context.write)
         except Refusal as refusal:
             await abort(context, refusal)
@@ -47,9 +56,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
         gate = FlushGate(self._pacer)
         try:
+            tenant = self._tenants.of(context.invocation_metadata())
             text = self._served.text()
             stream = RequestStream(self._client, text, request.request_id, request.received, gate.notify)
-            stream.attach(tenant_of(context))
+            stream.attach(tenant)
             await write_responses(stream, gate, write)
         except Refusal as refusal:
             await abort(context, refusal)
@@ -58,9 +68,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self, request_iterator: AsyncIterator[inference_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> None:
         """Multiplexes requests over one stream; the messages are read through `context`."""
-        session = Session(self._client, self._served, self._preparer, self._pacer, context)
         try:
-            await session.run()
+            tenant = self._tenants.of(context.invocation_metadata())
+            await Session(self._client, self._served, self._preparer, self._pacer, context, tenant).run()
         except Refusal as refusal:
             await abort(context, refusal)
 
@@ -69,8 +79,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CancelResponse:
         """Ends a request of this tenant, whoever follows it."""
         handle = self._client.new_handle()
-        cancel = engine_pb2.CancelById(handle=handle, tenant=tenant_of(context), request_id=request.request_id)
         try:
+            tenant = self._tenants.of(context.invocation_metadata())
+            cancel = engine_pb2.CancelById(handle=handle, tenant=tenant, request_id=request.request_id)
             await self._client.call(handle, engine_pb2.Command(cancel_by_id=cancel))
         except Refusal as refusal:
             await abort(context, refusal)

@@ -17,7 +17,7 @@ def engine_lost() -> Refusal:
 def draining() -> Refusal:
     """The service is about to stop."""
     message = "the server is shutting down and takes nothing new; send the request to another one"
-    return Refusal(StatusCode.UNAVAILABLE, message)
+    return Refusal(StatusCode.UNAVAILABLE, message, retry_after_ms=_RETRY_SOON_MS)
 
 
 def no_model() -> Refusal:

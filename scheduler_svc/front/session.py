@@ -24,7 +24,6 @@ from scheduler_svc.front.refusal import Refusal, invalid
 from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session_columns import SessionColumns
-from scheduler_svc.front.tenant import tenant_of
 
 ROWS_PER_MESSAGE_COST = 2
 """Rows of a message that cost as much as a message of its own, for the pacer."""
@@ -52,12 +51,13 @@ class Session:
         preparer: Preparer,
         pacer: MessagePacer,
         context: grpc.aio.ServicerContext,
+        tenant: str,
     ) -> None:
         self._client = client
         self._served = served
         self._preparer = preparer
         self._context = context
-        self._tenant = tenant_of(context)
+        self._tenant = tenant
         self._gate = FlushGate(pacer)
         self._tagged: dict[int, _Tagged] = {}
         self._dirty: list[_Tagged] = []

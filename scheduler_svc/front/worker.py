@@ -24,12 +24,23 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import admin_pb2_grpc, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
+from scheduler_svc.front.doors import Doors, TokenGate
 from scheduler_svc.front.engine_client import EngineClient
-from scheduler_svc.front.health import ADMIN_SERVICE, HEALTH_SERVICE, INFERENCE_SERVICE, WorkerHealth
+from scheduler_svc.front.health import (
+    ADMIN_SERVICE,
+    ENGINE,
+    HEALTH_SERVICE,
+    INFERENCE_SERVICE,
+    READINESS,
+    RUNNER,
+    WorkerHealth,
+)
+from scheduler_svc.front.heartbeat import Heartbeat
 from scheduler_svc.front.inference_service import InferenceService
 from scheduler_svc.front.pacing import MessagePacer
 from scheduler_svc.front.preparation import Preparer
 from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.tenant import Tenants
 from scheduler_svc.front.worker_start import WorkerStart
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
@@ -44,6 +55,9 @@ NICENESS = 5
 
 GC_THRESHOLD = 20_000
 """Young objects that make Python look for cycles: streams leave few, and a look pauses every stream."""
+
+CLIENT_PINGS_APART_MS = 10_000
+"""Clients that ask for signs of life more often are cut off; gRPC's own default, 5 minutes, forbids useful ones."""
 
 STOP_GRACE_S = 2.0
 """Time for the last messages to slow readers."""
@@ -64,11 +78,15 @@ class FrontWorker:
     def __init__(self, settings: SchedulerSettings, worker: int, engine_endpoint: str) -> None:
         self._settings = settings
         self._worker = worker
-        self._served = ServedModel(self._model_changed)
+        self._doors = Doors.open(settings)
+        self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
         self._client = EngineClient(engine_endpoint, worker, self._served.announce)
         self._admin = AdminService(self._client)
         self._client.on_step_report = self._admin.publish
+        self._client.on_drained = self._admin.drained
+        self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
+        self._client.on_pong = self._heartbeat.answered
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -84,11 +102,13 @@ class FrontWorker:
         self._health = WorkerHealth()
         servers = await self._start_servers()
         self._client.open()
+        heartbeat = loop.create_task(self._heartbeat.run())
         log.info("a front worker listens", worker=self._worker, address=self._settings.listen)
         try:
             await gone.wait()
         finally:
             loop.remove_reader(gone_fd)
+            heartbeat.cancel()
             await self._stop(servers)
 
     async def _start_servers(self) -> list[grpc.aio.Server]:
@@ -98,28 +118,28 @@ class FrontWorker:
         return servers
 
     async def _start_public(self) -> grpc.aio.Server:
-        server = _server(self._settings)
+        server = _server(self._settings, self._doors.tenants)
         pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
-        service = InferenceService(self._client, self._served, self._preparer, pacer)
+        service = InferenceService(self._client, self._served, self._preparer, pacer, self._doors.tenants)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         await self._health.start()
         reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
-        server.add_insecure_port(self._settings.listen)
+        self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
 
     async def _start_admin(self) -> grpc.aio.Server:
-        server = _server(self._settings)
+        server = _server(self._settings, self._doors.admins)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
-        server.add_insecure_port(self._settings.admin_listen)
+        self._doors.listen(server, self._settings.admin_listen)
         await server.start()
         return server
 
     async def _stop(self, servers: list[grpc.aio.Server]) -> None:
-        await self._health.set_ready(False)
+        await self._health.tell({READINESS: False, ENGINE: False, RUNNER: False})
         await asyncio.sleep(LAST_MESSAGES_S)
         self._client.lose()
         self._admin.lose()
@@ -127,8 +147,10 @@ class FrontWorker:
         self._client.close()
         self._preparer.close()
 
-    def _model_changed(self) -> None:
-        self._spawn(self._health.set_ready(self._served.ready))
+    def _tell_health(self) -> None:
+        beat = self._heartbeat
+        ready = self._served.ready and beat.engine_turns
+        self._spawn(self._health.tell({READINESS: ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -136,13 +158,17 @@ class FrontWorker:
         task.add_done_callback(self._background.discard)
 
 
-def _server(settings: SchedulerSettings) -> grpc.aio.Server:
+def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
     return grpc.aio.server(
+        interceptors=[TokenGate(tenants)] if tenants.need_tokens else None,
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_send_message_length", -1),
-        )
+            ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(settings.keepalive_s * 1000)),
+            ("grpc.http2.min_ping_interval_without_data_ms", CLIENT_PINGS_APART_MS),
+        ),
     )
 
 

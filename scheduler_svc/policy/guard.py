@@ -1,6 +1,7 @@
 """Stands between the core and a policy: calls it, checks what it returns, and falls back to the defaults.
 
 A policy that raises or returns nonsense costs that decision under the defaults (`fcfs`) and a counter, never a stream.
+So does one that takes too long, where there is a timeout: see `Watchdog`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
+from scheduler_svc.policy.watchdog import Watchdog
 
 MAX_RERANK_WINDOW = 256
 
@@ -18,9 +20,12 @@ MAX_RERANK_WINDOW = 256
 class PolicyGuard:
     """The policy as the core sees it: every answer fits. The policy may be replaced; the counters stay."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, timeout_s: float | None = None) -> None:
+        """`timeout_s`: a call that takes longer is interrupted; None: calls may take any time."""
         self.failures = 0
+        """Decisions that the defaults took in the policy's place."""
         self.last_failure = ""
+        self._watchdog = Watchdog(timeout_s) if timeout_s else None
         self._default = Policy(PolicyParameters())
         self.install(policy)
 
@@ -31,6 +36,16 @@ class PolicyGuard:
         self.displaces = _overrides(policy, "displace")
         self.observes = _overrides(policy, "observe")
         self.rerank_window = min(policy.rerank_window, MAX_RERANK_WINDOW) if _overrides(policy, "rerank") else 0
+
+    @property
+    def overruns(self) -> int:
+        """Calls that took longer than the timeout."""
+        return self._watchdog.overruns if self._watchdog is not None else 0
+
+    def close(self) -> None:
+        """Ends the watchdog's thread."""
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
         """Accept or Refuse, whatever the policy does."""
@@ -73,14 +88,28 @@ class PolicyGuard:
 
     def _call(self, function: str, fits: Callable[[Any], bool], *arguments: Any) -> Any:
         try:
-            answer = getattr(self.policy, function)(*arguments)
+            method = getattr(self.policy, function)
+            if self._watchdog is None:
+                answer = method(*arguments)
+            else:
+                answer = self._watchdog.call(function, method, *arguments)
             if fits(answer):
                 return answer
-            self.last_failure = f"{function}() returned {answer!r}"
-        except Exception as error:
-            self.last_failure = f"{function}() raised {error!r}"
+            self.last_failure = f"{function}() returned {_shown(answer)}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a policy that calls sys.exit() is a failing policy, no reason to end
+            self.last_failure = f"{function}() raised {_shown(error)}"
         self.failures += 1
         return getattr(self._default, function)(*arguments)
+
+
+def _shown(answer: object) -> str:
+    """What the policy gave, for a log line."""
+    try:
+        return repr(answer)[:200]
+    except Exception:
+        return f"a {type(answer).__name__} that can't be shown"
 
 
 def _overrides(policy: Policy, function: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,6 +72,8 @@ class Load:
     """KV positions of the sequences that decode: what this step's attention reads for them."""
     prompt_backlog: int = 0
     """Positions that running sequences have still to compute of their prompts."""
+    itl_target_s: float = math.inf
+    """Tightest ITL target of the sequences that decode."""
 
 
 @dataclass(slots=True, frozen=True)

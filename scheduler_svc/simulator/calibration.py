@@ -103,6 +103,14 @@ class RecordingLink:
         """As the link."""
         self._link.welcome(session)
 
+    def resume(self, session: int) -> None:
+        """As it is."""
+        self._link.resume(session)
+
+    def dismiss(self, session: int) -> None:
+        """As it is."""
+        self._link.dismiss(session)
+
     def reject(self, session: int, reason: str) -> None:
         """Raises CalibrationError."""
         raise CalibrationError(f"the runner does not fit: {reason}")

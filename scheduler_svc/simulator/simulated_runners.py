@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.runner_link import PROTOCOL_VERSION, GotResult, Joined, RunnerEvent
+from scheduler_svc.runner_events import GotResult, Joined, RunnerEvent
+from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
@@ -65,6 +66,10 @@ class SimulatedRunners:
     def welcome(self, session: int) -> None:
         """Nothing to do: the runner is there."""
 
+    def resume(self, session: int) -> None:
+        """No simulated runner holds anything from before. Raises RuntimeError."""
+        raise RuntimeError(f"the engine resumes simulated runner {session}, which is new")
+
     def reject(self, session: int, reason: str) -> None:
         """A shape that the engine does not take. Raises ValueError."""
         raise ValueError(f"the engine refuses the simulated runner: {reason}")
@@ -72,6 +77,10 @@ class SimulatedRunners:
     def drop(self, session: int, reason: str) -> None:
         """A bug of the simulator. Raises RuntimeError."""
         raise RuntimeError(f"the engine dropped simulated runner {session}: {reason}")
+
+    def dismiss(self, session: int) -> None:
+        """No simulated runner leaves. Raises RuntimeError."""
+        raise RuntimeError(f"the engine forgets simulated runner {session}, which has not left")
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Takes the plan; it leaves with `dispatch`."""
@@ -123,7 +132,7 @@ class StopPositions:
         """`tokens` of the plan's sampling rows, int32, with the stop tokens among them."""
         positions = self._positions[session]
         for admission in plan.admissions:
-            request_id = engine_pb2.Submit.FromString(admission.context).request_id
+            request_id = engine_pb2.SequenceContext.FromString(admission.context).submit.request_id
             output = self._output_tokens.get(request_id)
             positions[admission.slot] = -1 if output is None else admission.prompt_len + output - 1
         sample = np.frombuffer(plan.extent_flags, np.uint8) == 1

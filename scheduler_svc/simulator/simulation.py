@@ -49,6 +49,8 @@ class Setup:
     step_tokens: int | None = None
     depth: int = 2
     prefix_sharing: bool = False
+    plan_lead_ms: float | None = None
+    """Milliseconds before a runner runs dry at which its next plan is made; None: as soon as the depth allows."""
     scheduler_s: float = 150e-6
     """Seconds of the engine's thread per plan."""
     spread: float = 0.0
@@ -69,7 +71,9 @@ class Setup:
             "policy": self.policy if isinstance(self.policy, str) else self.policy.name,
             "policy_parameters": self.parameters,
             "depth": self.depth,
+            "plan_lead_ms": self.plan_lead_ms,
             "prefix_sharing": self.prefix_sharing,
+            "isolate_tenants": False,
             "max_waiting_requests": 1 << 30,
             "max_waiting_tokens": 1 << 60,
             "retention_s": 0,
@@ -128,6 +132,8 @@ class Simulation:
         reminder_s = self.engine.book.next_due_s
         if reminder_s is not None:
             due_s = min(due_s, reminder_s)
+        if self.setup.plan_lead_ms is not None:
+            due_s = min(due_s, self.engine.pool.next_due_s)
         if due_s < float("inf"):
             self._idle_turns = 0
         else:

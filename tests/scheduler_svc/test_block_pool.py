@@ -53,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def announce(self, data: st.DataObject, name: bytes) -> None:
         block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
-        self.pool.announce(block, name)
+        self.pool.announce([block], [name])
         known = self.ready | self.pending
         if name not in known and block not in known.values():
             self.pending[name] = block
@@ -63,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pending)))
         block = self.pending.pop(name)
-        self.pool.confirm(block)
+        self.pool.confirm([block])
         self.ready[name] = block
 
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
@@ -90,9 +90,8 @@ TestPool = PoolMachine.TestCase
 def test_cached_blocks_are_taken_last_and_oldest_first_and_deepest_first() -> None:
     pool = BlockPool(4, 4)
     first, second = pool.allocate(2), pool.allocate(2)
-    for block, name in zip(first + second, NAMES, strict=False):
-        pool.announce(block, name)
-        pool.confirm(block)
+    pool.announce(first + second, NAMES[:4])
+    pool.confirm(first + second)
     pool.release(second)
     pool.release(first)
     assert pool.num_free == pool.num_cached == 4

@@ -250,7 +250,7 @@ def test_a_draining_engine_takes_nothing_and_says_so() -> None:
     stack, session = stack_with_runner()
     running = stack.submit([1], 5)
     stack.step()
-    stack.engine.drain()
+    stack.engine.begin_drain()
     late = stack.submit([1], 5)
     finish(stack, session)
     assert late.refused is not None and late.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
@@ -258,13 +258,24 @@ def test_a_draining_engine_takes_nothing_and_says_so() -> None:
     assert stack.model is not None and stack.model.draining and not stack.model.ready
 
 
-def test_a_worker_that_is_replaced_loses_its_streams() -> None:
-    stack, session = stack_with_runner()
-    request = stack.submit([1], 90)
+def test_streams_of_a_worker_that_died_wait_for_their_clients() -> None:
+    """Nothing is sent to the dead one; the new one may be asked to attach; after a time they are cancelled."""
+    stack, session = stack_with_runner(attach_s=5.0)
+    one, other = stack.submit([1], 90), stack.submit([2], 90)
     advance(stack, session, 1)
     stack.front.put(b"new identity", hello=engine_pb2.WorkerHello(worker=0))
+    advance(stack, session, 2)
+    sent = len(stack.streams[one.first_sequence_id].tokens)  # type: ignore[index]
+    advance(stack, session, 2)
+    assert len(stack.streams[one.first_sequence_id].tokens) == sent  # type: ignore[index]
+    stack.front.put(b"new identity", attach=engine_pb2.Attach(handle=99, request_id=one.submit.request_id))
     stack.step()
-    assert reason_of(stack, request.first_sequence_id) is FinishReason.CANCELLED
+    stack.now_s += 5.1
+    stack.step()
+    assert stack.engine.book.by_key("", one.submit.request_id) is not None
+    assert stack.engine.book.by_key("", other.submit.request_id) is None
+    finish(stack, session)
+    assert reason_of(stack, one.first_sequence_id) is FinishReason.LENGTH
 
 
 def test_runners_that_do_not_fit_are_rejected_with_the_reason() -> None:
@@ -272,10 +283,12 @@ def test_runners_that_do_not_fit_are_rejected_with_the_reason() -> None:
     other = HashBackend(num_slots=2, max_step_tokens=8)
     other.model.weights_version = "other"
     small = HashBackend(num_slots=9, max_step_tokens=8)
-    sessions = [stack.add_runner(other), stack.add_runner(small)]
+    blocks = HashBackend(num_slots=2, max_step_tokens=8, block_size=8, context_length=256, eos_probability=NO_EOS)
+    sessions = [stack.add_runner(other), stack.add_runner(small), stack.add_runner(blocks)]
     stack.step()
     assert "same model" in stack.runners.rejected[sessions[0]]
     assert "max_step_tokens" in stack.runners.rejected[sessions[1]]
+    assert "blocks of 8 tokens" in stack.runners.rejected[sessions[2]]
     assert len(stack.engine.pool.schedulers) == 1
 
 

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from protos import plan_pb2
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent, RunnerLink
+from scheduler_svc.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from scheduler_svc.runner_link import RunnerLink
 
 SILENCE_S = 5.0
 PLAN_S = 20.0
@@ -134,15 +135,117 @@ def test_a_new_process_of_the_same_name_replaces_the_old_session(
     assert settle(link) == []
 
 
-def test_a_fault_or_a_leave_ends_the_session(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
-    for number, event in enumerate((plan_pb2.Event(fault="slot 9"), plan_pb2.Event(draining=True))):
-        runner = FakeRunner(context, link.endpoint)
-        session = join(link, runner, f"r{number}")
-        runner.say(session, event=event)
-        (lost,) = await_events(link)
-        assert isinstance(lost, Lost) and lost.session == session
-        link.send_plan(session, 1, plan_pb2.Plan())
-        assert runner.hears_nothing()
+def test_a_fault_ends_the_session(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, event=plan_pb2.Event(fault="slot 9"))
+    assert await_events(link) == [Lost(session, "it refused a plan or failed half way: slot 9", Loss.FAULT)]
+    link.send_plan(session, 1, plan_pb2.Plan())
+    assert runner.hears_nothing()
+
+
+def test_a_runner_that_leaves_may_finish(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    link.send_plan(session, 1, plan_pb2.Plan())
+    runner.hear()
+    runner.say(session, event=plan_pb2.Event(draining=True))
+    runner.say(session, 1, result=plan_pb2.Result())
+    assert await_events(link, 2) == [Leaving(session), GotResult(session, 1, plan_pb2.Result())]
+    runner.socket.close()
+    (lost,) = await_events(link)
+    assert isinstance(lost, Lost) and lost.loss is Loss.LEFT
+
+
+def test_results_are_handed_on_once_and_in_order(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    """One that was overtaken or lost is asked for by sending its plan again, which the runner answers."""
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    for number in (1, 2, 3):
+        link.send_plan(session, number, plan_pb2.Plan())
+        runner.hear()
+    runner.say(session, 2, result=plan_pb2.Result(tokens=b"two2"))
+    assert settle(link) == []
+    assert runner.hear().number == 1
+    runner.say(session, 1, result=plan_pb2.Result(tokens=b"one1"))
+    runner.say(session, 1, result=plan_pb2.Result(tokens=b"one1"))
+    runner.say(session, 2, result=plan_pb2.Result(tokens=b"two2"))
+    events = await_events(link, 2) + settle(link)
+    assert [(e.number, e.result.tokens) for e in events if isinstance(e, GotResult)] == [(1, b"one1"), (2, b"two2")]
+    assert len(events) == 2
+    runner.say(session, 7, pong=plan_pb2.Pong(last_plan=3))  # it has sent the result of 3, which was lost
+    settle(link)
+    assert runner.hear().number == 3
+
+
+def test_a_result_of_a_plan_that_was_never_sent_ends_the_session(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, 1, result=plan_pb2.Result())
+    (lost,) = await_events(link)
+    assert isinstance(lost, Lost) and lost.loss is Loss.UNSOUND
+
+
+def test_a_runner_of_an_earlier_scheduler_is_asked_what_it_holds(
+    context: zmq.Context,
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    runner.say(77, 5, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=9))
+    (joined,) = await_events(link)
+    assert isinstance(joined, Joined) and joined.holds and joined.former == 77
+    link.resume(joined.session)
+    welcome = runner.hear().welcome
+    assert welcome.resume and welcome.term == link.term > 9
+    assert runner.hear().HasField("snapshot_request")
+    clock.now_s += 1.5  # the request, or its answer, was lost
+    settle(link)
+    assert runner.hear().HasField("ping") and runner.hear().HasField("snapshot_request")
+    for _ in range(2):
+        runner.say(joined.session, snapshot=plan_pb2.Snapshot(last_plan=3))
+    assert await_events(link) + settle(link) == [GotSnapshot(joined.session, plan_pb2.Snapshot(last_plan=3))]
+    # After the loss of this session, which was ours, nothing is left to resume.
+    runner.say(joined.session, event=plan_pb2.Event(fault="x"))
+    await_events(link)
+    runner.say(joined.session, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=link.term))
+    (again,) = await_events(link)
+    assert isinstance(again, Joined) and not again.holds and again.former == joined.session
+
+
+def test_whoever_hears_of_a_later_term_is_fenced(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, event=plan_pb2.Event(fenced=link.term))  # an old message of our own
+    assert settle(link) == []
+    runner.say(session, event=plan_pb2.Event(fenced=link.term + 1))
+    assert await_events(link) == [Fenced(link.term + 1)]
+    other = FakeRunner(context, link.endpoint)
+    other.say(5, hello=plan_pb2.Hello(protocol_version=1, runner_id="other", term=link.term + 2))
+    assert await_events(link) == [Fenced(link.term + 2)]
+
+
+def test_a_runner_that_went_into_another_session_begins_anew(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.hello(session=0)  # it crossed our Welcome
+    settle(link)
+    assert runner.hear().HasField("welcome")
+    runner.say(session, pong=plan_pb2.Pong())
+    settle(link)
+    runner.hello(session=4)
+    lost, joined = await_events(link, 2)
+    assert isinstance(lost, Lost) and lost.session == session
+    assert isinstance(joined, Joined) and joined.session != session and joined.former == 4
 
 
 def test_silence_and_a_plan_held_too_long_end_the_session(
@@ -179,17 +282,27 @@ def test_the_schedulers_own_pause_kills_nobody(
     assert await_events(link) == [GotResult(session, 1, plan_pb2.Result())]
 
 
-def test_a_runner_that_is_gone_is_noticed_when_it_is_sent_to(
+def test_a_runner_that_is_gone_is_noticed_at_once(
     context: zmq.Context,
-    link: RunnerLink,  # type: ignore[type-arg]
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
 ) -> None:
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
+    other = FakeRunner(context, link.endpoint)
+    join(link, other, "other")
     runner.socket.close()
-    time.sleep(0.2)
-    link.send_plan(session, 1, plan_pb2.Plan())
-    (lost,) = await_events(link)
-    assert isinstance(lost, Lost) and "unreachable" in lost.reason
+    poller = zmq.Poller()
+    for socket in link.sockets:
+        poller.register(socket, zmq.POLLIN)
+    assert poller.poll(5000), "nothing wakes the engine"
+    events = link.receive()
+    while not events:  # bounded by pytest's timeout
+        time.sleep(0.01)
+        clock.now_s += 0.01
+        events = link.receive()
+    (lost,) = events
+    assert isinstance(lost, Lost) and lost.session == session and lost.loss is Loss.GONE
 
 
 def test_garbage_and_a_second_hello_change_nothing(

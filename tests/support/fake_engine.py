@@ -64,6 +64,8 @@ class FakeEngine:
         self.refuse: Callable[[engine_pb2.Submit], engine_pb2.Refused | None] = lambda submit: None
         self.stepping = threading.Event()
         self.stepping.set()
+        self.answers_pings = True
+        self.runners_progress = True
         self.commands: list[engine_pb2.Command] = []
         self.requests: dict[tuple[str, str], FakeRequest] = {}
         self.steps = 0
@@ -255,6 +257,10 @@ class FakeEngine:
     def _on_status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
         status = admin_pb2.GetStatusResponse(version="fake", waiting=7)
         self._send(worker, status_reply=engine_pb2.StatusReply(handle=query.handle, status=status))
+
+    def _on_ping(self, worker: bytes, ping: engine_pb2.Ping) -> None:
+        if self.answers_pings:
+            self._send(worker, pong=engine_pb2.Pong(runners_progress=self.runners_progress))
 
     def _on_watch(self, worker: bytes, watch: engine_pb2.Watch) -> None:
         (self._watchers.add if watch.on else self._watchers.discard)(worker)

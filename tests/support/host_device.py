@@ -29,6 +29,9 @@ from runner_svc.sample_records import SAMPLE_RECORD
 
 
 class HostEvent:
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
@@ -87,7 +90,7 @@ class HostLaunchers:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
 
-    def decoder(self) -> DecoderLaunchers:
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         config = self._config
         return DecoderLaunchers(
             norm=HostNorm(config.rms_norm_eps),
@@ -217,6 +220,7 @@ class HostRopeKv:
         slot_mapping: Tensor,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
     ) -> None:
         config = self._config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -232,8 +236,11 @@ class HostRopeKv:
             split[:, : heads + kv_heads, half : 2 * half] = y * cos + x * sin
         queries.copy_(split[:, :heads].flatten(1))
         positions = cache.view(2, -1, kv_heads, head_dim)
-        positions[0, slot_mapping.long()] = split[:, heads : heads + kv_heads]
-        positions[1, slot_mapping.long()] = split[:, heads + kv_heads :]
+        for half in range(2):
+            written = split[:, heads + half * kv_heads :][:, :kv_heads]
+            if cache_scales is not None:
+                written = (written / cache_scales[half].unsqueeze(-1)).clamp(-448, 448).to(cache.dtype)
+            positions[half].view(torch.uint8)[slot_mapping.long()] = written.contiguous().view(torch.uint8)
 
 
 class HostGather:
@@ -314,6 +321,7 @@ class HostAttention:
                 [count],
                 [self._tables[table_row].tolist()],
                 config.windows[layer],
+                self._cache.layer_scales(layer),
             )
 
 

@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import grpc
 import numpy as np
 
 from protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
+from scheduler_svc.attendance import RECOVERY_S
 from scheduler_svc.engine import Engine
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.runner_link import GotResult, Joined, Lost, RunnerEvent
+from scheduler_svc.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.settings import SchedulerSettings
 
 WORKER = b"worker"
@@ -51,16 +53,26 @@ class FakeRunners:
         self.results: dict[int, deque[GotResult]] = {}
         self.rejected: dict[int, str] = {}
 
-    def connect(self, session: int, runner: Runner) -> None:
+    def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
         self.plans[session] = deque()
         self.results[session] = deque()
-        self.events.append(Joined(session, runner.hello()))
+        self.events.append(Joined(session, runner.hello(), former, holds))
 
-    def kill(self, session: int) -> None:
-        for table in (self.runners, self.plans, self.results):
+    def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
+        """The session ends; the runner is returned for those that survive it."""
+        runner = self.dismiss(session)
+        self.events.append(Lost(session, "killed by the test", loss))
+        return runner
+
+    def leave(self, session: int) -> None:
+        """The runner says goodbye; what it has it still does."""
+        self.events.append(Leaving(session))
+
+    def dismiss(self, session: int) -> Runner:
+        for table in (self.plans, self.results):
             table.pop(session)
-        self.events.append(Lost(session, "killed by the test"))
+        return self.runners.pop(session)
 
     def receive(self) -> list[RunnerEvent]:
         events, self.events = self.events, []
@@ -69,6 +81,12 @@ class FakeRunners:
     def welcome(self, session: int) -> None:
         if session in self.runners:
             self.runners[session].reset()
+
+    def resume(self, session: int) -> None:
+        if session in self.runners:
+            self.runners[session].resume()
+            snapshot = plan_pb2.Snapshot.FromString(self.runners[session].snapshot().SerializeToString())
+            self.events.append(GotSnapshot(session, snapshot))
 
     def reject(self, session: int, reason: str) -> None:
         self.rejected[session] = reason
@@ -98,10 +116,32 @@ class FakeRunners:
 
 @dataclass
 class Stream:
-    """What a client has got of one sequence."""
+    """What a client has got of one sequence; `at` < len(tokens) while a new engine computes it again."""
 
     tokens: list[int] = field(default_factory=list)
     end: engine_pb2.End | None = None
+    at: int = 0
+    again: bool = False
+    """It had ended, and a new engine goes through it again."""
+
+    def take(self, token: int) -> None:
+        """The next token from the engine: new, or the one that the client has at this place."""
+        if self.at == len(self.tokens):
+            assert self.end is None, "a token after the end"
+            self.tokens.append(token)
+        assert self.tokens[self.at] == token, f"token {self.at} was {self.tokens[self.at]} and is {token} now"
+        self.at += 1
+
+    def finish(self, end: engine_pb2.End) -> None:
+        """The end, which a new engine may tell again."""
+        assert self.at == len(self.tokens), "the end came before tokens that the client has"
+        assert self.end is None or self.again, "ended twice"
+        assert self.end is None or self.end.reason == end.reason
+        self.end, self.again = end, False
+
+    def begin_again(self) -> None:
+        """A new engine tells it from the first token on."""
+        self.at, self.again = 0, self.end is not None
 
 
 @dataclass
@@ -113,6 +153,8 @@ class Submitted:
     first_sequence_id: int | None = None
     seed: int = 0
     refused: engine_pb2.Refused | None = None
+    streams: list[Stream] = field(default_factory=list)
+    """One per choice, from its acceptance on."""
 
     def expected(self, index: int, eos_probability: float) -> list[int]:
         """The choice's tokens, from the slow twin; prompt and received tokens are what it continues."""
@@ -138,15 +180,54 @@ class Stack:
     def __init__(self, clock: Callable[[], float] | None = None, **settings: object) -> None:
         self.now_s = 0.0
         self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
-        policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
+        self._clock = clock or (lambda: self.now_s)
+        self._attaching: set[int] = set()
         self.front, self.runners = FakeFront(), FakeRunners()
-        self.engine = Engine(self.settings, policy, self.front, self.runners, clock or (lambda: self.now_s))  # type: ignore[arg-type]
+        self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
         self.requests: dict[int, Submitted] = {}
         self.streams: dict[int, Stream] = {}
         self.model: engine_pb2.ModelState | None = None
         self.others: list[engine_pb2.FromEngine] = []
         self._sessions = 0
+
+    def _new_engine(self) -> Engine:
+        policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
+        return Engine(self.settings, policy, self.front, self.runners, self._clock)  # type: ignore[arg-type]
+
+    def restart_scheduler(self) -> None:
+        """The engine dies and a new one starts: runners keep what they hold, clients attach as soon as it serves."""
+        self.front.commands, self.front.messages = [], []
+        self.runners.events = []
+        self.engine = self._new_engine()
+        self.front.put(hello=engine_pb2.WorkerHello(worker=0))
+        for session in list(self.runners.runners):
+            self._sessions += 1
+            self.runners.connect(self._sessions, self.runners.dismiss(session), former=session, holds=True)
+        self.step()
+        self.step()
+        self.now_s += RECOVERY_S  # from now on an unknown request is unknown
+        self.streams = {}
+        for request in self.requests.values():
+            if request.refused is None and not (request.streams and all(s.end for s in request.streams)):
+                self.attach(request)
+
+    def attach(self, request: Submitted) -> None:
+        """The client asks for its request by id; one that is not known is sent again with what was received."""
+        self._attaching.add(request.handle)
+        self.front.put(
+            attach=engine_pb2.Attach(
+                handle=request.handle, tenant=request.submit.tenant, request_id=request.submit.request_id
+            )
+        )
+
+    def _send_again(self, request: Submitted) -> None:
+        submit = engine_pb2.Submit()
+        submit.CopyFrom(request.submit)
+        submit.seed = request.seed
+        if request.streams and submit.n == 1:
+            submit.received += pack(request.streams[0].tokens)
+        self.front.put(submit=submit)
 
     def add_runner(self, backend: Backend) -> int:
         self._sessions += 1
@@ -174,13 +255,19 @@ class Stack:
         kind = message.WhichOneof("message")
         if kind == "accepted":
             request = self.requests[message.accepted.handle]
-            assert request.first_sequence_id is None, "accepted twice"
+            assert not request.streams or request.first_sequence_id not in self.streams, "accepted twice"
             request.first_sequence_id, request.seed = message.accepted.first_sequence_id, message.accepted.seed
-            for index in range(request.submit.n):
-                self.streams[request.first_sequence_id + index] = Stream()
+            request.streams = request.streams or [Stream() for _ in range(request.submit.n)]
+            for index, stream in enumerate(request.streams):
+                if request.submit.n > 1:
+                    stream.begin_again()
+                self.streams[request.first_sequence_id + index] = stream
         elif kind == "refused":
             if message.refused.handle in self.requests:
-                self.requests[message.refused.handle].refused = message.refused
+                self._refused(self.requests[message.refused.handle], message.refused)
+        elif kind == "attached" and message.attached.handle in self._attaching:
+            self._attaching.discard(message.attached.handle)
+            self._attached(self.requests[message.attached.handle], message.attached)
         elif kind == "model":
             self.model = message.model
         elif kind == "step":
@@ -188,15 +275,32 @@ class Stack:
         else:
             self.others.append(message)
 
+    def _refused(self, request: Submitted, refused: engine_pb2.Refused) -> None:
+        if refused.code == grpc.StatusCode.NOT_FOUND.value[0]:
+            self._send_again(request)
+        else:
+            request.refused = refused
+
+    def _attached(self, request: Submitted, attached: engine_pb2.Attached) -> None:
+        if not request.streams:
+            request.streams = [Stream() for _ in range(request.submit.n)]
+        request.first_sequence_id = attached.choices[0].sequence_id
+        for stream, record in zip(request.streams, attached.choices, strict=True):
+            self.streams[record.sequence_id] = stream
+            stream.begin_again()
+            num_received = len(request.submit.received) // 4
+            for token in np.frombuffer(record.tokens, "<i4").tolist()[num_received:]:
+                stream.take(token)
+            if record.HasField("end"):
+                stream.finish(record.end)
+
     def _take_step(self, step: engine_pb2.Step) -> None:
         ids = np.frombuffer(step.sequence_ids, "<u8").tolist()
         tokens = np.frombuffer(step.tokens, "<i4").tolist()
         for sequence_id, token in zip(ids, tokens, strict=True):
-            assert self.streams[sequence_id].end is None, "a token after the end"
-            self.streams[sequence_id].tokens.append(token)
+            self.streams[sequence_id].take(token)
         for end in step.ends:
-            assert self.streams[end.sequence_id].end is None, "ended twice"
-            self.streams[end.sequence_id].end = end
+            self.streams[end.sequence_id].finish(end)
 
     def run(self, rng: random.Random, max_turns: int = 100_000) -> None:
         """Random progress until everything has ended: steps, executions and deliveries in any order."""

@@ -21,6 +21,7 @@ from typing import Self
 
 import psutil
 
+from roster_client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.errors import UnavailableError
 from roster_client.stack import Endpoints
 from roster_client.sync_client import SyncRosterClient
@@ -40,6 +41,7 @@ class RosterProcesses:
         scheduler: Mapping[str, object] | None = None,
         runner: Mapping[str, object] | None = None,
         ready_s: float = READY_S,
+        credentials: Credentials = IN_THE_CLEAR,
     ) -> None:
         endpoints = Endpoints.free()
         self.address = endpoints.listen
@@ -55,6 +57,7 @@ class RosterProcesses:
         }
         self._folder = folder
         self._ready_s = ready_s
+        self._credentials = credentials
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -80,7 +83,7 @@ class RosterProcesses:
     def wait_ready(self) -> None:
         """Waits until GetModel answers."""
         deadline = time.monotonic() + self._ready_s
-        with SyncRosterClient(self.address) as client:
+        with SyncRosterClient(self.address, credentials=self._credentials) as client:
             while True:
                 dead = [name for name, process in self._processes.items() if process.poll() is not None]
                 assert not dead, f"{dead} ended early\n{self.logs()}"
@@ -91,9 +94,25 @@ class RosterProcesses:
                 except UnavailableError:
                     time.sleep(0.05)
 
+    def settings(self, name: str) -> dict[str, object]:
+        """The flags of "scheduler" or "runner", by setting."""
+        return dict(self._settings[name])
+
     def pid(self, name: str) -> int:
         """The process id of "scheduler" or "runner"."""
         return self._processes[name].pid
+
+    def children(self, name: str) -> list[int]:
+        """The process ids of a service's own children."""
+        return [child.pid for child in psutil.Process(self.pid(name)).children()]
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal and does not wait."""
+        self._processes[name].send_signal(number)
+
+    def wait(self, name: str) -> int:
+        """Waits for a service that ends by itself; returns its exit status."""
+        return self._processes.pop(name).wait(STOP_S)
 
     def memory_bytes(self, name: str) -> int:
         """Resident memory of a service, its child processes included."""
@@ -142,8 +161,10 @@ def roster_processes(
     scheduler: Mapping[str, object] | None = None,
     runner: Mapping[str, object] | None = None,
     ready_s: float = READY_S,
+    credentials: Credentials = IN_THE_CLEAR,
 ) -> Iterator[RosterProcesses]:
     """Both services, up; on the way out both must end with status 0."""
-    with RosterProcesses(folder, scheduler=scheduler, runner=runner, ready_s=ready_s) as processes:
+    processes = RosterProcesses(folder, scheduler=scheduler, runner=runner, ready_s=ready_s, credentials=credentials)
+    with processes:
         yield processes
         assert processes.stop() == {"scheduler": 0, "runner": 0}, processes.logs()

@@ -1,0 +1,185 @@
+"""Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
+
+    python -m bench.gpu_serving --shape llama-3.1-8b --offline 8192 --online 8:240:1024 14:420:1024 18:500:1024
+    python -m bench.gpu_serving --shape qwen3-0.6b --offline 8192 --online 30:700:2048 55:1300:2048 --decode 64
+    python -m bench.gpu_serving --device null --offline 512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
+
+Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
+exactly the trace's output lengths, over gRPC (Session). Three kinds of load: all at once; Poisson arrivals from an
+open-loop client (RATE:REQUESTS:STEP_TOKENS); a full batch that decodes, for what the GPU idles between steps. TTFT
+counts from the time at which a request was due. The scheduler is replaced between loads whose settings differ, the
+runner is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_serving import report
+from bench.gpu_serving.client import ClientRecord
+from bench.gpu_serving.service import Scheduling, Service, parameters
+from bench.gpu_serving.step_record import StepRecord
+from bench.provenance import provenance
+from bench.random_model import SHAPES, write_folder
+
+TRACE = "azure_conv_2023_busiest2000.csv"
+PROMPT_CAP = 4096
+CONTEXT_LENGTH = 8192
+DECODE_PROMPT, DECODE_OUTPUT = 512, 512
+PROFILE_S = 0.3
+WARM_UP = ("--requests=30", "--rate=30")
+PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
+GPU_PACKAGES = ("torch", "cupy-cuda13x")
+TEST_VOCABULARY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load; `rate` 0 is all at once, `batch` a decode load of so many rows."""
+
+    name: str
+    scheduling: Scheduling
+    requests: int
+    rate: float = 0.0
+    batch: int | None = None
+    profiled: bool = False
+
+    def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
+        """Flags of `bench.gpu_serving.client`."""
+        flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
+        if self.batch is None:
+            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
+        return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={DECODE_OUTPUT}"]
+
+
+def loads_of(arguments: argparse.Namespace) -> list[Load]:
+    """What the command line asks for."""
+
+    def scheduling(step_tokens: int | None) -> Scheduling:
+        flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
+        return Scheduling(arguments.policy, parameters(step_tokens=step_tokens), arguments.depth, flags)
+
+    loads = []
+    for step_tokens in arguments.offline:
+        loads.append(Load(f"offline, {step_tokens} a step", scheduling(step_tokens), arguments.requests))
+    for spec in arguments.online:
+        rate, requests, step_tokens = spec.split(":")
+        name = f"{rate}/s, {step_tokens} a step"
+        loads.append(Load(name, scheduling(int(step_tokens)), int(requests), float(rate)))
+    for batch in arguments.decode:
+        loads.append(Load(f"decode {batch}", scheduling(None), batch, batch=batch))
+        if arguments.profile:
+            loads.append(Load(f"decode {batch}, profiled", scheduling(None), batch, batch=batch, profiled=True))
+    return loads
+
+
+def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Settings of the runner."""
+    flags: dict[str, object] = {"device": arguments.device, "slots": arguments.slots, "context_length": CONTEXT_LENGTH}
+    flags |= {"max_step_tokens": arguments.max_step_tokens}
+    if arguments.device == "cuda":
+        write_folder(arguments.shape, folder / arguments.shape)
+        flags |= {"model": folder / arguments.shape, "weights": "random", "gpu_memory": arguments.gpu_memory}
+    else:
+        flags |= {"vocab_size": TEST_VOCABULARY, "kv_tokens": 1 << 20, "step_ms": 2}
+    return flags | dict(flag.split("=", 1) for flag in arguments.runner_flag)
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Runs all loads on one runner; the record of the runner is read when it has ended."""
+    vocab_size = SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
+    loads, records = loads_of(arguments), list[ClientRecord]()
+    service = Service(folder, runner_flags(arguments, folder), arguments.profile and arguments.device == "cuda")
+    async with service:
+        for number, load in enumerate(loads):
+            new = number == 0 or load.scheduling != loads[number - 1].scheduling
+            await service.schedule(load.scheduling)
+            if new and load.batch is None:
+                warm_up = [*WARM_UP, f"--vocab-size={vocab_size}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
+                await service.load("warm-up", warm_up)
+            profiled = load.profiled and arguments.device == "cuda"
+            flags = load.client_flags(vocab_size, arguments.sessions)
+            records.append(await service.load(f"load-{number}", flags, PROFILE_S if profiled else 0.0))
+    steps = service.steps()
+    numbers = [numbers_of(load, record, steps) for load, record in zip(loads, records, strict=True)]
+    for load, row in zip(loads, numbers, strict=True):
+        if load.profiled and arguments.device == "cuda":
+            gaps = report.boundary_gaps(*service.kernels())
+            row |= {"profiler_gap_us": report.percentiles(gaps), "profiler_steps": len(gaps)}
+    return {"ready_s": service.ready_s, "loads": numbers}
+
+
+def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str, Any]:
+    """All numbers of a load."""
+    depth = load.scheduling.depth
+    during = steps.between(int(record.due.min()), int(record.delta_times.max()))
+    row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
+    row["runner"] = report.step_numbers(during, depth)
+    if load.batch is not None:
+        row["decode"] = report.decode_numbers(during, load.batch, depth)
+    return row
+
+
+def vars_of(scheduling: Scheduling) -> dict[str, Any]:
+    """For JSON."""
+    return {"policy": scheduling.policy, "parameters": scheduling.policy_parameters, "depth": scheduling.depth}
+
+
+def print_tables(shape: str, loads: list[dict[str, Any]]) -> None:
+    """Last on the screen, so that the tables are what is seen."""
+    decode = [load for load in loads if "decode" in load]
+    trace = [load for load in loads if "decode" not in load]
+    report.print_offline(shape, [load for load in trace if not load["rate"]])
+    report.print_online(shape, [load for load in trace if load["rate"]])
+    report.print_decode(shape, decode)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--device", choices=("cuda", "hash", "null"), default="cuda", help="others try the script out")
+    parser.add_argument("--offline", type=int, nargs="*", default=[], metavar="STEP_TOKENS")
+    parser.add_argument("--requests", type=int, default=512, help="of the load that comes all at once")
+    parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS")
+    parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
+    parser.add_argument("--profile", action="store_true", help="decode loads once more, under torch's profiler")
+    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=512)
+    parser.add_argument("--max-step-tokens", type=int, default=8192)
+    parser.add_argument("--gpu-memory", type=float, default=0.92)
+    parser.add_argument("--sessions", type=int, default=4, help="gRPC streams that share the requests")
+    parser.add_argument("--scheduler-flag", action="append", default=[], metavar="--NAME=VALUE")
+    parser.add_argument("--runner-flag", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = parse_arguments()
+    on_gpu = arguments.device == "cuda"
+    source = provenance("bench.gpu_serving", [*PACKAGES, *(GPU_PACKAGES if on_gpu else ())])
+    with tempfile.TemporaryDirectory() as folder:
+        measured = asyncio.run(measure(arguments, Path(folder)))
+    card = {}
+    if on_gpu:  # only now: the runner is gone, and a context of this process would have taken memory
+        from bench.gpu_timing import card as find_card
+
+        card = find_card()
+    print(f"\n{source['command']}\n{card or arguments.device}; ready in {measured['ready_s']:.1f} s")
+    print_tables(arguments.shape, measured["loads"])
+    if arguments.json:
+        content = {**source, "card": card, "shape": arguments.shape, **measured}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

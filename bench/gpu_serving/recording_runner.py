@@ -1,0 +1,129 @@
+"""`roster-runner` with a notebook: what each plan's parts took goes into an .npz file when it ends.
+
+    python -m bench.gpu_serving.recording_runner --record FILE [--profile FILE] [flags of roster-runner]
+
+SIGUSR1 begins and ends a recording by torch's profiler: when each kernel began and ended, saved by the second one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.gpu_serving.step_record import StepRecord
+from protos import plan_pb2
+from runner_svc.curve import CurveClient
+from runner_svc.logs import configure_logs
+from runner_svc.main import serve
+from runner_svc.plan_socket import PlanSocket
+from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.settings import RunnerSettings
+
+Times = dict[int, list[int]]
+"""By plan: the values of a row of StepRecord, as far as they have come."""
+
+
+class RecordingSocket(PlanSocket):
+    """A plan socket that takes times, and lets its runner take some."""
+
+    def __init__(
+        self, runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None, records: list[list[int]]
+    ) -> None:
+        self._times: Times = {}
+        self._records = records
+        launch = runner.launch
+
+        def recorded_launch(number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+            begin = time.monotonic_ns()
+            launched = launch(number, plan)
+            times = self._times[number]
+            times += [begin, time.monotonic_ns()]
+
+            def wait() -> plan_pb2.Result:
+                result = launched.wait()
+                times.append(time.monotonic_ns())
+                return result
+
+            return LaunchedPlan(wait, launched.done)
+
+        runner.launch = recorded_launch  # type: ignore[method-assign]
+        super().__init__(runner, endpoint, silence_s, curve)
+
+    def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
+        counts = np.frombuffer(plan.extent_counts, "<i4")
+        self._times[number] = [len(counts), int(counts.sum()), time.monotonic_ns()]
+        super()._plan(number, plan)
+
+    def _post(self, message: plan_pb2.ToScheduler) -> bytes:
+        frame = super()._post(message)
+        if message.HasField("result"):
+            timings = message.result.timings
+            gpu = [timings.idle_ns, timings.prepare_ns, timings.forward_ns, timings.sample_ns]
+            self._records.append([*self._times.pop(message.number), time.monotonic_ns(), *gpu])
+        return frame
+
+
+class KernelProfiler:
+    """torch's profiler, switched by a signal."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._profiler: Any = None
+        self._begin()  # the first time takes seconds
+        self._profiler.stop()
+        self._profiler = None
+
+    def switch(self, *_: object) -> None:
+        """Begins, or ends and saves."""
+        if self._profiler is None:
+            self._begin()
+        else:
+            self._save()
+
+    def _begin(self) -> None:
+        import torch
+
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profiler.start()
+
+    def _save(self) -> None:
+        from torch.autograd import DeviceType
+
+        self._profiler.stop()
+        events = [event for event in self._profiler.events() if event.device_type == DeviceType.CUDA]
+        ranges = np.array([(event.time_range.start, event.time_range.end) for event in events], np.float64)
+        names = np.array([event.name for event in events])
+        partial = self._path.with_suffix(".partial.npz")
+        np.savez(partial, times_us=ranges.reshape(-1, 2), names=names)
+        partial.rename(self._path)
+        self._profiler = None
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--profile", type=Path)
+    arguments, flags = parser.parse_known_args()
+    settings = RunnerSettings(_cli_parse_args=flags)  # type: ignore[call-arg]
+    configure_logs(settings.log_format, settings.log_level)
+    if arguments.profile is not None:
+        signal.signal(signal.SIGUSR1, KernelProfiler(arguments.profile).switch)
+    records: list[list[int]] = []
+
+    def recording_link(runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None) -> PlanSocket:
+        return RecordingSocket(runner, endpoint, silence_s, curve, records)
+
+    status = serve(settings, recording_link)
+    StepRecord.of(records).save(arguments.record)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

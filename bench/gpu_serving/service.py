@@ -1,0 +1,143 @@
+"""The service under test: `roster-scheduler` and a recording runner as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from bench.gpu_serving.client import ClientRecord
+from bench.gpu_serving.step_record import StepRecord
+from roster_client.child_process import ChildProcess
+from roster_client.client import RosterClient
+from roster_client.errors import UnavailableError
+from roster_client.stack import Endpoints
+
+RUNNER_GRACE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The scheduler's settings that a load asks for."""
+
+    policy: str
+    policy_parameters: str  # JSON
+    depth: int
+    flags: tuple[str, ...] = ()
+
+
+class Service:
+    """Both processes. Use as `async with`; the scheduler is started by the first `schedule`."""
+
+    def __init__(self, folder: Path, runner_flags: Mapping[str, object], profiled: bool) -> None:
+        """`folder` gets the runner's notes, `runner_flags` are settings of the runner by name.
+
+        `profiled`: some load will be recorded by the profiler.
+        """
+        self._folder = folder
+        self._profiled = profiled
+        self._flags = {"link": "", **runner_flags}
+        self._endpoints = Endpoints.free()
+        self._runner: ChildProcess | None = None
+        self._scheduler: ChildProcess | None = None
+        self._scheduling: Scheduling | None = None
+        self._started_s = time.monotonic()
+        self.ready_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        flags = {**self._flags, "link": self._endpoints.link}
+        command = [
+            *(sys.executable, "-m", "bench.gpu_serving.recording_runner"),
+            f"--record={self._folder / 'steps.npz'}",
+            *([f"--profile={self._folder / 'kernels.npz'}"] if self._profiled else []),
+            *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
+        ]
+        self._runner = await ChildProcess.start("runner", command, _print)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop_scheduler()
+        if self._runner is not None:
+            await self._runner.stop(RUNNER_GRACE_S)
+
+    async def schedule(self, scheduling: Scheduling, timeout_s: float = 300.0) -> None:
+        """A scheduler with these settings serves, on return; the runner stays the same. Raises RuntimeError."""
+        if scheduling == self._scheduling:
+            return
+        await self._stop_scheduler()
+        self._scheduling = scheduling
+        endpoints = self._endpoints
+        command = [
+            *(sys.executable, "-m", "scheduler_svc.main", f"--listen={endpoints.listen}", f"--link={endpoints.link}"),
+            *(f"--admin-listen={endpoints.admin_listen}", f"--policy={scheduling.policy}", "--log-level=warning"),
+            *(f"--policy-parameters={scheduling.policy_parameters}", f"--depth={scheduling.depth}", *scheduling.flags),
+        ]
+        self._scheduler = await ChildProcess.start("scheduler", command, _print)
+        async with RosterClient(endpoints.listen) as client:
+            deadline = time.monotonic() + timeout_s
+            while True:
+                for process in (self._runner, self._scheduler):
+                    if process is not None and process.returncode is not None:
+                        raise RuntimeError(f"the {process.name} ended: {' | '.join(process.tail)}")
+                try:
+                    await client.get_model(deadline_s=2)
+                    break
+                except UnavailableError:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError("the service is not ready") from None
+                    await asyncio.sleep(0.05)
+        self.ready_s = self.ready_s or time.monotonic() - self._started_s
+
+    async def load(self, name: str, flags: Sequence[str], profile_s: float = 0.0) -> ClientRecord:
+        """Runs the client process with these flags; with `profile_s`, the runner's kernels are recorded meanwhile."""
+        record = self._folder / f"{name}.npz"
+        command = [sys.executable, "-m", "bench.gpu_serving.client", f"--address={self._endpoints.listen}"]
+        client = await ChildProcess.start("client", [*command, f"--record={record}", *flags], _print)
+        try:
+            if profile_s:
+                await self._profile(profile_s)
+            if await client.wait() != 0:
+                raise RuntimeError(f"the client failed: {' | '.join(client.tail)}")
+        finally:
+            await client.stop(1.0)
+        return ClientRecord.load(record)
+
+    def kernels(self) -> tuple[np.ndarray, list[str]]:
+        """Begin and end of each kernel in µs, [K, 2], and their names, of the last profile."""
+        with np.load(self._folder / "kernels.npz") as arrays:
+            return arrays["times_us"], arrays["names"].tolist()
+
+    def steps(self) -> StepRecord:
+        """All steps, after the service has ended."""
+        return StepRecord.load(self._folder / "steps.npz")
+
+    async def _profile(self, seconds: float) -> None:
+        if self._runner is None:
+            raise RuntimeError("there is no runner")
+        await asyncio.sleep(2.0)
+        os.kill(self._runner.pid, signal.SIGUSR1)
+        await asyncio.sleep(seconds)
+        os.kill(self._runner.pid, signal.SIGUSR1)
+
+    async def _stop_scheduler(self) -> None:
+        if self._scheduler is not None:
+            await self._scheduler.stop(5.0)
+            self._scheduler = None
+
+
+def parameters(**values: object) -> str:
+    """Policy parameters as the setting wants them; None leaves one out."""
+    return json.dumps({name: value for name, value in values.items() if value is not None})
+
+
+def _print(name: str, line: str) -> None:
+    print(f"{name:>9} | {line[:200]}", flush=True)

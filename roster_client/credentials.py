@@ -1,0 +1,74 @@
+"""How a client gets through a server's doors: TLS, a certificate of its own, a bearer token.
+
+RosterClient("models.example:50061", credentials=Credentials(tls_ca=Path("ca.pem"), token="..."))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from .requests import CHANNEL_OPTIONS
+
+TOKEN_KEY = "authorization"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Files are PEM. A token travels in the clear where there is no TLS: keep that to loopback.
+
+    `tls` without a `tls_ca` trusts the authorities that gRPC comes with; `tls_ca`, or a certificate, implies `tls`.
+    """
+
+    tls: bool = False
+    tls_ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for half a certificate, or a token that a header can't carry."""
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("a client certificate and its key belong together: give both, or neither")
+        if not (self.token.isascii() and (self.token.isprintable() or not self.token)):
+            raise ValueError("the token must be printable ASCII")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return ((TOKEN_KEY, f"Bearer {self.token}"),) if self.token else ()
+
+    def channel(self, target: str) -> grpc.Channel:
+        """A channel for code without an event loop. Raises ValueError when a file can't be read."""
+        secure = self._secure()
+        if secure is None:
+            return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(target, secure, options=CHANNEL_OPTIONS)
+
+    def aio_channel(self, target: str) -> grpc.aio.Channel:
+        """A channel for the event loop. Raises ValueError when a file can't be read."""
+        secure = self._secure()
+        if secure is None:
+            return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(target, secure, options=CHANNEL_OPTIONS)
+
+    def _secure(self) -> grpc.ChannelCredentials | None:
+        if not self.tls and self.tls_ca is None and self.cert is None:
+            return None
+        return grpc.ssl_channel_credentials(_read(self.tls_ca), _read(self.key), _read(self.cert))
+
+
+IN_THE_CLEAR = Credentials()
+"""No TLS, no token: what a server on loopback takes by default."""
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror}") from error

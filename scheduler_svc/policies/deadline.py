@@ -1,0 +1,119 @@
+"""Earliest deadline first over TTFT targets, steps short enough for ITL targets, and refusal of what can't be in time.
+
+A request's deadline is arrival + its TTFT target (or its own deadline, if that is earlier); requests without a target
+stand in the queue as if they had one of `best_effort_s` and are never refused. A request with a target is refused when
+it comes if its first token would be late, or if taking it would make that of another late that was promised. The wait
+is estimated from what is owed ahead of it and the pace at which the runner works that off: a step-time model and the
+mean output length, both learnt from results. Nothing is refused before enough was seen to tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from scheduler_svc.policies.promises import Pace, Promises
+from scheduler_svc.policies.step_time_model import StepTimeModel
+from scheduler_svc.policy import (
+    Accept,
+    Budget,
+    LedgerView,
+    Load,
+    Policy,
+    PolicyParameters,
+    Refuse,
+    RequestView,
+    StepReport,
+)
+
+_LEARNING_STEPS = 40
+_LEARNING_ENDS = 8
+_LONGEST_RETRY_S = 60.0
+
+
+class DeadlineParameters(PolicyParameters):
+    """Parameters of `deadline`."""
+
+    best_effort_s: float = Field(
+        default=60.0, ge=0, description="TTFT target that requests without one are ordered by, in seconds."
+    )
+    refuse: bool = Field(default=True, description="Refuse a request whose TTFT target can't be kept.")
+    safety: float = Field(
+        default=1.2, gt=0, description="Factor on the estimated wait: above 1 refuses earlier, below 1 later."
+    )
+    min_tokens: int = Field(
+        default=64, ge=1, description="Prompt positions that a step may hold even if an ITL target is missed by them."
+    )
+
+
+class Deadline(Policy):
+    """Serves in order of deadlines what can be served in time."""
+
+    name = "deadline"
+    Parameters = DeadlineParameters
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self._model = StepTimeModel()
+        self._promises = Promises()
+        self._mean_output = 0.0
+        self._num_ended = 0
+
+    def key(self, request: RequestView, ledger: LedgerView) -> float:
+        """When the first token is due."""
+        return self._due_s(request)
+
+    def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
+        """Refuses a request whose first token can't be in time."""
+        self._promises.expire(load.now_s)
+        due_s = self._due_s(request)
+        if self.parameters.refuse and request.ttft_target_ms is not None and self._has_learnt:
+            pace = self._pace(load)
+            late_s = self._promises.wait_s(due_s, request.prompt_tokens, pace) * self.parameters.safety
+            late_s -= due_s - load.now_s
+            if late_s > 0:
+                reason = f"its first token can't be there within {request.ttft_target_ms} ms: try again later"
+                return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, late_s)))
+            if self._promises.breaks(due_s, request.prompt_tokens, pace, load.now_s):
+                reason = "its prompt would make first tokens late that others were promised: try again later"
+                return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, request.prompt_tokens / pace.tokens_per_s)))
+        self._promises.add(request, due_s)
+        return Accept()
+
+    def budget(self, load: Load) -> Budget:
+        """What the tightest ITL target among the decoding sequences leaves."""
+        return Budget(int(self._prefill_tokens(load)))
+
+    def observe(self, report: StepReport) -> None:
+        """Learns steps' times and outputs' lengths; notes which promises were met."""
+        self._model.observe(report)
+        for first in report.first_tokens:
+            self._promises.keep(first.request, self._due_s(first.request))
+        for ended in report.ended:
+            self._num_ended += 1
+            self._mean_output += (ended.generated - self._mean_output) / min(self._num_ended, 100)
+
+    @property
+    def _has_learnt(self) -> bool:
+        return self._model.num_steps >= _LEARNING_STEPS and self._num_ended >= _LEARNING_ENDS
+
+    def _due_s(self, request: RequestView) -> float:
+        target_s = self.parameters.best_effort_s if request.ttft_target_ms is None else request.ttft_target_ms / 1000
+        due_s: float = request.arrival_s + target_s
+        return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
+
+    def _prefill_tokens(self, load: Load) -> float:
+        most = max(1, load.max_step_tokens - load.decoding)
+        if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
+            return most
+        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context)
+        return min(most, max(self.parameters.min_tokens, tokens))
+
+    def _pace(self, load: Load) -> Pace:
+        """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
+        tokens = max(1.0, self._prefill_tokens(load))
+        step_s = max(1e-6, self._model.seconds(tokens, load.decoding, load.context))
+        decode_s = max(1e-6, self._model.seconds(0, load.decoding, load.context))
+        ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
+        return Pace(tokens / step_s, ends_per_s, load.slots - load.decoding, decode_s)

@@ -1,0 +1,82 @@
+"""The serving benchmark for GPUs: what it makes of its notes, and the whole command on a runner without a model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.gpu_serving import report
+from bench.gpu_serving.client import ClientRecord, arrival_times
+from bench.gpu_serving.step_record import StepRecord
+from bench.workload import TRACES, trace_lengths
+
+MS = 1_000_000
+
+
+def int64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_lengths_of_a_trace_are_capped() -> None:
+    path = TRACES / "azure_conv_2023_busiest2000.csv"
+    lengths = trace_lengths(path, 512, 4096)
+    assert (len(lengths), sum(p for p, _ in lengths), sum(o for _, o in lengths)) == (512, 733_177, 73_760)
+    assert max(prompt for prompt, _ in trace_lengths(path, 512, 100)) == 100
+
+
+def test_arrivals() -> None:
+    assert arrival_times(3, 0.0, seed=1) == [0.0, 0.0, 0.0]
+    times = arrival_times(2000, 8.0, seed=1)
+    assert times[0] == 0.0 and times == sorted(times)
+    assert 2000 / times[-1] == pytest.approx(8.0, rel=0.1)
+
+
+def test_what_a_client_sees(tmp_path: Path) -> None:
+    record = ClientRecord(
+        due=int64(0, 10 * MS),
+        sent=int64(1 * MS, 10 * MS),
+        prompt_tokens=int64(5, 7),
+        delta_requests=int64(0, 1, 0, 1, 0),
+        delta_times=int64(30, 35, 40, 55, 60) * MS,
+        delta_tokens=int64(1, 1, 2, 1, 1),
+        loop_lag=int64(0, MS),
+    )
+    record.save(tmp_path / "record.npz")
+    numbers = report.client_numbers(ClientRecord.load(tmp_path / "record.npz"))
+    assert numbers["output_tokens"] == 6 and numbers["seconds"] == pytest.approx(0.06)
+    assert numbers["ttft_ms"]["mean"] == pytest.approx((30 + 25) / 2)
+    assert numbers["itl_ms"]["mean"] == pytest.approx((10 + 20 + 20) / 3)
+    assert numbers["whole_ms"]["mean"] == pytest.approx((60 + 45) / 2)
+    assert numbers["client_late_ms"]["p50"] == pytest.approx(0.5)
+
+
+def test_only_decode_steps_behind_one_of_the_same_rows_count() -> None:
+    rows = [[batch, positions, *[10 * step + i for i in range(5)], step, 1, 2, 3] for step, (batch, positions) in
+            enumerate([(2, 9), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2)])]  # fmt: skip
+    steps = StepRecord.of([*rows, [1, 2, 3]])  # the last one was cut off
+    assert steps.full_decode(2).idle.tolist() == [2, 3, 6]
+    assert steps.between(10, 31).rows.tolist() == [2, 2, 2]
+    assert steps.host_parts_us(2)["engine's turn"].tolist() == [0.016] * 5
+
+
+def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
+    names = ["copy_words", "gemm", "copy_words", "copy_words", "gemm", "copy_words"]
+    times = np.array([(0, 1), (1, 5), (5, 6), (16, 17), (17, 20), (20, 21)], float)
+    order = np.random.default_rng(0).permutation(len(names))
+    assert report.boundary_gaps(times[order], [names[index] for index in order]).tolist() == [10.0]
+
+
+def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu_serving", "--device=null", "--offline=64", "--requests=8", "--slots=16"]
+    run = subprocess.run([*command, f"--json={tmp_path / 'out.json'}"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (load,) = json.loads((tmp_path / "out.json").read_text())["loads"]
+    assert load["output_tokens"] == sum(
+        output for _, output in trace_lengths(TRACES / "azure_conv_2023_busiest2000.csv", 8, 4096)
+    )
+    assert load["runner"]["steps"] > 0

@@ -1,0 +1,139 @@
+"""Health tells the truth about stopped processes: liveness, readiness, hangs of the engine and of the runner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from roster_client.sync_client import SyncRosterClient
+from tests.support.processes import RosterProcesses, roster_processes
+
+LIVENESS, READINESS, ENGINE, RUNNER = "", "roster.v1.InferenceService", "roster.engine", "roster.runner"
+SERVICES = (LIVENESS, READINESS, ENGINE, RUNNER)
+STALL_S = 1.0
+PATIENCE_S = 60.0
+
+
+class Watches:
+    """One Watch call per health service, read by a thread each."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        self.seen: dict[str, list[str]] = {service: [] for service in SERVICES}
+        self._calls = {
+            service: stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
+            for service in SERVICES
+        }
+        self._threads = [threading.Thread(target=self._read, args=(service,)) for service in SERVICES]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, service: str) -> None:
+        try:
+            for answer in self._calls[service]:
+                self.seen[service].append(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+        except grpc.RpcError:
+            pass  # the end of the call
+
+    def wait(self, **states: bool) -> None:
+        """Until the last word on each service named (by the constant's name) is SERVING or NOT_SERVING."""
+        expected = {globals()[name]: "SERVING" if serving else "NOT_SERVING" for name, serving in states.items()}
+        deadline = time.monotonic() + PATIENCE_S
+        while any(self.seen[service][-1:] != [state] for service, state in expected.items()):
+            assert time.monotonic() < deadline, f"expected {expected}, saw {self.seen}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for call in self._calls.values():
+            call.cancel()
+        for thread in self._threads:
+            thread.join()
+        self._channel.close()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process hangs meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
+    scheduler = {"stall_s": STALL_S, "runner_timeout_s": 30, "plan_timeout_s": 60}
+    runner = {"device": "hash", "step_ms": 20, "eos_probability": 0}
+    with roster_processes(tmp_path_factory.mktemp("health"), scheduler=scheduler, runner=runner) as processes:
+        yield processes
+
+
+@pytest.fixture
+def watches(roster: RosterProcesses) -> Iterator[Watches]:
+    watches = Watches(roster.address)
+    try:
+        watches.wait(LIVENESS=True, READINESS=True, ENGINE=True, RUNNER=True)
+        yield watches
+    finally:
+        watches.close()
+
+
+def test_a_stopped_engine_is_told_and_forgiven(roster: RosterProcesses, watches: Watches) -> None:
+    with stopped(roster.pid("scheduler")):
+        watches.wait(LIVENESS=True, READINESS=False, ENGINE=False)
+    watches.wait(LIVENESS=True, READINESS=True, ENGINE=True, RUNNER=True)
+    assert set(watches.seen[LIVENESS]) == {"SERVING"}
+    with SyncRosterClient(roster.address) as client:
+        assert client.generate("after it", max_tokens=3, deadline_s=20).completion().choices[0].token_ids
+
+
+def test_a_stopped_runner_is_told_while_a_plan_waits(roster: RosterProcesses, watches: Watches) -> None:
+    with SyncRosterClient(roster.address) as client:
+        stream = client.generate("a stream", max_tokens=50, temperature=0)
+        next(iter(stream))
+        with stopped(roster.pid("runner")):
+            watches.wait(RUNNER=False)
+            # Only the runner hangs: requests queue, the engine and this process answer.
+            watches.wait(LIVENESS=True, READINESS=True, ENGINE=True)
+        watches.wait(RUNNER=True)
+        assert len(stream.completion().choices[0].token_ids) == 50
+
+
+def test_a_stopped_front_worker_accuses_nobody_when_it_wakes(roster: RosterProcesses, watches: Watches) -> None:
+    (worker,) = roster.children("scheduler")
+    seen = len(watches.seen[ENGINE])
+    with stopped(worker):
+        time.sleep(2 * STALL_S)
+    time.sleep(STALL_S)
+    assert len(watches.seen[ENGINE]) == seen
+
+
+def test_an_unknown_service_is_not_found(roster: RosterProcesses) -> None:
+    with grpc.insecure_channel(roster.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nonsense"), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_without_a_runner_nothing_is_ready_and_the_rest_is_well(tmp_path: Path) -> None:
+    processes = RosterProcesses(tmp_path, scheduler={"stall_s": STALL_S}, runner={"device": "hash"})
+    processes.start_one("scheduler")
+    watches = Watches(processes.address)
+    try:
+        watches.wait(LIVENESS=True, READINESS=False, ENGINE=True, RUNNER=False)
+        processes.start_one("runner")
+        watches.wait(READINESS=True, RUNNER=True)
+    finally:
+        watches.close()
+        processes.stop()

@@ -1,0 +1,76 @@
+"""`adaptive` on the simulator: inter-token times keep their target across a shift of load; no fixed budget does it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
+from scheduler_svc.simulator.outcome import Outcome
+from scheduler_svc.simulator.simulation import Setup, simulate
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+from tests.support.arrivals import merged, poisson
+
+TARGET_S = 0.05
+SHIFT_S = 22.0
+COST = CostModel(
+    name="heavy contexts",
+    fixed_s=0.008,
+    token_s=2e-5,
+    sequence_s=2e-5,
+    context_s=3e-7,
+    pair_s=1e-9,
+    runner=RunnerShape(slots=64, kv_tokens=300_000, step_tokens=4096),
+)
+
+
+def shifting(seed: int) -> Trace:
+    """Chats (long contexts, many tokens), then documents (many prompts, few tokens): the right budget grows."""
+    rng = random.Random(seed)
+    chats = [TraceRequest(t, rng.randint(3000, 6000), rng.randint(120, 220)) for t in poisson(rng, 2.0, 0, 13)]
+    documents = [
+        TraceRequest(t, rng.randint(1500, 3000), rng.randint(8, 32)) for t in poisson(rng, 13.0, SHIFT_S, SHIFT_S + 9)
+    ]
+    return merged(chats, documents)
+
+
+def run(trace: Trace, policy: str, **parameters: float) -> Outcome:
+    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05))
+    assert outcome.counters.policy_failures == 0
+    return outcome
+
+
+def itl_p99_s(outcome: Outcome) -> list[float]:
+    """Before and after the shift."""
+    gaps = np.diff(outcome.token_times_s)
+    inside = np.ones(len(gaps), bool)
+    inside[outcome.offsets[1:-1] - 1] = False
+    gaps, end_s = gaps[inside], outcome.token_times_s[1:][inside]
+    return [float(np.percentile(part, 99)) for part in (gaps[end_s < SHIFT_S], gaps[end_s >= SHIFT_S])]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(seed: int) -> None:
+    trace = shifting(seed)
+    adaptive = run(trace, "adaptive", itl_ms=TARGET_S * 1000)
+    assert max(itl_p99_s(adaptive)) <= TARGET_S
+    mean_ttft_s = adaptive.ttft_s.mean()
+    kept = missed = 0
+    for step_tokens in (512, 640, 768, 896, 1024, 1536):
+        fixed = run(trace, "fcfs", step_tokens=step_tokens)
+        print(step_tokens, itl_p99_s(fixed), fixed.ttft_s.mean(), mean_ttft_s)
+        if max(itl_p99_s(fixed)) <= TARGET_S:
+            kept += 1
+            assert fixed.ttft_s.mean() > 1.3 * mean_ttft_s, step_tokens
+            assert fixed.last_token_s.max() >= adaptive.last_token_s.max(), step_tokens
+        else:
+            missed += 1
+    assert kept >= 2 and missed >= 2
+
+
+def test_a_target_below_what_any_budget_keeps_leaves_prompts_their_least() -> None:
+    trace = shifting(2).first(20)
+    outcome = run(trace, "adaptive", itl_ms=1, min_tokens=256)
+    assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]

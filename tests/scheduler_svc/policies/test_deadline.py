@@ -1,0 +1,126 @@
+"""`deadline` on the simulator: more requests in time than `fcfs`; what can't be in time is refused when it comes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from scheduler_svc.policies.promises import Pace, Promises
+from scheduler_svc.policy import RequestView
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
+from scheduler_svc.simulator.outcome import Outcome
+from scheduler_svc.simulator.report import Targets, report
+from scheduler_svc.simulator.simulation import Setup, simulate
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+from tests.support.arrivals import merged, poisson
+
+COST = CostModel(
+    name="small",
+    fixed_s=0.01,
+    token_s=5e-5,
+    sequence_s=2e-5,
+    context_s=5e-8,
+    runner=RunnerShape(slots=32, kv_tokens=100_000, step_tokens=2048),
+)
+
+
+def bursts(seed: int, rate: float) -> Trace:
+    """A steady stream with bursts; half the clients want their first token in 0.8 s, half in 6 s."""
+    rng = random.Random(seed)
+    times = [
+        t
+        for begin in (0, 14)
+        for t in poisson(rng, 5 * rate, begin, begin + 14) + poisson(rng, 16 * rate, begin + 2, begin + 6)
+    ]
+    return merged(
+        [
+            TraceRequest(
+                t,
+                rng.randint(300, 2500),
+                min(300, max(1, int(rng.lognormvariate(3.5, 0.9)))),
+                ttft_target_ms=rng.choice((800, 6000)),
+                itl_target_ms=100,
+            )
+            for t in times
+        ]
+    )
+
+
+def run(trace: Trace, policy: str, **parameters: object) -> Outcome:
+    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05))
+    assert outcome.counters.policy_failures == 0
+    return outcome
+
+
+def late_share(outcome: Outcome) -> float:
+    """Of the requests that were accepted, those whose first token was late."""
+    targets_ms = [outcome.trace.requests[i].ttft_target_ms or 0 for i in outcome.served.tolist()]
+    return float((outcome.ttft_s > np.array(targets_ms) / 1000).mean())
+
+
+@pytest.mark.parametrize(("rate", "ratio", "late"), [(1.0, 1.4, 0.01), (1.5, 3.0, 0.1)])
+def test_more_requests_are_in_time_than_first_come_first_served(rate: float, ratio: float, late: float) -> None:
+    trace = bursts(1, rate)
+    fcfs, deadline = run(trace, "fcfs"), run(trace, "deadline")
+    goodputs = [report(outcome, "", Targets()).goodput for outcome in (fcfs, deadline)]
+    print(goodputs, len(deadline.refusals), late_share(fcfs), late_share(deadline))
+    assert goodputs[1] > ratio * goodputs[0]
+    assert late_share(deadline) <= late, "refused when it comes, not served late"
+    assert len(deadline.refusals) < len(trace.requests) * late_share(fcfs)
+    assert all("first token" in reason for reason in deadline.refusals.values())
+
+
+def test_steps_are_short_enough_for_the_tightest_itl_target() -> None:
+    trace = bursts(2, 0.7)
+    assert np.percentile(run(trace, "fcfs").itl_s, 99) > 0.11
+    assert np.percentile(run(trace, "deadline").itl_s, 99) <= 0.1
+
+
+def test_without_targets_nobody_is_refused() -> None:
+    rng = random.Random(3)
+    trace = merged([TraceRequest(t, rng.randint(300, 2500), 30) for t in poisson(rng, 40, 0, 6)])
+    outcome = run(trace, "deadline")
+    assert not outcome.refusals
+    assert (np.diff(outcome.first_token_s) >= 0).all(), "in order of arrival"
+
+
+def promised(name: str, tokens: int) -> RequestView:
+    return RequestView(name, "t", 0.0, 0, tokens, 10, 1)
+
+
+def test_promises_weigh_what_is_owed_before_and_after() -> None:
+    promises, pace = Promises(), Pace(tokens_per_s=100, ends_per_s=2, free_slots=10, step_s=0.5)
+    for name, due_s, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
+        promises.add(promised(name, tokens), due_s)
+    assert promises.wait_s(3.0, 50, pace) == pytest.approx(1.5 + 0.5)
+    assert promises.wait_s(1.0, 50, pace) == pytest.approx(0.5 + 0.5)
+    assert not promises.breaks(3.0, 150, pace, now_s=0.0), "b: 4.5 + 0.5 s"
+    assert promises.breaks(3.0, 151, pace, now_s=0.0)
+    crowded = Pace(tokens_per_s=1e9, ends_per_s=2, free_slots=0, step_s=0.5)
+    assert promises.wait_s(20.0, 1, crowded) == pytest.approx(4 / 2 + 0.5)
+    promises.keep(promised("b", 200), 5.0)
+    assert promises.wait_s(20.0, 0, pace) == pytest.approx(1.5 + 0.5)
+    promises.keep(promised("unknown", 1), 9.0)
+    assert len(promises) == 2
+    promises.expire(now_s=8.0)
+    assert len(promises) == 1
+
+
+def test_promises_against_a_list() -> None:
+    rng = random.Random(4)
+    promises, owed = Promises(), dict[str, tuple[float, int]]()
+    pace = Pace(tokens_per_s=50, ends_per_s=1, free_slots=3, step_s=0.1)
+    for number in range(400):
+        name, due_s, tokens = str(number), float(rng.randrange(40)), rng.randrange(1, 90)
+        ahead = [t for d, t in owed.values() if d <= due_s]
+        expected = max((sum(ahead) + tokens) / 50, max(0, len(ahead) + 1 - 3) / 1) + 0.1
+        assert promises.wait_s(due_s, tokens, pace) == pytest.approx(expected)
+        promises.add(promised(name, tokens), due_s)
+        owed[name] = (due_s, tokens)
+        if len(owed) > 30:
+            gone = rng.choice(list(owed))
+            due_s, tokens = owed.pop(gone)
+            promises.keep(promised(gone, tokens), due_s)
+        assert len(promises) == len(owed)

@@ -1,0 +1,151 @@
+"""A policy that takes too long is interrupted; the interrupt never strikes outside its call."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from runner_svc.hash_model import HashBackend
+from scheduler_svc.policy import Budget, Load, Policy, PolicyGuard, PolicyParameters
+from scheduler_svc.policy.watchdog import PolicyInterrupted, PolicyTooSlow, Watchdog
+from tests.support.in_process import Stack
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    watchdog = Watchdog(0.02)
+    yield watchdog
+    watchdog.close()
+
+
+def spin(seconds: float) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    return "done"
+
+
+def test_a_fast_call_gives_its_answer(watchdog: Watchdog) -> None:
+    assert watchdog.call("f", lambda a, b: a + b, 2, 3) == 5
+    with pytest.raises(ZeroDivisionError):
+        watchdog.call("f", lambda: 1 // 0)
+    assert watchdog.overruns == 0
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_call_that_never_ends_is_interrupted(watchdog: Watchdog, in_a_thread: bool) -> None:
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            watchdog.call("f", spin, 300.0)
+        except BaseException as error:
+            raised.append(error)
+
+    if in_a_thread:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    else:
+        call()
+    assert [type(error) for error in raised] == [PolicyTooSlow]
+    assert watchdog.overruns == 1
+    assert watchdog.call("f", lambda: 7) == 7
+
+
+def test_one_that_catches_everything_is_interrupted_again(watchdog: Watchdog) -> None:
+    caught = []
+
+    def stubborn() -> None:
+        while True:
+            try:
+                spin(300.0)
+            except BaseException as error:
+                caught.append(error)
+                if len(caught) == 3:
+                    raise
+
+    with pytest.raises(PolicyTooSlow):
+        watchdog.call("f", stubborn)
+    assert [type(error) for error in caught] == [PolicyInterrupted] * 3
+    assert watchdog.overruns == 1
+
+
+def test_a_call_that_hangs_in_c_is_reported_and_interrupted_when_it_is_back(watchdog: Watchdog) -> None:
+    begin = time.monotonic()
+    with pytest.raises(PolicyTooSlow):
+        watchdog.call("f", time.sleep, 0.2)
+    assert time.monotonic() - begin >= 0.2
+    assert watchdog.overruns == 1
+
+
+def test_the_interrupt_never_strikes_outside_the_call() -> None:
+    """Calls that end just when the watchdog looks: whatever happens, nothing is raised between or after them."""
+    watchdog = Watchdog(0.002)
+    rng = random.Random(8)
+    slow = fast = 0
+    until = time.monotonic() + 4
+    try:
+        while time.monotonic() < until:
+            try:
+                watchdog.call("f", spin, rng.uniform(0.0005, 0.0045))
+                fast += 1
+            except PolicyTooSlow:
+                slow += 1
+            for _ in range(rng.randrange(3000)):  # an interrupt that came late would strike here
+                pass
+    finally:
+        watchdog.close()
+    for _ in range(100_000):
+        pass
+    assert slow > 10 and fast > 10, (slow, fast)
+    assert slow <= watchdog.overruns <= slow + fast
+
+
+def test_the_thread_sleeps_while_there_are_no_calls(watchdog: Watchdog) -> None:
+    watchdog.call("f", spin, 0)
+    deadline = time.monotonic() + 60
+    while not watchdog._asleep:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(PolicyTooSlow):
+        watchdog.call("f", spin, 300.0)
+
+
+class Slow(Policy):
+    """Hangs in every seventh budget."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__(PolicyParameters())
+        self.calls = 0
+
+    def budget(self, load: Load) -> Budget:
+        self.calls += 1
+        if self.calls % 7 == 0:
+            spin(300.0)
+        return super().budget(load)
+
+
+def test_streams_survive_a_policy_that_hangs() -> None:
+    rng = random.Random(6)
+    stack = Stack()
+    guard = stack.engine.policy = PolicyGuard(Slow(), timeout_s=0.02)
+    stack.add_runner(
+        HashBackend(num_slots=3, block_size=4, num_blocks=20, max_step_tokens=16, context_length=80, eos_probability=0)
+    )
+    requests = [stack.submit([rng.randrange(256)] * 7, 20) for _ in range(8)]
+    stack.run(rng)
+    guard.close()
+    for request in requests:
+        assert request.first_sequence_id is not None
+        assert stack.streams[request.first_sequence_id].tokens == request.expected(0, 0)
+    assert guard.overruns >= 5
+    assert guard.failures >= guard.overruns - 1
+    assert "took longer than 20 ms" in guard.last_failure

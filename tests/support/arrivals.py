@@ -1,0 +1,21 @@
+"""Arrival times for traces that tests make."""
+
+from __future__ import annotations
+
+import random
+
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+
+
+def poisson(rng: random.Random, rate: float, start_s: float, end_s: float) -> list[float]:
+    """Times of a Poisson process of `rate` a second in [start_s, end_s)."""
+    times, now_s = [], start_s + rng.expovariate(rate)
+    while now_s < end_s:
+        times.append(now_s)
+        now_s += rng.expovariate(rate)
+    return times
+
+
+def merged(*requests: list[TraceRequest]) -> Trace:
+    """One trace of all, in order of arrival."""
+    return Trace("test", tuple(sorted((r for group in requests for r in group), key=lambda r: r.arrival_s)))
