@@ -166,7 +166,7 @@ class Scheduler:
         sequence.phase = Phase.RUNNING
         sequence.scheduler = self
         sequence.admitted = True
-        self.prefix.keep(sequence, computed)
+        self.prefix.keep(sequence, self.table)
 
     def expel(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot is not wanted."""
@@ -183,9 +183,10 @@ class Scheduler:
         draft, preempted = self._decode_rows(queue, policy)
         budget = policy.budget(self.load(queue, draft.decode))
         room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
-        room = self._continue_prompts(draft, budget, room)
-        if not preempted and not displaced and queue and self.table.free:
-            self._admit(draft, queue, policy, budget, room)
+        may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
+        room = self._continue_prompts(draft, queue, budget, room, may_admit)
+        if may_admit:
+            self._admit(draft, queue, self._line(queue, policy), budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -245,13 +246,19 @@ class Scheduler:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
 
-    def _continue_prompts(self, draft: PlanDraft, budget: Budget, room: int) -> int:
-        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left."""
+    def _continue_prompts(self, draft: PlanDraft, queue: Queue, budget: Budget, room: int, may_admit: bool) -> int:
+        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left.
+
+        Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
+        of a long one.
+        """
         table = self.table
         if len(draft.decode) == table.num_running:
             return room
         lags = table.lag
         for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
+            if may_admit:
+                room = self._admit(draft, queue, _before(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])
             count = self._chunk(lag, room, budget)
             if not count:
@@ -266,10 +273,9 @@ class Scheduler:
             return min(lag, room)
         return lag if lag <= room else 0
 
-    def _admit(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
-        """Seats waiting sequences in order until slots, blocks or budget end."""
+    def _admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
+        """Seats those of `line` in order until slots, blocks or budget end; returns the room left."""
         size, reserve = self.pool.block_size, self._reserve
-        line = self._line(queue, policy)
         while len(draft.joined) < budget.max_new and self.table.free:
             candidate = self.prefix.first_in_line(queue, line)
             if candidate is None:
@@ -285,6 +291,7 @@ class Scheduler:
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
                 room -= count
+        return room
 
     def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
         """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
@@ -355,3 +362,9 @@ class Scheduler:
         )
         self._releases, self._left = [], []
         return step
+
+
+def _before(queue: Queue, rank: tuple[object, int]) -> Iterator[Sequence]:
+    """Waiting sequences of a better rank, as `Scheduler._line` gives them."""
+    while (sequence := queue.peek()) is not None and sequence.rank < rank:
+        yield sequence
