@@ -12,7 +12,6 @@ from torch import Tensor
 
 from runner_svc.model.config import ModelConfig
 
-
 FP8 = torch.float8_e4m3fn
 
 

@@ -1,9 +1,9 @@
 """The scales of an FP8 (e4m3) KV cache: one for the keys and one for the values of each head of each layer.
 
-An element is stored in units of its head's scale. e4m3 is a floating-point type, so a scale costs no precision: it only
+An element is stored in units of its head's scale. e4m3 is a floating-point type, so a scale adds no precision: it only
 has to keep what a head produces between 448, beyond which values are clipped, and 2^-6, below which they lose bits.
-Scales are therefore powers of two, found once at start-up from the largest keys and values of a prompt of random tokens,
-with room for prompts that reach further. They depend on the weights alone, so that every runner has the same.
+Scales are therefore powers of two, found once at start-up from the largest keys and values of a prompt of random
+tokens, with room for prompts that reach further. They depend on the weights alone, so that every runner has the same.
 """
 
 from __future__ import annotations

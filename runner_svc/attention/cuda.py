@@ -59,8 +59,8 @@ class CudaAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        """`max_batch`: most rows of a decode launch. `dtype` of queries and output is the cache's unless given, as it must
-        be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
+        """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
+        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
 
         Raises ValueError for a head size, block size or dtype that the kernels lack.
         """

@@ -86,8 +86,8 @@ class HopperPrefill:
         self._kernel = Kernel(
             load("paged_prefill_hopper", variant.defines),
             "paged_prefill_hopper",
-            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales, scale,
-            # cap
+            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
+            # scale, cap
             "128s128s128sPPqPiPiPff",
             variant.threads,
             shared_bytes=variant.shared_bytes,

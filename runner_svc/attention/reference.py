@@ -21,8 +21,8 @@ def paged_attention(
     """Attends with queries [T, heads, head_dim] over one layer's cache.
 
     keys and values are [blocks, block_size, kv_heads, head_dim]; row r has `counts[r]` queries at positions from
-    `starts[r]`, each of which sees the positions up to its own, the last `window` of them where that is set. `scales` [2, kv_heads] are what keys and values of an FP8 cache are in
-    units of. Returns float64 [T, heads * head_dim].
+    `starts[r]`, each of which sees the positions up to its own, the last `window` of them where that is set. `scales`
+    [2, kv_heads] are what the keys and values of an FP8 cache are in units of. Returns float64 [T, heads * head_dim].
     """
     num_queries, num_heads, head_dim = queries.shape
     group_size = num_heads // keys.shape[2]
