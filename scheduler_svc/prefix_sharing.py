@@ -75,9 +75,9 @@ class PrefixSharing:
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
-        for _ in range(min(len(self._returning), STEPS_ASIDE)):
-            queue.come_back(self._returning.popleft())
-        num_hashed = 0
+        num_back = num_hashed = 0
+        while self._returning and num_back < STEPS_ASIDE:
+            num_back += queue.come_back(self._returning.popleft())
         for _ in range(STEPS_ASIDE):
             sequence = next(line, None) if num_hashed < HASHED_ASIDE else None
             if sequence is None or sequence.stale:
