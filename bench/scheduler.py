@@ -5,8 +5,8 @@
 
 A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady
 decoding: every sequence gets a token a step and a KV block every 16 steps; results are observed by policies that learn.
-With `--output-tokens` sequences end after up to twice that many and others take their place, prefixes shared: with 256
-running and 250 tokens, one a step on average. Prints the median over the steps with (nearly) all slots taken, the mean
+With `--output-tokens` sequences end after up to twice that many and others take their place: with 256 running and 250
+tokens, one a step on average. Prints the median over the steps with (nearly) all slots taken, the mean
 and the 90th percentile. The bar for every policy is 100 µs a step and 1.5 µs a sequence.
 """
 
@@ -30,7 +30,6 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.observation import observation
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
-from scheduler_svc.prefix_sharing import SharingRules
 from scheduler_svc.request_view import request_view
 from scheduler_svc.scheduler import PlannedStep, Scheduler
 from scheduler_svc.sequence import Phase
@@ -64,7 +63,7 @@ class Load:
 
 
 def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: int) -> int:
-    """Queues requests with prompts of 32 tokens, half of them shared by many; returns the most tokens of one."""
+    """Queues requests with prompts of 32 tokens, half of each shared by many; returns the most tokens of one."""
     rng = random.Random(1)
     longest = 2 * load.output_tokens or steps + WARM_UP + 400
     ends = load.sequences * (steps + WARM_UP) // load.output_tokens if load.output_tokens else 0
@@ -73,7 +72,7 @@ def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: i
             handle=number,
             request_id=str(number),
             tenant=str(number % load.tenants),
-            prompt=pack([number % 8] * BLOCK_SIZE + [number % 9973] * BLOCK_SIZE),
+            prompt=pack([number % 8] * BLOCK_SIZE + [number] * BLOCK_SIZE),
             n=1,
             max_tokens=rng.randint(1, longest) if load.output_tokens else longest,
             sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([2])),
@@ -119,8 +118,7 @@ def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
     ledger = Ledger()
     queue = queue_for(policy, ledger)
     max_tokens = fill(queue, policy, ledger, load, steps)
-    shared = SharingRules(enabled=load.output_tokens > 0)
-    scheduler = Scheduler(hello(load.sequences, max_tokens), sharing=shared, clock=time.perf_counter, ledger=ledger)
+    scheduler = Scheduler(hello(load.sequences, max_tokens), clock=time.perf_counter, ledger=ledger)
     results: list[tuple[int, bytes]] = []
     times: list[float] = []
     stalled = False
