@@ -130,11 +130,11 @@ class CudaBackend:
         """Launches the batch and waits for it."""
         return self.launch(batch).wait()
 
-    @torch.inference_mode()
     def is_broken_by(self, error: Exception) -> bool:
         """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
         return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
 
+    @torch.inference_mode()
     def launch(self, batch: StepBatch) -> PendingCudaStep:
         """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
         buffers = self._ring.take()
