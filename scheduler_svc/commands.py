@@ -96,6 +96,8 @@ class Commands:
         new_tokens = request.prompt_len * len(request.sequences)
         if engine.queue.num_tokens + new_tokens > settings.max_waiting_tokens:
             return self._full(f"{engine.queue.num_tokens} prompt tokens wait, {new_tokens} more are too many")
+        if not engine.policy.admits:
+            return None
         answer = engine.policy.admit(request_view(request), self._load())
         if isinstance(answer, Refuse):
             return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)

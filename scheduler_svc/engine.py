@@ -101,6 +101,7 @@ class Engine:
             return
         if applied is None:
             return
+        self.pool.reopen(event.session)
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
@@ -143,12 +144,12 @@ class Engine:
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
         plans = []
-        idle: set[int] = set()
-        while ready := [item for item in self.pool.ready() if item[0] not in idle]:
-            session, scheduler = ready[0]
+        in_vain: set[int] = set()
+        while ready := self.pool.next_ready(in_vain, bool(self.queue)):
+            session, scheduler = ready
             step = scheduler.plan(self.queue, self.policy)
             if step is None:
-                idle.add(session)
+                in_vain.add(session)
                 continue
             plans.append((session, step))
             if self.settings.check:

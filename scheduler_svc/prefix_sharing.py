@@ -114,6 +114,8 @@ class PrefixSharing:
 
     def confirm(self, flight: InFlight, table: SlotTable) -> None:
         """A plan's result is here and applied: announced blocks that it filled are READY."""
+        if not self._pool.num_pending:
+            return
         rows = flight.starts < table.announced[flight.slots]
         if not rows.any():  # nothing but decoding: most steps
             return
