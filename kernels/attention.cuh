@@ -115,16 +115,15 @@ __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// Rows of HeadDim elements in shared memory, in 16-byte chunks placed so that the eight rows of a matrix lie in
-// different banks.
-template <int HeadDim>
+// Rows in shared memory, in 16-byte chunks placed so that the eight rows of a matrix lie in different banks.
+template <int RowBytes>
 struct SwizzledRows {
-    static_assert(HeadDim % 32 == 0, "rows are swizzled in groups of four chunks");
-    static constexpr int kChunks = HeadDim / 8;
-    static constexpr int kRowBytes = HeadDim * 2;
+    static_assert(RowBytes % 32 == 0, "chunks are exchanged within groups of at least two");
+    static constexpr int kChunks = RowBytes / 16;
+    static constexpr int kRowBytes = RowBytes;
 
     static __device__ __forceinline__ int offset(int row, int chunk) {
-        int swizzle = HeadDim % 64 == 0 ? row & 7 : (row >> 1) & 3;
+        int swizzle = RowBytes % 128 == 0 ? row & 7 : RowBytes % 64 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
         return row * kRowBytes + ((chunk ^ swizzle) << 4);
     }
 };

@@ -46,6 +46,21 @@ __device__ __forceinline__ void copy_tensor(
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+__device__ __forceinline__ uint4 load_shared(unsigned address) {
+    uint4 data;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+                 : "r"(address)
+                 : "memory");
+    return data;
+}
+
+__device__ __forceinline__ void store_shared(unsigned address, uint4 data) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(data.x), "r"(data.y), "r"(data.z),
+                 "r"(data.w)
+                 : "memory");
+}
+
 // A position in a ring of stages, with the parity of its barriers.
 template <int Stages>
 struct Ring {

@@ -4,25 +4,22 @@
 // tiles of KEYS through a double buffer in shared memory (cp.async). Queries stay in registers. Pieces of work come
 // from a plan (prefill_tile.cuh), so that one launch serves many sequences, prefix hits and chunks.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM]. Positions that no query of the tile sees are
-// read as zeros, so what the cache holds there never matters.
+// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions
+// that no query of the tile sees are read as zeros, so what the cache holds there never matters.
 
-#include "attention.cuh"
+#include "cached.cuh"
 #include "prefill_tile.cuh"
-
-using Scalar = SCALAR;
-using Rows = SwizzledRows<HEAD_DIM>;
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * 32;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kSteps = HEAD_DIM / 16;
 constexpr int kKeyTiles = KEYS / 8;
-constexpr int kHalfStageBytes = KEYS * Rows::kRowBytes;
+constexpr int kHalfStageBytes = KEYS * CachedRows::kRowBytes;
 constexpr int kStageBytes = 2 * kHalfStageBytes;
 
 static_assert(KEYS % 16 == 0, "keys are multiplied sixteen at a time");
-static_assert(KEYS * Rows::kChunks % kThreads == 0, "threads share the copies evenly");
+static_assert(KEYS * CachedRows::kChunks % kThreads == 0, "threads share the copies evenly");
 
 // Keys of a block of threads in flight: two stages of keys and values.
 struct KeyBuffer {
@@ -35,13 +32,14 @@ struct KeyBuffer {
 
     __device__ __forceinline__ void copy(const char* source, unsigned target, int position) const {
 #pragma unroll
-        for (int i = 0; i < KEYS * Rows::kChunks / kThreads; i++) {
-            int index = i * kThreads + threadIdx.x, row = index / Rows::kChunks, chunk = index % Rows::kChunks;
+        for (int i = 0; i < KEYS * CachedRows::kChunks / kThreads; i++) {
+            int index = i * kThreads + threadIdx.x;
+            int row = index / CachedRows::kChunks, chunk = index % CachedRows::kChunks;
             int key = position + row;
             bool seen = key >= first && key < end;
             int cached = seen ? __ldg(table + key / BLOCK_SIZE) * BLOCK_SIZE + key % BLOCK_SIZE : 0;
-            const char* from = source + static_cast<long long>(cached) * (KV_HEADS * Rows::kRowBytes) + chunk * 16;
-            copy_async(target + Rows::offset(row, chunk), from, seen ? 16 : 0);
+            const char* from = source + static_cast<long long>(cached) * (KV_HEADS * CachedRows::kRowBytes);
+            copy_async(target + CachedRows::offset(row, chunk), from + chunk * 16, seen ? 16 : 0);
         }
         commit_copies();
     }
@@ -59,14 +57,23 @@ struct QueryRows {
     float sum[2];  // of this lane's keys alone, until `write`
 
     __device__ __forceinline__ void load(const Scalar* queries, long long stride, int rows, int lane) {
-        int row = lane >> 2, column = (lane & 3) * 2;
 #pragma unroll
         for (int k = 0; k < kSteps; k++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int source_row = row + (i & 1) * 8;
-                const Scalar* source = queries + source_row * stride + k * 16 + (i >> 1) * 8 + column;
-                fragments[k][i] = source_row < rows ? *reinterpret_cast<const unsigned*>(source) : 0u;
+            for (int r = 0; r < 2; r++) {
+                int row = (lane >> 2) + r * 8;
+                const Scalar* source = queries + row * stride + k * 16;
+#if FP8_CACHE
+                Expanded four = row < rows ? load_query(source + (lane & 3) * 4) : Expanded{0, 0};
+                fragments[k][r] = four.even;
+                fragments[k][r + 2] = four.odd;
+#else
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const Scalar* two = source + half * 8 + (lane & 3) * 2;
+                    fragments[k][r + 2 * half] = row < rows ? *reinterpret_cast<const unsigned*>(two) : 0u;
+                }
+#endif
             }
         }
 #pragma unroll
@@ -76,19 +83,34 @@ struct QueryRows {
     }
 
     __device__ __forceinline__ void score(float (&scores)[kKeyTiles][4], unsigned keys, int lane) const {
-        int row = (lane >> 4) * 8 + (lane & 7), chunk = (lane >> 3) & 1;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; n += 2) {
             float(&low)[4] = scores[n];
             float(&high)[4] = scores[n + 1];
             low[0] = low[1] = low[2] = low[3] = high[0] = high[1] = high[2] = high[3] = 0.0f;
+#if FP8_CACHE
+            int row = lane & 15, chunk = lane >> 4;
+#pragma unroll
+            for (int k = 0; k < kSteps; k += 2) {
+                unsigned words[4];
+                load_matrices(words, keys + CachedRows::offset(n * 8 + row, k + chunk));
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    Expanded first = expand_e4m3(words[2 * i]), second = expand_e4m3(words[2 * i + 1]);
+                    Tensor16<Operand>::mma(low, fragments[k + i], first.even, first.odd);
+                    Tensor16<Operand>::mma(high, fragments[k + i], second.even, second.odd);
+                }
+            }
+#else
+            int row = (lane >> 4) * 8 + (lane & 7), chunk = (lane >> 3) & 1;
 #pragma unroll
             for (int k = 0; k < kSteps; k++) {
                 unsigned b[4];
-                load_matrices(b, keys + Rows::offset(n * 8 + row, 2 * k + chunk));
-                Tensor16<Scalar>::mma(low, fragments[k], b[0], b[1]);
-                Tensor16<Scalar>::mma(high, fragments[k], b[2], b[3]);
+                load_matrices(b, keys + CachedRows::offset(n * 8 + row, 2 * k + chunk));
+                Tensor16<Operand>::mma(low, fragments[k], b[0], b[1]);
+                Tensor16<Operand>::mma(high, fragments[k], b[2], b[3]);
             }
+#endif
         }
     }
 
@@ -122,33 +144,57 @@ struct QueryRows {
         int row = lane & 15, chunk = lane >> 4;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; n += 2) {
-            unsigned a[4] = {Tensor16<Scalar>::pack(p[n][0], p[n][1]), Tensor16<Scalar>::pack(p[n][2], p[n][3]),
-                             Tensor16<Scalar>::pack(p[n + 1][0], p[n + 1][1]),
-                             Tensor16<Scalar>::pack(p[n + 1][2], p[n + 1][3])};
+            unsigned a[4] = {Tensor16<Operand>::pack(p[n][0], p[n][1]), Tensor16<Operand>::pack(p[n][2], p[n][3]),
+                             Tensor16<Operand>::pack(p[n + 1][0], p[n + 1][1]),
+                             Tensor16<Operand>::pack(p[n + 1][2], p[n + 1][3])};
+#if FP8_CACHE
+#pragma unroll
+            for (int j = 0; j < kSteps; j += 2) {
+                unsigned words[4];
+                load_matrices_transposed(words, values + CachedRows::offset(n * 8 + row, j + chunk));
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    Expanded low = expand_e4m3(words[2 * i]), high = expand_e4m3(words[2 * i + 1]);
+                    Tensor16<Operand>::mma(output[2 * (j + i)], a, low.even, high.even);
+                    Tensor16<Operand>::mma(output[2 * (j + i) + 1], a, low.odd, high.odd);
+                }
+            }
+#else
 #pragma unroll
             for (int j = 0; j < kSteps; j++) {
                 unsigned b[4];
-                load_matrices_transposed(b, values + Rows::offset(n * 8 + row, 2 * j + chunk));
-                Tensor16<Scalar>::mma(output[2 * j], a, b[0], b[1]);
-                Tensor16<Scalar>::mma(output[2 * j + 1], a, b[2], b[3]);
+                load_matrices_transposed(b, values + CachedRows::offset(n * 8 + row, 2 * j + chunk));
+                Tensor16<Operand>::mma(output[2 * j], a, b[0], b[1]);
+                Tensor16<Operand>::mma(output[2 * j + 1], a, b[2], b[3]);
             }
+#endif
         }
     }
 
-    __device__ __forceinline__ void write(Scalar* target, long long stride, int rows, int lane) {
+    // `unit` is that of the values.
+    __device__ __forceinline__ void write(Scalar* target, long long stride, int rows, float unit, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float total = sum[r];
             total += __shfl_xor_sync(kFullWarp, total, 1);
             total += __shfl_xor_sync(kFullWarp, total, 2);
-            float inverse = 1.0f / total;
+            float inverse = unit / total;
             int row = (lane >> 2) + r * 8;
             if (row >= rows) continue;
-            Scalar* line = target + row * stride + (lane & 3) * 2;
+            Scalar* line = target + row * stride;
 #pragma unroll
-            for (int j = 0; j < 2 * kSteps; j++) {
-                *reinterpret_cast<unsigned*>(line + j * 8) =
-                    Tensor16<Scalar>::pack(output[j][2 * r] * inverse, output[j][2 * r + 1] * inverse);
+            for (int j = 0; j < kSteps; j++) {
+                const float* low = &output[2 * j][2 * r];
+                const float* high = &output[2 * j + 1][2 * r];
+#if FP8_CACHE
+                *reinterpret_cast<uint2*>(line + j * 16 + (lane & 3) * 4) =
+                    make_uint2(Tensor16<Scalar>::pack(low[0] * inverse, high[0] * inverse),
+                               Tensor16<Scalar>::pack(low[1] * inverse, high[1] * inverse));
+#else
+                unsigned* two = reinterpret_cast<unsigned*>(line + j * 16 + (lane & 3) * 2);
+                two[0] = Tensor16<Scalar>::pack(low[0] * inverse, low[1] * inverse);
+                two[4] = Tensor16<Scalar>::pack(high[0] * inverse, high[1] * inverse);
+#endif
             }
         }
     }
@@ -176,11 +222,13 @@ __device__ __forceinline__ void scale_and_mask(
 }
 
 // plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Strides are in elements; `window` is the number of
-// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set.
+// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is
+// set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
-    const Scalar* __restrict__ keys, const Scalar* __restrict__ values, const int* __restrict__ block_tables,
-    int table_stride, const int* __restrict__ plan, int window, float scale, float soft_cap) {
+    const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
+    int table_stride, const int* __restrict__ plan, int window, const float* __restrict__ cache_scales, float scale,
+    float soft_cap) {
     extern __shared__ __align__(128) char shared[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int pieces = __ldg(plan) * kHeads;
@@ -188,11 +236,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
         PrefillTile tile = load_prefill_tile(plan, piece / kHeads);
         int head = piece % kHeads, kv_head = head / GROUP_SIZE;
         int end = tile.position + tile.rows;
-        long long head_bytes = static_cast<long long>(kv_head) * Rows::kRowBytes;
-        KeyBuffer buffer{reinterpret_cast<const char*>(keys) + head_bytes,
-                         reinterpret_cast<const char*>(values) + head_bytes,
-                         block_tables + static_cast<long long>(tile.table) * table_stride, tile.first, end,
-                         shared_address(shared)};
+        long long head_bytes = static_cast<long long>(kv_head) * CachedRows::kRowBytes;
+        const int* table = block_tables + static_cast<long long>(tile.table) * table_stride;
+        KeyBuffer buffer{keys + head_bytes, values + head_bytes, table, tile.first, end, shared_address(shared)};
+        float key_scale = scale * cached_unit(cache_scales, kv_head);
         int key = tile.first / KEYS * KEYS, stage = 0;
         buffer.issue(0, key);
         long long row = tile.query + warp * 16;
@@ -206,13 +253,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
             __syncthreads();
             buffer.issue(stage ^ 1, key + KEYS);  // past the end: zeros, which keeps the count of groups
             query_rows.score(scores, keys_stage, lane);
-            scale_and_mask(scores, scale, soft_cap, key, tile.position + warp * 16, window, lane);
+            scale_and_mask(scores, key_scale, soft_cap, key, tile.position + warp * 16, window, lane);
             query_rows.exponentiate(scores);
             wait_copies<2>();
             __syncthreads();
             query_rows.add_values(scores, keys_stage + kHalfStageBytes, lane);
         }
-        query_rows.write(output + row * output_stride + head * HEAD_DIM, output_stride, rows, lane);
+        query_rows.write(output + row * output_stride + head * HEAD_DIM, output_stride, rows,
+                         cached_unit(cache_scales, KV_HEADS + kv_head), lane);
         wait_copies<0>();
         __syncthreads();
     }

@@ -54,6 +54,7 @@ def build_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     Raises UnusableSettings, ModelNotFound or UnsupportedModel, each with one sentence for the operator.
     """
     if settings.device in ("hash", "null"):
+        _refuse_fp8_cache(settings, settings.device)
         return _test_backend(settings)
     try:
         import torch  # noqa: F401
@@ -101,6 +102,14 @@ def _test_backend(settings: RunnerSettings) -> Backend:
     )
 
 
+def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
+    if settings.kv_cache_dtype != "auto":
+        raise UnusableSettings(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a GPU, but the device is {device!r}: "
+            "set kv_cache_dtype to 'auto'"
+        )
+
+
 def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
@@ -108,6 +117,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
     if settings.weights == "random":
         raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
+    _refuse_fp8_cache(settings, "cpu")
     sizes = Sizes.of(settings, on_gpu=False)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -141,6 +151,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
         context_length=settings.context_length,
         num_blocks=sizes.num_blocks(settings.block_size),
         gpu_memory=settings.gpu_memory,
+        fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
     )
     try:
         return load_cuda_backend(settings.model, settings.cache_dir, options, progress)

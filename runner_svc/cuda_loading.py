@@ -30,6 +30,7 @@ class GpuOptions:
     context_length: int | None
     num_blocks: int | None
     gpu_memory: float
+    fp8_cache: bool = False
 
 
 def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progress: Progress) -> CudaBackend:
@@ -58,6 +59,7 @@ def load_cuda_backend(name: str, cache_folder: Path, options: GpuOptions, progre
         context_length=context_length,
         num_blocks=options.num_blocks,
         gpu_memory=options.gpu_memory,
+        fp8_cache=options.fp8_cache,
     )
     try:
         return CudaBackend(model, config, weights, CudaLaunchers(config, dtype), device, sizes, progress)

@@ -12,15 +12,30 @@ from torch import Tensor
 
 from runner_svc.model.config import ModelConfig
 
+FP8 = torch.float8_e4m3fn
+
 
 class KVCache:
-    """Keys and values of all layers: `data` is [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim]."""
+    """Keys and values of all layers: `data` is [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim].
+
+    An element of an FP8 cache is in units of `scales`, float32 [layers, 2, kv_heads]; other caches have none.
+    """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Tensor | None = None,
     ) -> None:
+        """`scales` only with the dtype FP8, which is stored in units of 1.0 where they are not given."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.scales = scales
+        if dtype is FP8 and scales is None:
+            self.scales = torch.ones(config.num_layers, 2, config.num_kv_heads, device=device)
         shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.data = torch.empty(shape, dtype=dtype, device=device)
         # Views made once, as each step needs those of all layers. Per layer, [2 * (num_blocks + 1), block's elements]:
@@ -34,6 +49,16 @@ class KVCache:
         """Bytes of one block over all layers, to size the pool."""
         return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
+    def layer_scales(self, layer: int) -> Tensor | None:
+        """float32 [2, kv_heads] of an FP8 cache."""
+        return None if self.scales is None else self.scales[layer]
+
+    def scale_addresses(self) -> list[int]:
+        """Of each layer's scales on the device; 0 where there are none."""
+        if self.scales is None:
+            return [0] * len(self.data)
+        return [layer.data_ptr() for layer in self.scales]
+
     def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Stores keys and values [T, kv_heads * head_dim] at int64 `slot_mapping` [T] (block * block_size + offset)."""
         key_positions, value_positions = self._positions[layer]
@@ -42,4 +67,5 @@ class KVCache:
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""
-        self.data.index_copy_(2, targets, self.data.index_select(2, sources))
+        words = self.data.view(torch.uint8)  # not every operation knows FP8
+        words.index_copy_(2, targets, words.index_select(2, sources))

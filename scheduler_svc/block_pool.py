@@ -11,7 +11,7 @@ A block with a name is PENDING until a result confirms its KV, then READY; only 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -134,16 +134,21 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def announce(self, block: int, name: bytes) -> None:
-        """Says that `block`, held and being computed, will hold the content `name` (PENDING); the first one is kept."""
-        if name not in self._block_of and block not in self._hash_of:
-            self._block_of[name] = block
-            self._hash_of[block] = name
-            self._pending.add(block)
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Says that `blocks`, held and being computed, will hold the content `names` (PENDING).
 
-    def confirm(self, block: int) -> None:
-        """A result has confirmed the block's KV: PENDING becomes READY. No-op for blocks without a hash."""
-        self._pending.discard(block)
+        A block that has a name keeps it, and a name that another block has stays there.
+        """
+        block_of, hash_of, pending = self._block_of, self._hash_of, self._pending
+        for block, name in zip(blocks, names, strict=True):
+            if name not in block_of and block not in hash_of:
+                block_of[name] = block
+                hash_of[block] = name
+                pending.add(block)
+
+    def confirm(self, blocks: Iterable[int]) -> None:
+        """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        self._pending.difference_update(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.

@@ -15,13 +15,13 @@ positions whose KV depends on the prompt's length (`Model.prefix_positions`).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from protos import plan_pb2
-from scheduler_svc.block_hashes import extend_chain, root_hash
+from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match
 from scheduler_svc.plan_draft import InFlight
 from scheduler_svc.sequence import Sequence
@@ -30,6 +30,8 @@ from scheduler_svc.tenant_queues import Queue
 
 STEPS_ASIDE = 16
 """Sequences that step aside, and that come back, for each one that is seated."""
+HASHED_ASIDE = 64
+"""Blocks hashed (a microsecond each) for sequences that step aside, after which no further one does."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,13 +75,16 @@ class PrefixSharing:
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
-        for _ in range(min(len(self._returning), STEPS_ASIDE)):
-            queue.come_back(self._returning.popleft())
+        num_back = num_hashed = 0
+        while self._returning and num_back < STEPS_ASIDE:
+            num_back += queue.come_back(self._returning.popleft())
         for _ in range(STEPS_ASIDE):
-            sequence = next(line, None)
+            sequence = next(line, None) if num_hashed < HASHED_ASIDE else None
             if sequence is None or sequence.stale:
                 return None
+            num_hashed -= len(sequence.hashes)
             match = self.match(sequence)
+            num_hashed += len(sequence.hashes)
             if match.awaited is None:
                 return Candidate(sequence, match.blocks)
             queue.step_aside(sequence)
@@ -96,7 +101,8 @@ class PrefixSharing:
         """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
         hashes = sequence.hashes
         if len(hashes) < count:
-            extend_chain(hashes, self._root(sequence), sequence.tokens, count, self._pool.block_size)
+            size, parent = self._pool.block_size, hashes[-1] if hashes else self._root(sequence)
+            hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
         return hashes[:count]
 
     def _root(self, sequence: Sequence) -> bytes:
@@ -105,11 +111,10 @@ class PrefixSharing:
 
     # ------------------------------------------------------------------ naming
 
-    def announce(self, sequence: Sequence, table: SlotTable) -> None:
-        """The sequence was just seated: the full blocks of its tokens, as far as it did not hit them, are PENDING."""
+    def announce(self, sequence: Sequence, num_hit: int, table: SlotTable) -> None:
+        """The sequence was just seated: the full blocks of its tokens after the `num_hit` that it hit are PENDING."""
         count = self._shareable(sequence, len(sequence.log))
-        for block, name in zip(sequence.blocks, self._names(sequence, count), strict=False):
-            self._pool.announce(block, name)
+        self._pool.announce(sequence.blocks[num_hit:count], self._names(sequence, count)[num_hit:])
         table.announced[sequence.slot] = count * self._pool.block_size
 
     def confirm(self, flight: InFlight, table: SlotTable) -> None:
@@ -123,16 +128,18 @@ class PrefixSharing:
         for row in np.flatnonzero(rows & (table.epoch[flight.slots] == flight.epochs)).tolist():
             start, slot = int(flight.starts[row]), int(flight.slots[row])
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
-            for block in flight.sequences[row].blocks[start // size : end // size]:
-                self._pool.confirm(block)
-                self._wake(block)
+            blocks = flight.sequences[row].blocks[start // size : end // size]
+            self._pool.confirm(blocks)
+            self._wake(blocks)
 
-    def keep(self, sequence: Sequence, computed: int) -> None:
-        """Names what the sequence has computed (`computed` positions are confirmed), READY: it is about to leave."""
-        count = self._shareable(sequence, min(computed, len(sequence.tokens)))
-        for block, name in zip(sequence.blocks, self._names(sequence, count), strict=False):
-            self._pool.announce(block, name)
-            self._pool.confirm(block)
+    def keep(self, sequence: Sequence, table: SlotTable) -> None:
+        """Names the blocks that decoding filled, READY: the sequence is about to leave."""
+        computed = min(int(table.computed[sequence.slot]), len(sequence.tokens))
+        first, count = int(table.announced[sequence.slot]) // self._pool.block_size, self._shareable(sequence, computed)
+        if first < count:
+            blocks = sequence.blocks[first:count]
+            self._pool.announce(blocks, self._names(sequence, count)[first:])
+            self._pool.confirm(blocks)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has failed, and nobody knows at which position: nobody hits its blocks from now on."""
@@ -143,14 +150,14 @@ class PrefixSharing:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""
         self._pool.release(sequence.blocks, plan)
         if self._aside:
-            for block in sequence.blocks:
-                if not self._pool.is_pending(block):
-                    self._wake(block)
+            self._wake([block for block in sequence.blocks if not self._pool.is_pending(block)])
 
     # ------------------------------------------------------------------ waiting
 
-    def _wake(self, block: int) -> None:
-        self._returning.extend(self._aside.pop(block, ()))
+    def _wake(self, blocks: Iterable[int]) -> None:
+        if self._aside:
+            for block in blocks:
+                self._returning.extend(self._aside.pop(block, ()))
 
     def dissolve(self, queue: Queue) -> None:
         """The runner is gone: everybody who stepped aside is back in the queue's order."""

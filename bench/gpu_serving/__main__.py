@@ -61,21 +61,24 @@ class Load:
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """What the command line asks for."""
 
-    def scheduling(step_tokens: int | None) -> Scheduling:
+    given = json.loads(arguments.policy_parameters)
+
+    def scheduling(policy: str, step_tokens: int | None, **more: object) -> Scheduling:
         flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
-        return Scheduling(arguments.policy, parameters(step_tokens=step_tokens), arguments.depth, flags)
+        return Scheduling(policy, parameters(step_tokens=step_tokens, **more), arguments.depth, flags)
 
     loads = []
     for step_tokens in arguments.offline:
-        loads.append(Load(f"offline, {step_tokens} a step", scheduling(step_tokens), arguments.requests))
+        loads.append(Load(f"offline, {step_tokens} a step", scheduling("fcfs", step_tokens), arguments.requests))
     for spec in arguments.online:
         rate, requests, step_tokens = spec.split(":")
         name = f"{rate}/s, {step_tokens} a step"
-        loads.append(Load(name, scheduling(int(step_tokens)), int(requests), float(rate)))
+        online = scheduling(arguments.policy, int(step_tokens), **given)
+        loads.append(Load(name, online, int(requests), float(rate)))
     for batch in arguments.decode:
-        loads.append(Load(f"decode {batch}", scheduling(None), batch, batch=batch))
+        loads.append(Load(f"decode {batch}", scheduling("fcfs", None), batch, batch=batch))
         if arguments.profile:
-            loads.append(Load(f"decode {batch}, profiled", scheduling(None), batch, batch=batch, profiled=True))
+            loads.append(Load(f"decode {batch}, profiled", scheduling("fcfs", None), batch, batch=batch, profiled=True))
     return loads
 
 
@@ -150,7 +153,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
     parser.add_argument("--profile", action="store_true", help="decode loads once more, under torch's profiler")
-    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--policy", default="fcfs", help="under Poisson arrivals; else fcfs")
+    parser.add_argument("--policy-parameters", default="{}", help="its parameters besides step_tokens, as JSON")
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--max-step-tokens", type=int, default=8192)

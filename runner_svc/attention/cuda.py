@@ -55,21 +55,26 @@ class CudaAttention:
         num_heads: int,
         windows: Sequence[int | None],
         max_batch: int,
+        dtype: torch.dtype | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        """`max_batch`: most rows of a decode launch. `scale` of the scores is 1 / sqrt(head_dim) unless given.
+        """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
+        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
 
         Raises ValueError for a head size, block size or dtype that the kernels lack.
         """
+        dtype = dtype or cache.data.dtype
         _, _, _, block_size, num_kv_heads, head_dim = cache.data.shape
-        if cache.data.dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(f"a KV cache of {cache.data.dtype}: the GPU kernels need bfloat16 or float16")
-        scalar = DTYPE_DEFINES[cache.data.dtype]
-        self._shape = AttentionShape(scalar, head_dim, num_heads, num_kv_heads, block_size, soft_cap)
+        if dtype not in (torch.bfloat16, torch.float16) or (cache.scales is None and cache.data.dtype is not dtype):
+            raise ValueError(f"queries of {dtype} on a KV cache of {cache.data.dtype}: the GPU kernels lack that")
+        self._shape = AttentionShape(
+            DTYPE_DEFINES[dtype], head_dim, num_heads, num_kv_heads, block_size, soft_cap, cache.scales is not None
+        )
         self._scale = head_dim**-0.5 if scale is None else scale
         self._soft_cap = soft_cap or 0.0
         self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
+        self._cache_scales = cache.scale_addresses()
         self._tables, self._table_stride = block_tables.data_ptr(), block_tables.stride(0)
         self._owned = (cache, block_tables)  # their memory must outlive the pointers
         self._windows = tuple(dict.fromkeys(windows))
@@ -88,8 +93,9 @@ class CudaAttention:
             small: Kernel(
                 load("paged_decode", variant.defines),
                 "paged_decode",
-                # queries, stride, output, stride, keys, values, tables, stride, plan, batch, scale, cap, workspace
-                "PqPqPPPiPiffPPP",
+                # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
+                # workspace
+                "PqPqPPPiPiPffPPP",
                 variant.threads,
                 shared_bytes=variant.shared_bytes,
                 overlap=True,
@@ -169,6 +175,7 @@ class CudaAttention:
             self._table_stride,
             plan + 4 * part * planners[part].words,
             batch,
+            self._cache_scales[layer],
             self._scale,
             self._soft_cap,
             *self._workspace,

@@ -16,13 +16,16 @@ _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
-_STORED_SCALARS = 2  # bytes of a bf16 or fp16
+_SCALAR_BYTES = 2  # of a bf16 or fp16
 _BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What all kernels of a model are compiled for. `scalar` is the C++ name of the dtype."""
+    """What all kernels of a model are compiled for.
+
+    `scalar` is the C++ name of the queries' dtype, and of the cache's unless `fp8_cache` (e4m3 with scales).
+    """
 
     scalar: str
     head_dim: int
@@ -30,6 +33,7 @@ class AttentionShape:
     num_kv_heads: int
     block_size: int
     soft_cap: float | None
+    fp8_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.head_dim % 32 or not 32 <= self.head_dim <= 256:
@@ -45,6 +49,11 @@ class AttentionShape:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def cached_row_bytes(self) -> int:
+        """Of one head at one position in the cache."""
+        return self.head_dim * (1 if self.fp8_cache else _SCALAR_BYTES)
+
+    @property
     def defines(self) -> dict[str, int | str]:
         return {
             "SCALAR": self.scalar,
@@ -53,6 +62,7 @@ class AttentionShape:
             "KV_HEADS": self.num_kv_heads,
             "BLOCK_SIZE": self.block_size,
             "SOFT_CAP": int(self.soft_cap is not None),
+            "FP8_CACHE": int(self.fp8_cache),
         }
 
 
@@ -111,7 +121,7 @@ class DecodeVariant:
     @property
     def stage_bytes(self) -> int:
         """One tile of keys and values for each warp."""
-        return self.warps * 2 * TILE * self.shape.head_dim * _STORED_SCALARS
+        return self.warps * 2 * TILE * self.shape.cached_row_bytes
 
     @property
     def shared_bytes(self) -> int:
@@ -154,13 +164,15 @@ class PrefillVariant:
 
     @property
     def keys(self) -> int:
-        """Keys of a stage."""
-        return 64 if self.shape.head_dim <= 128 else 32
+        """Keys of a stage: as many as registers allow, in whole copies of 16 bytes for each thread."""
+        if self.shape.head_dim <= 128 or (self.shape.fp8_cache and self.shape.head_dim % 64):
+            return 64
+        return 32
 
     @property
     def shared_bytes(self) -> int:
         """Two stages of keys and values."""
-        return 2 * 2 * self.keys * self.shape.head_dim * _STORED_SCALARS
+        return 2 * 2 * self.keys * self.shape.cached_row_bytes
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -182,15 +194,24 @@ class HopperPrefillVariant:
     @property
     def stages(self) -> tuple[int, int, int]:
         """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
-        return (2, 3, 2) if self.shape.head_dim == 128 else (2, 4, 4)
+        if self.shape.head_dim == 64:
+            return 2, 4, 4
+        return (2, 2, 2) if self.shape.fp8_cache else (2, 3, 2)
+
+    @property
+    def raw_stages(self) -> int:
+        """Of keys, and of values, as they lie in an FP8 cache."""
+        return 1 if self.shape.fp8_cache else 0
 
     @property
     def shared_bytes(self) -> int:
         """Tiles of 128 rows, and two barriers for each."""
-        tile_bytes = 128 * self.shape.head_dim * _STORED_SCALARS
-        return sum(self.stages) * (tile_bytes + 2 * _BARRIER_BYTES)
+        tile_bytes = 128 * self.shape.head_dim * _SCALAR_BYTES
+        raw_bytes = 128 * self.shape.cached_row_bytes
+        barriers = 2 * _BARRIER_BYTES
+        return sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
 
     @property
     def defines(self) -> dict[str, int | str]:
-        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES")
-        return self.shape.defines | dict(zip(names, self.stages, strict=True))
+        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES")
+        return self.shape.defines | dict(zip(names, (*self.stages, self.raw_stages), strict=True))

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant, PrefillVariant
-from runner_svc.attention.tensor_map import PLANE, heads_map
+from runner_svc.attention.tensor_map import PLANE, bytes_map, heads_map
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import is_hopper, load, num_multiprocessors
 from runner_svc.kv_cache import KVCache
@@ -47,13 +47,14 @@ class PortablePrefill:
         self._kernel = Kernel(
             load("paged_prefill", variant.defines),
             "paged_prefill",
-            # queries, stride, output, stride, keys, values, tables, stride, plan, window, scale, cap
-            "PqPqPPPiPiff",
+            # queries, stride, output, stride, keys, values, tables, stride, plan, window, cache scales, scale, cap
+            "PqPqPPPiPiPff",
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
         self._grid = num_multiprocessors() * variant.blocks
         self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
+        self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
         self._scales = (scale, soft_cap)
 
@@ -69,6 +70,7 @@ class PortablePrefill:
             *self._tables,
             plan,
             window,
+            self._cache_scales[layer],
             *self._scales,
         )
 
@@ -84,8 +86,9 @@ class HopperPrefill:
         self._kernel = Kernel(
             load("paged_prefill_hopper", variant.defines),
             "paged_prefill_hopper",
-            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, scale, cap
-            "128s128s128sPPqPiPiff",
+            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
+            # scale, cap
+            "128s128s128sPPqPiPiPff",
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
@@ -95,12 +98,15 @@ class HopperPrefill:
         row_stride = shape.num_kv_heads * shape.head_dim
 
         def map_of(half: Tensor, planes: int) -> bytes:
+            if shape.fp8_cache:
+                return bytes_map(half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, variant.copied_keys)
             box = (variant.copied_keys, planes)
             return heads_map(half.data_ptr(), shape.num_kv_heads, shape.head_dim, positions, row_stride, box)
 
         self._layers = [
             (map_of(keys, 1), map_of(values, self._planes), values.data_ptr()) for keys, values in cache.data
         ]
+        self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
         self._scales = (scale, soft_cap)
         self._query_map = lru_cache(_MAX_QUERY_MAPS)(self._make_query_map)
@@ -120,5 +126,6 @@ class HopperPrefill:
             *self._tables,
             plan,
             window,
+            self._cache_scales[layer],
             *self._scales,
         )

@@ -16,12 +16,13 @@ def paged_attention(
     counts: list[int],
     block_tables: list[list[int]],
     window: int | None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attends with queries [T, heads, head_dim] over one layer's cache.
 
     keys and values are [blocks, block_size, kv_heads, head_dim]; row r has `counts[r]` queries at positions from
-    `starts[r]`, each of which sees the positions up to its own, the last `window` of them where that is set.
-    Returns float64 [T, heads * head_dim].
+    `starts[r]`, each of which sees the positions up to its own, the last `window` of them where that is set. `scales`
+    [2, kv_heads] are what the keys and values of an FP8 cache are in units of. Returns float64 [T, heads * head_dim].
     """
     num_queries, num_heads, head_dim = queries.shape
     group_size = num_heads // keys.shape[2]
@@ -30,17 +31,14 @@ def paged_attention(
     for start, count, block_table in zip(starts, counts, block_tables, strict=True):
         for position in range(start, start + count):
             first = 0 if window is None else max(0, position + 1 - window)
+            seen_positions = range(first, position + 1)
             for head in range(num_heads):
+                kv_head = head // group_size
+                key_scale, value_scale = (1.0, 1.0) if scales is None else scales[:, kv_head].tolist()
                 output[query_index, head] = _attend(
                     queries[query_index, head].double(),
-                    [
-                        _cached(keys, block_table, seen)[head // group_size].double()
-                        for seen in range(first, position + 1)
-                    ],
-                    [
-                        _cached(values, block_table, seen)[head // group_size].double()
-                        for seen in range(first, position + 1)
-                    ],
+                    [_cached(keys, block_table, seen)[kv_head].double() * key_scale for seen in seen_positions],
+                    [_cached(values, block_table, seen)[kv_head].double() * value_scale for seen in seen_positions],
                 )
             query_index += 1
     return output.reshape(num_queries, -1)

@@ -61,6 +61,12 @@ class PolicyParameters(BaseModel):
         description="Who is preempted when blocks run out, among those that rank below: the lowest of them, or the "
         "one with the least computed, which wastes least.",
     )
+    step_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most positions a step, decoding rows included; default: what the runner allows. It bounds what a "
+        "prompt may cost its neighbours; policies that choose budgets of their own may ignore it.",
+    )
 
     def choose_victim(self, running: Sequence[RunningView]) -> RunningView | None:
         """The victim among `running`, any of which may be preempted; None if there is none."""
@@ -75,7 +81,7 @@ def _reversed(view: RunningView) -> int:
 
 
 class Policy:
-    """First come, first served; every step up to `max_step_tokens` positions, prompts in chunks."""
+    """First come, first served; every step up to `step_tokens` positions, prompts in chunks."""
 
     name: ClassVar[str] = "base"
     Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
@@ -103,8 +109,9 @@ class Policy:
         return ledger.account(tenant).lift
 
     def budget(self, load: Load) -> Budget:
-        """What this step may do."""
-        return Budget(prefill_tokens=max(1, load.max_step_tokens - load.decoding))
+        """What the decoding rows leave of the step; at least one position, so that prompts always move."""
+        step_tokens = min(self.parameters.step_tokens or load.max_step_tokens, load.max_step_tokens)
+        return Budget(prefill_tokens=max(1, step_tokens - load.decoding))
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be

@@ -49,6 +49,9 @@ CHUNKS = (
 )
 
 
+CACHES = pytest.mark.parametrize("fp8_cache", [False, True], ids=["16-bit", "fp8"])
+
+
 @pytest.fixture
 def seed() -> int:
     return random.randrange(2**31)
@@ -62,6 +65,7 @@ def attention_of(batch: AttentionBatch) -> CudaAttention:
         case.num_heads,
         [case.window],
         len(case.lengths),
+        case.dtype,
         scale=case.scale,
         soft_cap=case.soft_cap,
     )
@@ -108,16 +112,18 @@ def decode_case(lengths: tuple[int, ...], **kwargs) -> AttentionCase:
     return AttentionCase(lengths, (1,) * len(lengths), **kwargs)
 
 
+@CACHES
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{max(lengths)}")
-def test_decode_of_any_lengths(lengths, seed) -> None:
-    batch = AttentionBatch(decode_case(lengths), seed, DEVICE)
+def test_decode_of_any_lengths(lengths, fp8_cache, seed) -> None:
+    batch = AttentionBatch(decode_case(lengths, fp8_cache=fp8_cache), seed, DEVICE)
     run_decode(attention_of(batch), batch, repeats=3)
     check(batch, seed)
 
 
+@CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def test_decode_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+def test_decode_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     head_dim, num_heads, num_kv_heads, block_size = shape
     for lengths in ((1000, 1, 33, 0, 310), tuple(range(1, 400, 13))):
         case = decode_case(
@@ -129,22 +135,25 @@ def test_decode_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
             window=window,
             soft_cap=soft_cap,
             dtype=dtype,
+            fp8_cache=fp8_cache,
         )
         batch = AttentionBatch(case, seed, DEVICE)
         run_decode(attention_of(batch), batch)
         check(batch, seed)
 
 
+@CACHES
 @pytest.mark.parametrize("lengths, counts", CHUNKS, ids=lambda numbers: f"{len(numbers)}x{max(numbers)}")
-def test_prefill_of_any_chunks(lengths, counts, seed) -> None:
-    batch = AttentionBatch(AttentionCase(lengths, counts), seed, DEVICE)
+def test_prefill_of_any_chunks(lengths, counts, fp8_cache, seed) -> None:
+    batch = AttentionBatch(AttentionCase(lengths, counts, fp8_cache=fp8_cache), seed, DEVICE)
     run_prefill(attention_of(batch), batch)
     check(batch, seed)
 
 
+@CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def test_prefill_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     head_dim, num_heads, num_kv_heads, block_size = shape
     case = AttentionCase(
         (200, 333, 700, 31),
@@ -156,6 +165,7 @@ def test_prefill_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
         window,
         soft_cap,
         dtype=dtype,
+        fp8_cache=fp8_cache,
     )
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)

@@ -43,6 +43,8 @@ FAMILIES = {
 }
 # Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities.
 ERROR = 0.15
+# The same where keys and values have 4 significant bits.
+FP8_ERROR = 0.6
 
 
 @dataclass
@@ -57,7 +59,9 @@ def no_progress(what: str, share: float) -> None:
     """Nobody looks."""
 
 
-def load(folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200) -> CudaBackend:
+def load(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200, fp8_cache: bool = False
+) -> CudaBackend:
     options = GpuOptions(
         dtype=dtype,
         random_weights=False,
@@ -67,10 +71,11 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | No
         context_length=None,
         num_blocks=num_blocks,
         gpu_memory=0.5,
+        fp8_cache=fp8_cache,
     )
     backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
     if num_blocks is not None:
-        backend.cache.data.fill_(torch.nan)
+        backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN
     return backend
 
 
@@ -140,6 +145,21 @@ def test_greedy_tokens_are_the_cpus_up_to_near_ties(
             ties += 1
     print(f"{family} {dtype}: ties {ties} of {len(prompts)}, largest error {max(errors):.4f} sigma")
     assert max(errors) < ERROR
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_an_fp8_cache_costs_little(family: str, tmp_path: Path, rng: random.Random) -> None:
+    folder = make_tiny_model(family, tmp_path / "tiny", 4, torch.bfloat16, **FAMILIES[family])
+    backend = load(folder, fp8_cache=True)
+    exact, rounded = Runner(load(folder)), Runner(backend)
+    errors = []
+    for prompt in random_prompts(rng, 4):
+        wanted, actual = scored(exact, [*prompt, 1, 2])[0], scored(rounded, [*prompt, 1, 2])[0]
+        errors.append(float(np.abs(actual - wanted).max() / wanted.std()))
+    print(f"{family}: largest errors {errors} sigma")
+    assert 0 < max(errors) < FP8_ERROR
+    tokens = RandomDriver(backend, rng).generate(random_prompts(rng, 6), 12, 40)
+    assert all(len(drawn) == 12 for drawn in tokens)
 
 
 def test_plans_ahead_give_the_tokens_of_plans_one_by_one(tmp_path: Path, rng: random.Random) -> None:

@@ -84,6 +84,8 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "hash", "--link", "nowhere"], "link is 'nowhere', which is no ZeroMQ endpoint"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
         (["--device", "cpu", "--weights", "random"], "weights is 'random', which needs a GPU"),
+        (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which needs a GPU"),
+        (["--device", "hash", "--kv-cache-dtype", "fp8_e4m3"], "set kv_cache_dtype to 'auto'"),
     ],
 )
 def test_what_can_not_be_served_is_one_sentence(flags: list[str], sentence: str) -> None:

@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.block_hashes import chain_hash, root_hash
+from scheduler_svc.block_hashes import chain_hash, chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, PoolExhausted
+from scheduler_svc.plan_draft import pack
 
 NUM_BLOCKS = 12
-NAMES = [chain_hash(root_hash("test"), [number]) for number in range(6)]
+NAMES = [chain_hash(root_hash("test"), bytes([number])) for number in range(6)]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -53,7 +54,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(NAMES))
     def announce(self, data: st.DataObject, name: bytes) -> None:
         block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
-        self.pool.announce(block, name)
+        self.pool.announce([block], [name])
         known = self.ready | self.pending
         if name not in known and block not in known.values():
             self.pending[name] = block
@@ -63,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.pending)))
         block = self.pending.pop(name)
-        self.pool.confirm(block)
+        self.pool.confirm([block])
         self.ready[name] = block
 
     @rule(names=st.lists(st.sampled_from(NAMES), max_size=4, unique=True))
@@ -90,9 +91,8 @@ TestPool = PoolMachine.TestCase
 def test_cached_blocks_are_taken_last_and_oldest_first_and_deepest_first() -> None:
     pool = BlockPool(4, 4)
     first, second = pool.allocate(2), pool.allocate(2)
-    for block, name in zip(first + second, NAMES, strict=False):
-        pool.announce(block, name)
-        pool.confirm(block)
+    pool.announce(first + second, NAMES[:4])
+    pool.confirm(first + second)
     pool.release(second)
     pool.release(first)
     assert pool.num_free == pool.num_cached == 4
@@ -117,7 +117,13 @@ def test_check_finds_a_lost_and_a_doubly_owned_block() -> None:
     pool.check([table])
 
 
+def test_a_chain_of_names_is_that_of_its_blocks() -> None:
+    root = root_hash("test")
+    first = chain_hash(root, pack([1, 2]))
+    assert chain_hashes(root, pack([1, 2, 3, 4]), 2) == [first, chain_hash(first, pack([3, 4]))]
+
+
 def test_names_differ_by_parent_and_salt() -> None:
-    names = {chain_hash(root_hash(salt), [1, 2]) for salt in ("", "a", "b")}
-    names |= {chain_hash(chain_hash(root_hash(""), [1]), [2]), chain_hash(root_hash(""), [2])}
+    names = {chain_hash(root_hash(salt), pack([1, 2])) for salt in ("", "a", "b")}
+    names |= {chain_hash(chain_hash(root_hash(""), pack([1])), pack([2])), chain_hash(root_hash(""), pack([2]))}
     assert len(names) == 5

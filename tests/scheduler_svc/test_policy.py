@@ -9,7 +9,7 @@ import pytest
 
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.policies.fcfs import Fcfs, FcfsParameters
+from scheduler_svc.policies.fcfs import Fcfs
 from scheduler_svc.policies.orca import Orca
 from scheduler_svc.policies.static import Static
 from scheduler_svc.policy import (
@@ -53,11 +53,11 @@ def running(sequence_id: int, rank: tuple[Any, int]) -> RunningView:
 
 
 def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position() -> None:
-    policy = Fcfs(FcfsParameters(step_tokens=16))
+    policy = Fcfs(PolicyParameters(step_tokens=16))
     assert policy.budget(load()) == Budget(prefill_tokens=13)
     assert policy.budget(load(decoding=16)).prefill_tokens == 1
-    assert Fcfs(FcfsParameters()).budget(load()).prefill_tokens == 61
-    assert Fcfs(FcfsParameters(step_tokens=1000)).budget(load()).prefill_tokens == 61
+    assert Fcfs(PolicyParameters()).budget(load()).prefill_tokens == 61
+    assert Fcfs(PolicyParameters(step_tokens=1000)).budget(load()).prefill_tokens == 61
 
 
 def test_orca_never_splits_and_static_joins_nobody() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.kv_cache import KVCache
+from runner_svc.kv_cache import FP8, KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,9 @@ class AttentionCase:
     soft_cap: float | None = None
     # Of the scores; 1 / sqrt(head_dim) unless given.
     scale: float | None = None
+    # Of queries and output, and of the cache unless that is FP8.
     dtype: torch.dtype = torch.bfloat16
+    fp8_cache: bool = False
 
 
 class AttentionBatch:
@@ -39,8 +41,12 @@ class AttentionBatch:
         blocks_of_row = [-(-length // block_size) for length in case.lengths]
         num_blocks = sum(blocks_of_row) + 1
         config = SimpleNamespace(num_layers=1, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim)
-        self.cache = KVCache(config, num_blocks, block_size, case.dtype, device)
-        self.cache.data.fill_(float("nan"))
+        scales = None
+        if case.fp8_cache:
+            scales = 0.05 * torch.rand(1, 2, case.num_kv_heads, generator=generator, device=device) + 0.02
+        cache_dtype = FP8 if case.fp8_cache else case.dtype
+        self.cache = KVCache(config, num_blocks, block_size, cache_dtype, device, scales)
+        self.cache.data.view(torch.uint8).fill_(0x7F if case.fp8_cache else 0xFF)  # NaN
         ids = np.random.default_rng(seed).permutation(num_blocks - 1) + 1
         tables = np.zeros((len(case.lengths) + 1, max(blocks_of_row) + 1), np.int32)
         for row, (blocks, length) in enumerate(zip(blocks_of_row, case.lengths, strict=True)):
@@ -48,7 +54,10 @@ class AttentionBatch:
             for position in range(0, length, block_size):
                 shape = (2, min(block_size, length - position), case.num_kv_heads, case.head_dim)
                 data = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
-                self.cache.data[0, :, tables[row, position // block_size], : shape[1]] = data
+                if scales is not None:
+                    data = (data.float() / scales[0, :, None, :, None]).to(FP8)
+                written = self.cache.data[0, :, tables[row, position // block_size], : shape[1]]
+                written.view(torch.uint8).copy_(data.view(torch.uint8))
         self.host_tables = tables
         self.block_tables = torch.from_numpy(tables).to(device)
         shape = (sum(case.counts), case.num_heads, case.head_dim)
@@ -88,8 +97,12 @@ class AttentionBatch:
         blocks = self.block_tables[row, : -(-length // case.block_size)].long()
         group = case.num_heads // case.num_kv_heads
         keys, values = (
-            half[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, 1) for half in self.cache.data[0]
+            half.view(torch.uint8)[blocks].view(half.dtype).flatten(0, 1)[:length].float()
+            for half in self.cache.data[0]
         )
+        if self.cache.scales is not None:
+            keys, values = keys * self.cache.scales[0, 0, :, None], values * self.cache.scales[0, 1, :, None]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * (case.scale or case.head_dim**-0.5)
         if case.soft_cap is not None:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)

@@ -1,4 +1,4 @@
-"""`adaptive` on the simulator: inter-token times keep their target across a shift of load, better than any fixed budget."""
+"""`adaptive` on the simulator: inter-token times keep their target across a shift of load; no fixed budget does it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COST = CostModel(
 
 
 def shifting(seed: int) -> Trace:
-    """Chats (long contexts, many tokens), then documents (many prompts, few tokens): the right budget grows fourfold."""
+    """Chats (long contexts, many tokens), then documents (many prompts, few tokens): the right budget grows."""
     rng = random.Random(seed)
     chats = [TraceRequest(t, rng.randint(3000, 6000), rng.randint(120, 220)) for t in poisson(rng, 2.0, 0, 13)]
     documents = [

@@ -1,4 +1,4 @@
-"""`deadline` on the simulator: more requests in time than `fcfs`, and what can't be in time is refused when it comes."""
+"""`deadline` on the simulator: more requests in time than `fcfs`; what can't be in time is refused when it comes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def service(outcome: Outcome, tenant: str, until_s: float) -> float:
 
 
 def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[float, float] = (1, 1)) -> float:
-    """Largest difference of weighted service between tenants a and b from the start of the interval to any time in it."""
+    """Largest difference of weighted service between a and b from the start of the interval to any time in it."""
     times = np.linspace(*seconds, 60)
     a, b = (
         np.array([service(outcome, tenant, t) / weight for t in times])

@@ -1,4 +1,4 @@
-"""`priority` on the simulator: strict within the ageing bound, nobody starves beyond it, slots go to the higher class."""
+"""`priority` on the simulator: strict within the ageing bound, nobody starves beyond it, slots go to higher classes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,120 @@
+// The softmax of a decode unit's query heads over keys, kept by one warp, transposed: keys are the 16 rows.
+#pragma once
+
+#include "decode_line.cuh"
+
+constexpr int kSteps = HEAD_DIM / 16;
+constexpr int kMergePitch = HEAD_DIM + 4;
+// A score above the running maximum by less than this many powers of two is left there.
+constexpr float kSlack = 8.0f;
+
+// Scales the scores and masks those of positions outside [begin, end) of the tile.
+__device__ __forceinline__ void scale_and_mask(
+    float (&scores)[kColumnTiles][4], float scale, float soft_cap, int begin, int end, int lane) {
+    int key = lane >> 2;
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scores[n][i] = SOFT_CAP ? soft_capped(scores[n][i], scale, soft_cap) : scores[n][i] * (scale * kLog2E);
+        }
+    }
+    if (begin <= 0 && end >= kTile) return;
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int position = key + (i >> 1) * 8;
+            if (position < begin || position >= end) scores[n][i] = minus_infinity();
+        }
+    }
+}
+
+// A warp's share of a segment: the softmax's state of COLUMNS query heads.
+struct Accumulator {
+    float output[kSteps][kColumnTiles][4];
+    float maximum[kColumnTiles][2];
+    float sum[kColumnTiles][2];  // of this lane's keys alone, until `finish`
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n++) {
+            maximum[n][0] = maximum[n][1] = kLowest;
+            sum[n][0] = sum[n][1] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kSteps; j++) {
+                output[j][n][0] = output[j][n][1] = output[j][n][2] = output[j][n][3] = 0.0f;
+            }
+        }
+    }
+
+    // Raises the maxima to the tile's, where any score of the warp is far above them.
+    __device__ __forceinline__ void raise(const float (&scores)[kColumnTiles][4]) {
+        bool above = false;
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n++) {
+            above |= fmaxf(scores[n][0], scores[n][2]) > maximum[n][0] + kSlack;
+            above |= fmaxf(scores[n][1], scores[n][3]) > maximum[n][1] + kSlack;
+        }
+        if (!__any_sync(kFullWarp, above)) return;
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float highest = fmaxf(scores[n][c], scores[n][c + 2]);
+#pragma unroll
+                for (int lanes = 4; lanes < 32; lanes *= 2) {
+                    highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, lanes));
+                }
+                highest = fmaxf(highest, maximum[n][c]);
+                float factor = exp2_approx(maximum[n][c] - highest);
+                maximum[n][c] = highest;
+                sum[n][c] *= factor;
+#pragma unroll
+                for (int j = 0; j < kSteps; j++) {
+                    output[j][n][c] *= factor;
+                    output[j][n][c + 2] *= factor;
+                }
+            }
+        }
+    }
+
+    // Scores to probabilities, as the B fragments of the second product.
+    __device__ __forceinline__ void exponentiate(
+        const float (&scores)[kColumnTiles][4], unsigned (&probabilities)[kColumnTiles][2]) {
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n++) {
+            float p[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[i] = exp2_approx(scores[n][i] - maximum[n][i & 1]);
+            sum[n][0] += p[0] + p[2];
+            sum[n][1] += p[1] + p[3];
+            probabilities[n][0] = transpose_matrix(Tensor16<Operand>::pack(p[0], p[1]));
+            probabilities[n][1] = transpose_matrix(Tensor16<Operand>::pack(p[2], p[3]));
+        }
+    }
+
+    // Leaves sums [kHeads, kMergePitch] and stats [kHeads] of this warp in shared memory.
+    __device__ __forceinline__ void store(float* sums, float2* stats, int lane) {
+        int group = lane >> 2, pair = lane & 3;
+        // Of a step of 16: neighbours where the words of an FP8 cache were split.
+        int first_dim = FP8_CACHE ? 2 * group : group, second_dim = first_dim + (FP8_CACHE ? 1 : 8);
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float total = sum[n][c];
+#pragma unroll
+                for (int lanes = 4; lanes < 32; lanes *= 2) total += __shfl_xor_sync(kFullWarp, total, lanes);
+                int head = n * 8 + pair * 2 + c;
+                if (head >= kHeads) continue;
+#pragma unroll
+                for (int j = 0; j < kSteps; j++) {
+                    sums[head * kMergePitch + j * 16 + first_dim] = output[j][n][c];
+                    sums[head * kMergePitch + j * 16 + second_dim] = output[j][n][c + 2];
+                }
+                if (group == 0) stats[head] = make_float2(maximum[n][c], total);
+            }
+        }
+    }
+};

@@ -1,0 +1,108 @@
+// The warps that copy: one for queries and keys, one for values, by tensor copies of 16 positions.
+//
+// Groups beyond the row's end are copied from outside of the tensor, which gives zeros; values of the group in which
+// the row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN. Keys need no such care:
+// their scores are masked.
+#pragma once
+
+#include "hopper_tile.cuh"
+
+#if FP8_CACHE
+constexpr int kParts = 1;  // tensor copies of a group of keys
+#else
+constexpr int kParts = kHalves;
+#endif
+
+// Row of the cache, counted in positions, at which a group of positions lies; a negative one beyond the row's end.
+__device__ __forceinline__ int group_row(const int* table, int position, int length) {
+    if (position >= length) return -kGroup;
+    return __ldg(table + position / BLOCK_SIZE) * BLOCK_SIZE + position % BLOCK_SIZE;
+}
+
+__device__ __forceinline__ void produce_queries_and_keys(
+    Shared shared, const TensorMap* query_map, const TensorMap* key_map, const int* block_tables, int table_stride,
+    const int* plan, int pieces) {
+    const Stages queries = shared.queries(), keys = shared.copied_keys();
+    int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
+    Ring<QUERY_STAGES> query_ring(1);
+    Ring<kCopiedKeyStages> key_ring(1);
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+        Piece piece = Piece::load(plan, index);
+        const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
+        int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
+        barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
+        if (lane == 0) {
+            unsigned full = queries.full(query_ring.stage);
+            barrier_expect(full, kTileBytes);
+            copy_tensor(queries.tile(query_ring.stage), query_map, 0, piece.tile.query, piece.head * kHalves, full);
+        }
+        query_ring.advance();
+        for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+            int copied_row = row;
+            if (tile > piece.first_keys) {  // looked up a tile ahead
+                row = group_row(table, (tile - 1) * kKeys + group % kGroups * kGroup, piece.tile.length);
+            }
+            unsigned full = keys.full(key_ring.stage);
+            barrier_wait(keys.empty(key_ring.stage), key_ring.parity);
+            if (lane == 0) barrier_expect(full, kCopiedTileBytes);
+            __syncwarp();
+            if (group < kGroups) {
+                unsigned target = keys.tile(key_ring.stage) + (part * kGroups + group) * (kCopiedGroupBytes / kParts);
+                copy_tensor(target, key_map, 0, copied_row, piece.kv_head() * kParts + part, full);
+            }
+            key_ring.advance();
+        }
+    }
+}
+
+// Copies a group of values of which only `valid` rows count, the rest becoming zeros; by a whole warp.
+__device__ __forceinline__ void copy_partial_values(
+    unsigned target, const char* values, int row, int kv_head, int valid) {
+    constexpr int kRowBytes = HEAD_DIM * kCachedBytes, kChunks = kRowBytes / 16;
+    const uint4* source =
+        reinterpret_cast<const uint4*>(values + (static_cast<long long>(row) * KV_HEADS + kv_head) * kRowBytes);
+#pragma unroll 2
+    for (int i = threadIdx.x & 31; i < kGroup * kChunks; i += 32) {
+        int line = i / kChunks, chunk = i % kChunks;
+        uint4 data = make_uint4(0, 0, 0, 0);
+        if (line < valid) data = __ldg(source + static_cast<long long>(line) * (KV_HEADS * kChunks) + chunk);
+        int offset = FP8_CACHE ? i * 16 : chunk / 8 * (kGroup * 128) + line * 128 + ((chunk % 8 ^ line % 8) << 4);
+        store_shared(target + offset, data);
+    }
+    fence_async_proxy();
+    __syncwarp();
+}
+
+__device__ __forceinline__ void produce_values(
+    Shared shared, const TensorMap* value_map, const char* values, const int* block_tables, int table_stride,
+    const int* plan, int pieces) {
+    const Stages stages = shared.copied_values();
+    int lane = threadIdx.x & 31, group = lane % kGroups;
+    Ring<kCopiedValueStages> ring(1);
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+        Piece piece = Piece::load(plan, index);
+        int kv_head = piece.kv_head();
+        const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
+        int row = group_row(table, piece.last_keys * kKeys + group * kGroup, piece.tile.length);
+        for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+            int copied_row = row;
+            if (tile > piece.first_keys) {
+                row = group_row(table, (tile - 1) * kKeys + group * kGroup, piece.tile.length);
+            }
+            unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
+            int end = piece.tile.length - tile * kKeys;  // of the row, within this tile
+            int partial = end < kKeys && end % kGroup ? end / kGroup : kGroups;
+            barrier_wait(stages.empty(ring.stage), ring.parity);
+            if (partial < kGroups) {
+                int partial_row = __shfl_sync(kFullWarp, copied_row, partial);
+                copy_partial_values(target + partial * kCopiedGroupBytes, values, partial_row, kv_head, end % kGroup);
+            }
+            if (lane == 0) barrier_expect(full, kCopiedTileBytes - (partial < kGroups ? kCopiedGroupBytes : 0));
+            __syncwarp();
+            if (lane < kGroups && group != partial) {
+                copy_tensor(target + group * kCopiedGroupBytes, value_map, 0, copied_row, kv_head * kParts, full);
+            }
+            ring.advance();
+        }
+    }
+}

@@ -1,0 +1,93 @@
+// The tiles of the Hopper prefill in shared memory, and the pieces of work that they belong to.
+//
+// Rows of 128 bytes, swizzled: queries and keys [HEAD_DIM / 64][128 rows], values [8 groups][HEAD_DIM / 64][16 rows].
+// An FP8 cache's tiles arrive as they are, [128 rows][HEAD_DIM bytes], in stages of their own, to be converted.
+#pragma once
+
+#include "cached.cuh"
+#include "hopper.cuh"
+#include "prefill_tile.cuh"
+
+constexpr int kKeys = 128;
+constexpr int kGroup = 16;  // positions copied at once
+constexpr int kGroups = kKeys / kGroup;
+constexpr int kHalves = HEAD_DIM / 64;
+constexpr int kHalfBytes = 128 * 128;
+constexpr int kTileBytes = kHalves * kHalfBytes;
+constexpr int kGroupBytes = kTileBytes / kGroups;
+constexpr int kHeads = KV_HEADS * GROUP_SIZE;
+constexpr int kConsumers = 2;
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "wgmma is used for heads of 64 and 128");
+static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
+
+// As copied from the cache.
+constexpr int kCopiedTileBytes = kKeys * HEAD_DIM * kCachedBytes;
+constexpr int kCopiedGroupBytes = kCopiedTileBytes / kGroups;
+constexpr int kCopiedKeyStages = FP8_CACHE ? RAW_STAGES : KEY_STAGES;
+constexpr int kCopiedValueStages = FP8_CACHE ? RAW_STAGES : VALUE_STAGES;
+
+// Stages of one kind, each with a barrier that says it is full and, further on, one that says it is empty.
+struct Stages {
+    unsigned first;
+    unsigned bytes;
+    unsigned first_full;
+    static constexpr int kCount = QUERY_STAGES + KEY_STAGES + VALUE_STAGES + 2 * RAW_STAGES;
+
+    __device__ __forceinline__ unsigned tile(int stage) const { return first + stage * bytes; }
+    __device__ __forceinline__ unsigned full(int stage) const { return first_full + stage * 8; }
+    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + kCount * 8; }
+};
+
+// Shared memory: tiles of queries, keys and values, unconverted keys and values, then the barriers.
+struct Shared {
+    unsigned base;
+    static constexpr int kBarriers =
+        (QUERY_STAGES + KEY_STAGES + VALUE_STAGES) * kTileBytes + 2 * RAW_STAGES * kCopiedTileBytes;
+
+    __device__ __forceinline__ Stages queries() const { return {base, kTileBytes, base + kBarriers}; }
+    __device__ __forceinline__ Stages keys() const { return after(queries(), QUERY_STAGES, kTileBytes); }
+    __device__ __forceinline__ Stages values() const { return after(keys(), KEY_STAGES, kTileBytes); }
+    __device__ __forceinline__ Stages raw_keys() const { return after(values(), VALUE_STAGES, kCopiedTileBytes); }
+    __device__ __forceinline__ Stages raw_values() const { return after(raw_keys(), RAW_STAGES, kCopiedTileBytes); }
+    // Where tensor copies of keys and values go.
+    __device__ __forceinline__ Stages copied_keys() const { return FP8_CACHE ? raw_keys() : keys(); }
+    __device__ __forceinline__ Stages copied_values() const { return FP8_CACHE ? raw_values() : values(); }
+
+    // By one thread, before any other uses them.
+    __device__ __forceinline__ void init_barriers() const {
+        init(queries(), QUERY_STAGES, kConsumers);
+        init(keys(), KEY_STAGES, kConsumers);
+        init(values(), VALUE_STAGES, kConsumers);
+        init(raw_keys(), 2 * RAW_STAGES, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+private:
+    static __device__ __forceinline__ Stages after(Stages stages, int count, unsigned bytes) {
+        return {stages.tile(count), bytes, stages.full(count)};
+    }
+    static __device__ __forceinline__ void init(Stages stages, int count, int readers) {
+        for (int i = 0; i < count; i++) {
+            barrier_init(stages.full(i), 1);
+            barrier_init(stages.empty(i), readers);
+        }
+    }
+};
+
+// A tile of queries for one head, and the tiles of keys that it sees.
+struct Piece {
+    PrefillTile tile;
+    int head;
+    int first_keys;
+    int last_keys;
+
+    __device__ __forceinline__ static Piece load(const int* plan, int piece) {
+        Piece loaded;
+        loaded.tile = load_prefill_tile(plan, piece / kHeads);
+        loaded.head = piece % kHeads;
+        loaded.first_keys = loaded.tile.first / kKeys;
+        loaded.last_keys = (loaded.tile.position + loaded.tile.rows - 1) / kKeys;
+        return loaded;
+    }
+    __device__ __forceinline__ int kv_head() const { return head / GROUP_SIZE; }
+};
