@@ -106,9 +106,12 @@ class PrefixSharing:
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
         """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
-        hashes = sequence.hashes
+        hashes, size = sequence.hashes, self._pool.block_size
+        if sequence.hashed_block_size != size:  # none yet, or those of a runner that is gone
+            hashes.clear()
+            sequence.hashed_block_size = size
         if len(hashes) < count:
-            size, parent = self._pool.block_size, hashes[-1] if hashes else self._root(sequence)
+            parent = hashes[-1] if hashes else self._root(sequence)
             hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
         return hashes[:count]
 
