@@ -24,7 +24,9 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
+from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
+from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -74,6 +76,8 @@ class Engine:
         self._serial = 0
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
+        self.placement = Placement(lambda: self.queue)
+        self.quarantine = Quarantine(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -113,6 +117,7 @@ class Engine:
         if self.policy.observes:
             self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
             self._ended.clear()
+        self.placement.touch(event.session)
         if scheduler.leaving:
             self.attendance.farewell(event.session)
 
@@ -149,18 +154,22 @@ class Engine:
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
         plans = []
-        idle: set[int] = set()
-        while ready := [item for item in self.pool.ready() if item[0] not in idle]:
-            session, scheduler = ready[0]
-            step = scheduler.plan(self.queue, self.policy)
-            if step is None:
-                idle.add(session)
-                continue
-            plans.append((session, step))
-            for sequence, _ in step.joined:
-                self.shares.started(sequence)
-            if self.settings.check:
-                check_roster(scheduler)
+        if self.quarantine.active:
+            self.quarantine.settle()
+        self.placement.place()
+        for session, scheduler in self.pool.ready():
+            trial = self.quarantine.trial_queue(session)
+            queue = self.placement.queue_for(session) if trial is None else trial
+            while self.pool.takes_plan(scheduler):
+                step = scheduler.plan(queue, self.policy)
+                if step is None:
+                    break
+                plans.append((session, step))
+                for sequence, _ in step.joined:
+                    self.shares.started(sequence)
+                if self.settings.check:
+                    check_roster(scheduler)
+            self.placement.settle(session)
         return plans
 
     def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
@@ -216,7 +225,7 @@ class Engine:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
-            self.queue.discard(sequence)
+            self.discard_waiting(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
         self.shares.ended(sequence, self.queue)
@@ -227,6 +236,12 @@ class Engine:
         self.outbox.end(sequence)
         if request.finished:
             self.book.retire(request, self.ledger.now_s)
+
+    def discard_waiting(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of whichever queue it is in."""
+        self.queue.discard(sequence)
+        self.placement.discard(sequence)
+        self.quarantine.discard(sequence)
 
     def finish_all(self, end: End) -> None:
         """Ends everything that lives."""
@@ -266,6 +281,7 @@ class Engine:
 
     def change_policy(self, policy: Policy) -> None:
         """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        self.placement.recall_all()
         waiting = list(self.queue)
         self.policy.install(policy)
         self.queue = self._new_queue()

@@ -69,9 +69,13 @@ class PrefixSharing:
 
     def match(self, sequence: Sequence) -> Match:
         """What the sequence would hit now. It always computes its last token itself."""
+        return self._pool.match(self.prompt_names(sequence))
+
+    def prompt_names(self, sequence: Sequence) -> list[bytes]:
+        """Names of the prefixes that the sequence could hit, the shortest first."""
         if sequence.request.sampling.HasField("prompt_logprobs"):
-            return Match([], None)
-        return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
+            return []
+        return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""

@@ -71,15 +71,12 @@ class RunnerPool:
         return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
 
     def ready(self) -> list[tuple[int, Scheduler]]:
-        """Runners that get another plan now, the least loaded first."""
-        ready = [
-            (session, scheduler)
-            for session, scheduler in self.schedulers.items()
-            if self._has_room(scheduler) and not self._is_early(scheduler)
-        ]
-        if len(ready) > 1:
-            ready.sort(key=lambda item: item[1].table.num_running / item[1].table.num_slots)
-        return ready
+        """Runners that get another plan now."""
+        return [item for item in self.schedulers.items() if self.takes_plan(item[1])]
+
+    def takes_plan(self, scheduler: Scheduler) -> bool:
+        """Whether the runner gets another plan now."""
+        return self._has_room(scheduler) and not self._is_early(scheduler)
 
     @property
     def computes(self) -> bool:
