@@ -37,9 +37,8 @@ from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Se
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
-from scheduler_svc.tenant_queues import Queue, TenantQueues
+from scheduler_svc.tenant_queues import Queue, queue_for
 from scheduler_svc.tenant_shares import TenantShares
-from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
 
@@ -63,7 +62,7 @@ class Engine:
         self.started_s = clock()
         self.ledger = Ledger()
         self.pool = RunnerPool(settings, clock, self.ledger)
-        self.queue = self._new_queue()
+        self.queue = queue_for(self.policy, self.ledger)
         self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
         self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
@@ -76,7 +75,7 @@ class Engine:
         self._serial = 0
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
-        self.placement = Placement(lambda: self.queue)
+        self.placement = Placement(lambda: self.queue, self.pool.wake)
         self.quarantine = Quarantine(self)
 
     # ------------------------------------------------------------------ the step
@@ -110,6 +109,7 @@ class Engine:
             return
         if applied is None:
             return
+        self.pool.wake(event.session)
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
@@ -158,12 +158,11 @@ class Engine:
             self.quarantine.settle()
         self.placement.place()
         for session, scheduler in self.pool.ready():
-            trial = self.quarantine.trial_queue(session)
-            queue = self.placement.queue_for(session) if trial is None else trial
-            while self.pool.takes_plan(scheduler):
-                step = scheduler.plan(queue, self.policy)
-                if step is None:
-                    break
+            queue = self._queue_of(session)
+            if not scheduler.table.num_running and not queue:
+                self.pool.rest(session)
+                continue
+            while self.pool.takes_plan(scheduler) and (step := scheduler.plan(queue, self.policy)) is not None:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.shares.started(sequence)
@@ -171,6 +170,11 @@ class Engine:
                     check_roster(scheduler)
             self.placement.settle(session)
         return plans
+
+    def _queue_of(self, session: int) -> Queue:
+        """Where the runner's next plan takes sequences from."""
+        trial = self.quarantine.trial_queue(session)
+        return self.placement.queue_for(session) if trial is None else trial
 
     def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
         for session, step in plans:
@@ -284,7 +288,7 @@ class Engine:
         self.placement.recall_all()
         waiting = list(self.queue)
         self.policy.install(policy)
-        self.queue = self._new_queue()
+        self.queue = queue_for(self.policy, self.ledger)
         self._ended.clear()
         for sequence in waiting:
             self._rank_anew(sequence)
@@ -297,12 +301,6 @@ class Engine:
     def _rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
         sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
-
-    def _new_queue(self) -> Queue:
-        """An empty queue of the kind that the policy needs."""
-        if not self.policy.orders_tenants:
-            return WaitingQueue()
-        return TenantQueues(lambda tenant: self.policy.tenant_key(tenant, self.ledger), self.ledger.lift)
 
     # ------------------------------------------------------------------ runners and workers
 

@@ -67,8 +67,10 @@ class PlacedQueue(WaitingQueue):
 class Placement:
     """The runners' own queues. `shared` is the engine's queue at the moment: a policy swap makes a new one."""
 
-    def __init__(self, shared: Callable[[], Queue]) -> None:
+    def __init__(self, shared: Callable[[], Queue], wake: Callable[[int], None]) -> None:
+        """`wake` is told each runner that somebody waits for."""
         self._shared = shared
+        self._wake = wake
         self._schedulers: dict[int, Scheduler] = {}
         self._queues: dict[int, PlacedQueue] = {}
         self._loads: dict[int, float] = {}
@@ -157,9 +159,12 @@ class Placement:
 
     def place(self) -> None:
         """Gives the first of the shared queue to runners, as far as they have room."""
-        if len(self._schedulers) < 2:
-            return
         shared = self._shared()
+        if len(self._schedulers) < 2:
+            if shared:
+                for session in self._schedulers:
+                    self._wake(session)
+            return
         while (sequence := shared.peek()) is not None and not sequence.stale:
             session = self._choose(sequence)
             if session is None:
@@ -167,6 +172,7 @@ class Placement:
             shared.discard(sequence)
             self._queues[session].place(sequence)
             self.touch(session)
+            self._wake(session)
 
     def _choose(self, sequence: Sequence) -> int | None:
         least = self._least_loaded(sequence)

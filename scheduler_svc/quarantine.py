@@ -214,6 +214,7 @@ class Quarantine:
                 if sequence.phase is Phase.WAITING:
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
+        self._engine.pool.wake(session)
 
 
 def suspects_of(scheduler: Scheduler) -> list[Request]:

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting_queue import WaitingQueue
 
@@ -80,13 +82,14 @@ class TenantQueues:
         """Takes a waiting sequence out of the order; it still waits."""
         self._queues[sequence.request.tenant].step_aside(sequence)
 
-    def come_back(self, sequence: Sequence) -> None:
-        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+    def come_back(self, sequence: Sequence) -> bool:
+        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
         tenant = sequence.request.tenant
         queue = self._queues.get(tenant)
-        if queue is not None:
-            queue.come_back(sequence)
-            self._enter(tenant)
+        if queue is None or not queue.come_back(sequence):
+            return False
+        self._enter(tenant)
+        return True
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""
@@ -121,3 +124,10 @@ class TenantQueues:
 
 
 Queue: TypeAlias = WaitingQueue | TenantQueues
+
+
+def queue_for(policy: PolicyGuard, ledger: Ledger) -> Queue:
+    """An empty queue of the kind that the policy needs."""
+    if not policy.orders_tenants:
+        return WaitingQueue()
+    return TenantQueues(lambda tenant: policy.tenant_key(tenant, ledger), ledger.lift)

@@ -138,7 +138,7 @@ def test_runners_come_and_go_all_the_time() -> None:
 def test_placing_costs_the_same_with_a_thousand_runners() -> None:
     """Counted, not timed: how many runners are asked for room."""
     queue = WaitingQueue()
-    placement = Placement(lambda: queue)
+    placement = Placement(lambda: queue, lambda session: None)
     asked = 0
     has_room = placement._has_room
 
