@@ -163,6 +163,21 @@ def test_others_pass_those_who_wait_for_a_block() -> None:
     assert sorted(served.cached(request) for request in [*requests, passing]) == [0, 0, 2 * SIZE, 2 * SIZE]
 
 
+def test_who_computes_a_block_ranks_as_high_as_who_waits_for_it() -> None:
+    """Higher classes keep coming and take every step; the waiting one of them must not wait for the lowest class."""
+    served = service(slots=8, step_tokens=SIZE, policy="priority", num_blocks=256)
+    low = served.stack.submit(prompt(12 * SIZE), 40 * SIZE, priority=-5)
+    served.advance()
+    high = served.stack.submit(prompt(12 * SIZE), OUTPUT, priority=5)
+    for number in range(60):
+        served.stack.submit(prompt(2 * SIZE, seed=100 + number), 1, priority=5)
+        served.advance()
+    assert high.first_sequence_id is not None
+    assert served.cached(high) == 11 * SIZE
+    served.stack.front.put(cancel=engine_pb2.Cancel(handle=low.handle))
+    served.finish()
+
+
 @pytest.mark.parametrize("how", ["cancel", "disconnect"])
 def test_when_the_owner_of_a_pending_block_goes_another_computes_it(how: str) -> None:
     served = service(step_tokens=SIZE)
