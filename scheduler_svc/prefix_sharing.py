@@ -70,9 +70,13 @@ class PrefixSharing:
 
     def match(self, sequence: Sequence) -> Match:
         """What the sequence would hit now. It always computes its last token itself."""
+        return self._pool.match(self.prompt_names(sequence))
+
+    def prompt_names(self, sequence: Sequence) -> list[bytes]:
+        """Names of the prefixes that the sequence could hit, the shortest first."""
         if sequence.request.sampling.HasField("prompt_logprobs"):
-            return Match([], None)
-        return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
+            return []
+        return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Positions that the sequence would hit now."""
