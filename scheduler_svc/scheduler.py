@@ -41,7 +41,7 @@ class BadResult(ValueError):
     """A result that does not fit the oldest plan in flight: the runner must start a new session."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PlannedStep:
     """A plan ready to send, and what an observer may want to see of it."""
 
