@@ -70,9 +70,13 @@ class PrefixSharing:
 
     def match(self, sequence: Sequence) -> Match:
         """What the sequence would hit now. It always computes its last token itself."""
+        return self._pool.match(self.prompt_names(sequence))
+
+    def prompt_names(self, sequence: Sequence) -> list[bytes]:
+        """Names of the prefixes that the sequence could hit, the shortest first."""
         if sequence.request.sampling.HasField("prompt_logprobs"):
-            return Match([], None)
-        return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
+            return []
+        return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Positions that the sequence would hit now."""
@@ -106,9 +110,12 @@ class PrefixSharing:
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
         """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
-        hashes = sequence.hashes
+        hashes, size = sequence.hashes, self._pool.block_size
+        if sequence.hashed_block_size != size:  # none yet, or those of a runner that is gone
+            hashes.clear()
+            sequence.hashed_block_size = size
         if len(hashes) < count:
-            size, parent = self._pool.block_size, hashes[-1] if hashes else self._root(sequence)
+            parent = hashes[-1] if hashes else self._root(sequence)
             hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
         return hashes[:count]
 
@@ -170,13 +177,12 @@ class PrefixSharing:
                 self._returning.extend(self._aside.pop(block))
 
     def dissolve(self, queue: Queue) -> None:
-        """The runner is gone: everybody who stepped aside is back in the queue's order."""
+        """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
         for sequences in [*self._aside.values(), self._returning]:
             for sequence in sequences:
                 queue.come_back(sequence)
         self._aside.clear()
         self._returning.clear()
-        self._owners.clear()
 
     def check(self) -> None:
         """Raises RuntimeError if a sequence waits for a block that nobody computes, or a block's owner has left it."""

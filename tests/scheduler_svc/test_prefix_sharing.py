@@ -239,6 +239,23 @@ def test_a_runner_that_dies_takes_its_index_along() -> None:
     assert [served.cached(request) for request in requests] == [3 * SIZE, *[5 * SIZE] * 3]
 
 
+def test_names_are_made_anew_for_a_runner_with_other_blocks() -> None:
+    served = service(slots=2, step_tokens=SIZE)
+    prompts = [prompt(3 * SIZE) + prompt(4 * SIZE, seed=seed) for seed in (2, 3, 2)]
+    requests = [served.stack.submit(tokens, 4 * SIZE) for tokens in prompts]
+    served.advance(5)
+    served.stack.runners.kill(served.session)
+    served.stack.step()
+    backend = HashBackend(
+        num_slots=2, block_size=2 * SIZE, num_blocks=64, max_step_tokens=64, context_length=1024, eos_probability=NO_EOS
+    )
+    served.session = served.stack.add_runner(backend)
+    served.finish()
+    for request in requests:
+        served.cached(request)
+    assert served.scheduler.cached_tokens > 0
+
+
 def test_a_prefix_evicted_while_its_request_waits_is_computed_again() -> None:
     served = service(slots=1, num_blocks=8)
     served.stack.submit(prompt(4 * SIZE), OUTPUT)
