@@ -23,7 +23,6 @@ class RunnerPool:
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
-        self._vacant: dict[int, Scheduler] = {}  # may have room, has no sequence
         self._max_tokens = 0
         self.model: plan_pb2.Model | None = None
         self._settings = settings
@@ -32,7 +31,10 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV."""
+        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+
+        While no runner is there, what the last one could: it is expected back.
+        """
         return self._max_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
@@ -72,45 +74,37 @@ class RunnerPool:
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""
         self._open.pop(session, None)
-        self._vacant.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
         self._note_sizes()
         return scheduler
 
     def _note_sizes(self) -> None:
         sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=0)
+        self._max_tokens = max(sizes, default=self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""
         stall_s = self._settings.stall_s
         return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
 
-    def reopen(self, session: int) -> None:
-        """A result of this runner was applied: it may take another plan."""
-        if session not in self._vacant:
+    def ready(self) -> list[tuple[int, Scheduler]]:
+        """Runners that get another plan now, if there is something to put into it."""
+        for session in [session for session, scheduler in self._open.items() if not self._has_room(scheduler)]:
+            del self._open[session]
+        return [item for item in self._open.items() if not self._is_early(item[1])]
+
+    def takes_plan(self, scheduler: Scheduler) -> bool:
+        """Whether the runner gets another plan now."""
+        return self._has_room(scheduler) and not self._is_early(scheduler)
+
+    def rest(self, session: int) -> None:
+        """The runner has nothing to do: nobody looks at it until it is woken."""
+        self._open.pop(session, None)
+
+    def wake(self, session: int) -> None:
+        """A result of this runner was applied, or somebody waits for it: it may take another plan."""
+        if session in self.schedulers:
             self._open[session] = self.schedulers[session]
-
-    def next_ready(self, tried: set[int], waiting: bool) -> tuple[int, Scheduler] | None:
-        """The least loaded runner that gets a plan now, but for those that were `tried` in this turn in vain.
-
-        `waiting`: is somebody waiting, so that a runner without sequences has something to do too?
-        """
-        if waiting:
-            for session, scheduler in self._vacant.items():
-                if session not in tried and self._has_room(scheduler) and not self._is_early(scheduler):
-                    self._open[session] = self._vacant.pop(session)
-                    return session, scheduler
-        best, least = None, math.inf
-        for session, scheduler in list(self._open.items()):
-            table = scheduler.table
-            if not self._has_room(scheduler):
-                del self._open[session]
-            elif not table.num_running and not (waiting and session not in tried):
-                self._vacant[session] = self._open.pop(session)
-            elif session not in tried and table.num_running < least * table.num_slots and not self._is_early(scheduler):
-                best, least = (session, scheduler), table.num_running / table.num_slots
-        return best
 
     @property
     def computes(self) -> bool:
