@@ -33,7 +33,10 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV."""
+        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+
+        While no runner is there, what the last one could: it is expected back.
+        """
         return self._max_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
@@ -80,7 +83,7 @@ class RunnerPool:
 
     def _note_sizes(self) -> None:
         sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=0)
+        self._max_tokens = max(sizes, default=self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""
