@@ -35,9 +35,8 @@ from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Se
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
-from scheduler_svc.tenant_queues import Queue, TenantQueues
+from scheduler_svc.tenant_queues import queue_for
 from scheduler_svc.tenant_shares import TenantShares
-from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
 
@@ -61,7 +60,7 @@ class Engine:
         self.started_s = clock()
         self.ledger = Ledger()
         self.pool = RunnerPool(settings, clock, self.ledger)
-        self.queue = self._new_queue()
+        self.queue = queue_for(self.policy, self.ledger)
         self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
         self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
@@ -268,7 +267,7 @@ class Engine:
         """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
         waiting = list(self.queue)
         self.policy.install(policy)
-        self.queue = self._new_queue()
+        self.queue = queue_for(self.policy, self.ledger)
         self._ended.clear()
         for sequence in waiting:
             self._rank_anew(sequence)
@@ -281,12 +280,6 @@ class Engine:
     def _rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
         sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
-
-    def _new_queue(self) -> Queue:
-        """An empty queue of the kind that the policy needs."""
-        if not self.policy.orders_tenants:
-            return WaitingQueue()
-        return TenantQueues(lambda tenant: self.policy.tenant_key(tenant, self.ledger), self.ledger.lift)
 
     # ------------------------------------------------------------------ runners and workers
 

@@ -73,6 +73,10 @@ class PrefixSharing:
             return Match([], None)
         return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Positions that the sequence would hit now."""
+        return len(self.match(sequence).blocks) * self._pool.block_size
+
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
         num_back = num_hashed = 0

@@ -10,6 +10,7 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
+from scheduler_svc.policy import available_policies, load_policy
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack, Submitted
 
@@ -25,7 +26,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         depth=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "orca", "static"]),
+        policy=st.sampled_from(available_policies()),
         sharing=st.sampled_from([True, True, False]),
         isolated=st.booleans(),
         runners=st.integers(1, 2),
@@ -122,6 +123,10 @@ class EngineMachine(RuleBasedStateMachine):
             and request.first_sequence_id <= sequence_id < request.first_sequence_id + request.submit.n
         )
         self.stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence_id, num_tokens=keep, stop_string="x"))
+
+    @rule(policy=st.sampled_from(available_policies()))
+    def swap_policy(self, policy: str) -> None:
+        self.stack.engine.change_policy(load_policy(policy, {}))
 
     @rule(seconds=st.floats(0.1, 2))
     def time_passes(self, seconds: float) -> None:
