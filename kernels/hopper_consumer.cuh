@@ -8,7 +8,6 @@
 struct Consumer {
     Shared shared;
     const int* plan;
-    int pieces;
     int window;
     float soft_cap;
     Scalar* output;
@@ -27,7 +26,6 @@ struct Consumer {
     Softmax softmax;
     Piece piece;
     int tile;  // of keys
-    int round;
     float scores[64];
     float outputs[kOutputs];
 
@@ -72,9 +70,14 @@ struct Consumer {
         pack(scores, p);
     }
 
-    // For a new piece, whose queries must have been copied to `query_ring.stage`.
-    __device__ __forceinline__ void wait_for_queries() {
+    // The index of the next piece, once its queries are in `query_ring.stage`; or kNoPiece.
+    __device__ __forceinline__ int wait_for_piece() {
         barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
+        return __shfl_sync(kFullWarp, load_shared_word(shared.piece_index(query_ring.stage)), 0);
+    }
+
+    // Makes the queries what the products read.
+    __device__ __forceinline__ void prepare_queries() {
 #if FP8_CACHE
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
@@ -88,13 +91,12 @@ struct Consumer {
 
     // Scores and probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        piece = Piece::load(plan, dealt_piece(0));
-        round = 0;
+        piece = Piece::load(plan, wait_for_piece());
         tile = piece.last_keys;
         reset_softmax(piece);
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
-        wait_for_queries();
+        prepare_queries();
         barrier_wait(shared.keys().full(0), 0);
         wgmma_fence();
         score();
@@ -111,8 +113,9 @@ struct Consumer {
         Piece next_piece = piece;
         int next_tile = tile - 1;
         if (ends_piece) {
-            int next_index = dealt_piece(++round);
-            if (next_index >= pieces) {
+            query_ring.advance();
+            int next_index = wait_for_piece();
+            if (next_index == kNoPiece) {
                 barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
                 wgmma_fence();
                 mix(present, !begins_piece);
@@ -123,8 +126,7 @@ struct Consumer {
             }
             next_piece = Piece::load(plan, next_index);
             next_tile = next_piece.last_keys;
-            query_ring.advance();
-            wait_for_queries();
+            prepare_queries();
         }
         barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
         take_turn();

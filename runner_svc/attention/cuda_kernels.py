@@ -200,16 +200,17 @@ class HopperPrefillVariant:
 
     @property
     def raw_stages(self) -> int:
-        """Of keys, and of values, as they lie in an FP8 cache."""
-        return 1 if self.shape.fp8_cache else 0
+        """Of keys, and of values, as they lie in an FP8 cache: half a tile each."""
+        return (2 if self.shape.head_dim == 128 else 4) if self.shape.fp8_cache else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles of 128 rows, and two barriers for each."""
+        """Tiles of 128 rows and two barriers for each, and an index for each stage of queries."""
         tile_bytes = 128 * self.shape.head_dim * _SCALAR_BYTES
-        raw_bytes = 128 * self.shape.cached_row_bytes
+        raw_bytes = 64 * self.shape.cached_row_bytes
         barriers = 2 * _BARRIER_BYTES
-        return sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
+        tiles = sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
+        return tiles + 4 * self.stages[0]
 
     @property
     def defines(self) -> dict[str, int | str]:
