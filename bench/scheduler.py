@@ -44,13 +44,13 @@ def hello(num_sequences: int, max_tokens: int) -> plan_pb2.Hello:
 
 
 def fill(queue: WaitingQueue, policy: PolicyGuard, count: int, max_tokens: int) -> None:
-    """Queues `count` requests with prompts of 32 tokens."""
+    """Queues `count` requests with prompts of 32 tokens, no two alike."""
     ledger = Ledger()
     for number in range(count):
         submit = engine_pb2.Submit(
             handle=number,
             request_id=str(number),
-            prompt=pack(list(range(32))),
+            prompt=pack([number, *range(31)]),
             n=1,
             max_tokens=max_tokens,
             sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([2])),

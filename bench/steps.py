@@ -4,6 +4,9 @@ Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens
 in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
 The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
 KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+
+Beside them what vLLM 0.25.0 took on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the bars: in
+milliseconds on an H200, as a ratio to the floor of the same run on other cards.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ from runner_svc.runner import LaunchedPlan, Runner
 
 PROMPT, FIRST, LAST = 512, 128, 256
 BATCHES = (1, 8, 64, 256)
+# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
+VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
+BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
+RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
 _BLOCK_SIZE = 16
 _MAX_STEP_TOKENS = 8192
 _DEPTH = 2
@@ -64,7 +71,7 @@ class Decoding:
         self._runner = runner
         self._batch = batch
         self._vocab_size = vocab_size
-        self._number = 0
+        self.number = 0  # of the last plan
         self._table = 0
         self._slots = np.arange(batch, dtype=np.int32)
 
@@ -116,7 +123,7 @@ class Decoding:
         counts: NDArray[np.int32],
         admissions: Sequence[plan_pb2.Admission],
     ) -> LaunchedPlan:
-        self._number += 1
+        self.number += 1
         appended = np.empty(0, np.int32)
         if int((starts + counts)[0]) > self._table * _BLOCK_SIZE:
             appended = slots
@@ -131,7 +138,7 @@ class Decoding:
             extent_counts=counts.tobytes(),
             extent_flags=np.ones(len(slots), np.uint8).tobytes(),
         )
-        return self._runner.launch(self._number, plan)
+        return self._runner.launch(self.number, plan)
 
     def _blocks(self, slot: int, first: int, count: int) -> NDArray[np.int32]:
         """Neighbouring blocks of a sequence lie far apart, as in a pool that has been in use."""
@@ -221,13 +228,16 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
 def print_table(rows: Sequence[StepTimes]) -> None:
     """One line a case."""
     print(
-        "shape          batch   step ms  forward  sample  products   floor  x floor  idle us p50 / p99  prefill tok/s"
+        "shape          batch products   floor    vLLM     bar    step   x floor (bar)  forward  sample"
+        "  idle us p50 / p99  prefill tok/s"
     )
     for row in rows:
+        place = BATCHES.index(row.batch)
+        vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
         print(
-            f"{row.shape:14} {row.batch:5} {row.step:9.3f} {row.forward:8.3f} {row.sample:7.3f} {row.products:9.3f} "
-            f"{row.floor:7.3f} {row.step / row.floor:8.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} "
-            f"{row.prefill_tokens_per_s:13.0f}"
+            f"{row.shape:14} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} {bar:7.2f} {row.step:7.3f} "
+            f"{row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} {row.sample:7.3f} "
+            f"{row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}"
         )
 
 

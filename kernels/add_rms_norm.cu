@@ -13,6 +13,7 @@ extern "C" __global__ void add_rms_norm(
     long long hidden_stride, // elements from row to row of `hidden`
     float eps) {
     __shared__ float scratch[32];
+    release_successors();
     constexpr int NUM_VECTORS = HIDDEN_SIZE / 8;
     const long long row = blockIdx.x;
     Vector<SCALAR, 8> values[VECTORS], scales[VECTORS];
@@ -40,7 +41,6 @@ extern "C" __global__ void add_rms_norm(
         for (int j = 0; j < 8; ++j) squares += to_float(values[i][j]) * to_float(values[i][j]);
     }
     const float scale = rsqrtf(block_sum(squares, scratch) / HIDDEN_SIZE + eps);
-    release_successors();
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int vector = threadIdx.x + i * blockDim.x;

@@ -38,8 +38,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
     const Row* rows = reinterpret_cast<const Row*>(plan);
     const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
     const int begin = range.begin, end = range.end;
+    release_successors();
+    wait_for_predecessors();  // also without work: who waits for this kernel counts on its predecessors' end
     if (begin >= end) return;
-    wait_for_predecessors();
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // of this warp

@@ -72,8 +72,8 @@ extern "C" __global__ void rope_kv_write(
     long long queries_stride, // elements from row to row of `queries`
     long long values_offset, // elements from the cache's keys to its values
     float eps) {
-    wait_for_predecessors();
     release_successors();
+    wait_for_predecessors();
     constexpr int ROTATING = ROTARY_DIM / (2 * VECTOR);  // lanes of a head whose vectors rotate
     constexpr int ACTIVE = HEAD_DIM / (2 * VECTOR);      // lanes of a head that hold something
     const long long token = blockIdx.x;

@@ -61,6 +61,9 @@ __device__ inline void wait_for_predecessors() {
 #endif
 }
 
+// Lets the next kernel start. What it touches before its own wait must be older than this kernel's predecessors: a kernel
+// may release before it waits if all that a step brings (copy_words.cu, scatter_segments.cu, gather_inputs.cu, which
+// release after they waited) is behind it.
 __device__ inline void release_successors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

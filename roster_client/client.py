@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -25,19 +25,26 @@ from .credentials import IN_THE_CLEAR, Credentials
 from .errors import RequestCancelledError, from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from .resumption import RECONNECT_S, NextCall, Resumption, Retry, repeatable
 from .session import Session
+
+Reopen = Callable[[NextCall, Resumption], Any]
 
 
 class EventStream(AssembledStream):
     """The events of one request, in order: iterate, or await `completion()`.
 
-    Leaving it early, by `cancel()` or at the end of an `async with`, cuts the stream, which cancels the request on the
-    server unless it was sent with on_disconnect=KEEP.
+    A broken connection is taken up again (see `resumption.py`). Leaving the stream early, by `cancel()` or at the end
+    of an `async with`, cuts it, which cancels the request on the server unless it was sent with on_disconnect=KEEP.
     """
 
-    def __init__(self, call: Any, assembler: Assembler) -> None:
+    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, reopen: Reopen) -> None:
+        """`reopen` makes the call that `resumption` asks for when the connection breaks."""
         super().__init__(assembler)
         self._call = call
+        self._former: Any = None
+        self._resumption = resumption
+        self._reopen = reopen
         self._pending: Iterator[Event] = iter(())
         self._messages = call.__aiter__()
         self._cut = False
@@ -53,13 +60,24 @@ class EventStream(AssembledStream):
             try:
                 message = await self._messages.__anext__()
             except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
+                await self._resume(self._resumption.after(from_rpc_error(error)))
+                continue
             except asyncio.CancelledError:
                 if not self._cut:
                     raise
                 # grpc.aio reports our own cancel() as if the task had been cancelled.
                 raise RequestCancelledError(grpc.StatusCode.CANCELLED, "the stream was cut by cancel()") from None
+            if self._resumption.attach_when_accepted:
+                self._former = self._call  # it ends when the new call has taken over
+                await self._resume(self._resumption.accepted())
+                continue
+            self._resumption.progress()
             self._pending = self._assembler.events(_response_of(message))
+
+    async def _resume(self, retry: Retry) -> None:
+        await asyncio.sleep(retry.pause_s)
+        self._call = self._reopen(retry.call, self._resumption)
+        self._messages = self._call.__aiter__()
 
     async def completion(self) -> Completion:
         """Reads to the end and returns the whole answer."""
@@ -71,6 +89,8 @@ class EventStream(AssembledStream):
         """Cuts the stream; harmless when it has ended."""
         self._cut = True
         self._call.cancel()
+        if self._former is not None:
+            self._former.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,9 +108,17 @@ class RosterClient:
     """
 
     def __init__(
-        self, target: str = "127.0.0.1:50061", *, tenant: str = "", credentials: Credentials = IN_THE_CLEAR
+        self,
+        target: str = "127.0.0.1:50061",
+        *,
+        tenant: str = "",
+        credentials: Credentials = IN_THE_CLEAR,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """`tenant` may stay empty where a token says it."""
+        """`tenant` may stay empty where a token says it. `reconnect_s`: how long a stream whose connection broke is
+        tried to be taken up again, in seconds; 0: not at all.
+        """
+        self._reconnect_s = reconnect_s
         self._metadata = call_metadata(tenant) + credentials.metadata
         self._channel = credentials.aio_channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -112,18 +140,32 @@ class RosterClient:
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> EventStream:
         """Streams the answer to a request that is built already."""
+        request = repeatable(request)
         call = self._stub.Generate(request, timeout=deadline_s, metadata=self._metadata)
-        return EventStream(call, Assembler((len(request.received_token_ids),)))
+        return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None) -> EventStream:
         """Resumes a request's stream after the tokens received of each choice (`EventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
-        return EventStream(call, Assembler(tuple(received)))
+        return self._stream(call, Assembler(tuple(received)), None, deadline_s)
+
+    def _stream(
+        self, call: Any, assembler: Assembler, request: pb.GenerateRequest | None, deadline_s: float | None
+    ) -> EventStream:
+        resumption = Resumption(assembler, request, deadline_s=deadline_s, patience_s=self._reconnect_s)
+        return EventStream(call, assembler, resumption, self._reopen)
+
+    def _reopen(self, call: NextCall, resumption: Resumption) -> Any:
+        if call is NextCall.ATTACH:
+            attach = resumption.attach_request()
+            return self._stub.Attach(attach, timeout=resumption.remaining_s, metadata=self._metadata)
+        generate = resumption.generate_request()
+        return self._stub.Generate(generate, timeout=resumption.remaining_s, metadata=self._metadata)
 
     def session(self) -> Session:
         """One stream for many requests; use as `async with`."""
-        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata))
+        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata), self._reconnect_s)
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""

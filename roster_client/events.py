@@ -120,15 +120,19 @@ class Assembler:
         return [self._cursors.get(index, 0) for index in range(max(self._cursors, default=-1) + 1)]
 
     def events(self, response: pb.GenerateResponse) -> Iterator[Event]:
-        """The events of one message, in their order. Raises StreamGapError when a delta does not join."""
-        if response.request_id or response.HasField("prompt"):
+        """The events of one message, in their order; what a resumed stream repeats is left out.
+
+        Raises StreamGapError when a delta does not join.
+        """
+        if self.completion.started is None and (response.request_id or response.HasField("prompt")):
             yield self._start(response)
         for delta in response.deltas:
             yield self._delta(delta)
         for finish in response.finishes:
-            event = _finish(finish)
-            self._choice(finish.index).finish = event
-            yield event
+            choice = self._choice(finish.index)
+            if choice.finish is None:
+                choice.finish = _finish(finish)
+                yield choice.finish
         if response.HasField("usage"):
             usage = response.usage
             self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

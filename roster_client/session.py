@@ -3,6 +3,8 @@
     async with RosterClient("127.0.0.1:50061") as client, client.session() as session:
         completions = await asyncio.gather(*[session.generate(p).completion() for p in prompts])
 
+A broken session is opened again, and each of its streams taken up where it was (see `resumption.py`).
+
 The server sends one message per flush for all requests together. A session's streams are read as they come and kept in
 memory until they are iterated: there is no back-pressure on a single one of them.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -19,9 +22,18 @@ import grpc
 
 from protos import inference_pb2 as pb
 
-from .errors import RequestCancelledError, RosterError, from_rpc_error, from_status
+from .errors import RequestCancelledError, RosterError, UnavailableError, from_rpc_error, from_status
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Options, Prompt, build_request
+from .resumption import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    RECONNECT_S,
+    NextCall,
+    Resumption,
+    Retry,
+    repeatable,
+)
 
 _SessionCall = Callable[[AsyncIterator[pb.SessionRequest]], Any]
 
@@ -29,16 +41,20 @@ _SessionCall = Callable[[AsyncIterator[pb.SessionRequest]], Any]
 class SessionStream(AssembledStream):
     """The events of one request of a session, in order: iterate, or await `completion()`."""
 
-    def __init__(self, tag: int, assembler: Assembler, send: Callable[[pb.SessionRequest], None]) -> None:
+    def __init__(
+        self, tag: int, assembler: Assembler, resumption: Resumption, send: Callable[[pb.SessionRequest], None]
+    ) -> None:
         super().__init__(assembler)
-        self._tag = tag
+        self.tag = tag
+        """Its name in the session; another one after the connection broke."""
+        self.resumption = resumption
         self._send = send
         self._arrived: asyncio.Queue[Event | RosterError | None] = asyncio.Queue()
         self._ended = False
 
     def cancel(self) -> None:
         """Ends the request; its stream goes on to its finishes. Harmless when it has ended."""
-        self._send(pb.SessionRequest(tag=self._tag, cancel=pb.SessionCancel()))
+        self._send(pb.SessionRequest(tag=self.tag, cancel=pb.SessionCancel()))
 
     async def completion(self) -> Completion:
         """Reads to the end and returns the whole answer."""
@@ -62,6 +78,7 @@ class SessionStream(AssembledStream):
 
     def take(self, response: pb.GenerateResponse) -> None:
         """What the session received for it."""
+        self.resumption.progress()
         try:
             for event in self._assembler.events(response):
                 self._arrived.put_nowait(event)
@@ -76,26 +93,29 @@ class SessionStream(AssembledStream):
 class Session:
     """One Session call; made by `RosterClient.session()`. Leaving the `async with` cuts what still runs."""
 
-    def __init__(self, call: _SessionCall) -> None:
+    def __init__(self, call: _SessionCall, reconnect_s: float = RECONNECT_S) -> None:
+        """`reconnect_s`: how long a broken session is tried to be taken up again, in seconds."""
         self._call_session = call
-        self._actions: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self._reconnect_s = reconnect_s
         self._streams: dict[int, SessionStream] = {}
         self._tags = itertools.count(1)
         self._failure: RosterError | None = None
+        self._actions: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SessionStream:
         """Starts a request; see `RosterClient.generate`."""
-        request = build_request(prompt, options)
-        assembler = Assembler((len(request.received_token_ids),))
-        return self._start(assembler, lambda tag: pb.SessionRequest(tag=tag, generate=request))
+        request = repeatable(build_request(prompt, options))
+        return self._start(
+            Assembler((len(request.received_token_ids),)), request, lambda: pb.SessionRequest(generate=request)
+        )
 
     def attach(self, request_id: str, received: Sequence[int] = ()) -> SessionStream:
         """Resumes a request's stream; see `RosterClient.attach`."""
         request = pb.AttachRequest(request_id=request_id, received=received)
-        return self._start(Assembler(tuple(received)), lambda tag: pb.SessionRequest(tag=tag, attach=request))
+        return self._start(Assembler(tuple(received)), None, lambda: pb.SessionRequest(attach=request))
 
     async def __aenter__(self) -> Self:
-        self._call = self._call_session(self._requests())
+        self._open()
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -106,28 +126,69 @@ class Session:
         self._call.cancel()
         self._fail(RequestCancelledError(grpc.StatusCode.CANCELLED, "the session was closed"))
 
-    def _start(self, assembler: Assembler, action: Callable[[int], pb.SessionRequest]) -> SessionStream:
-        tag = next(self._tags)
-        stream = SessionStream(tag, assembler, self._actions.put_nowait)
+    def _start(
+        self, assembler: Assembler, request: pb.GenerateRequest | None, action: Callable[[], pb.SessionRequest]
+    ) -> SessionStream:
+        resumption = Resumption(assembler, request, patience_s=self._reconnect_s)
+        stream = SessionStream(next(self._tags), assembler, resumption, self._act)
         if self._failure is not None:
             stream.end(self._failure)
             return stream
-        self._streams[tag] = stream
-        self._actions.put_nowait(action(tag))
+        self._streams[stream.tag] = stream
+        message = action()
+        message.tag = stream.tag
+        self._actions.put_nowait(message)
         return stream
 
-    async def _requests(self) -> AsyncIterator[pb.SessionRequest]:
-        while True:
-            yield await self._actions.get()
+    def _act(self, message: pb.SessionRequest) -> None:
+        self._actions.put_nowait(message)
+
+    # ------------------------------------------------------------------ connections
+
+    def _open(self) -> None:
+        """A new call, with a queue of its own: what the broken one did not send is not sent by it later."""
+        self._actions = asyncio.Queue()
+        self._call = self._call_session(_taken_from(self._actions))
 
     async def _read(self) -> None:
+        pause_s, broken_s = FIRST_PAUSE_S, None
+        while True:
+            try:
+                async for message in self._call:
+                    pause_s, broken_s = FIRST_PAUSE_S, None
+                    self._dispatch(message)
+                error: RosterError = UnavailableError(grpc.StatusCode.UNAVAILABLE, "the server ended the session")
+            except grpc.RpcError as failure:
+                error = from_rpc_error(failure)
+            broken_s = broken_s or time.monotonic()
+            if not isinstance(error, UnavailableError) or time.monotonic() - broken_s >= self._reconnect_s:
+                self._fail(error)
+                return
+            streams, self._streams = list(self._streams.values()), {}
+            self._open()
+            for stream in streams:
+                self._take_up(stream, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _take_up(self, stream: SessionStream, error: RosterError) -> None:
+        """Asks for the rest of a stream after an error, or ends it with the error."""
         try:
-            async for message in self._call:
-                self._dispatch(message)
-        except grpc.RpcError as error:
-            self._fail(from_rpc_error(error))
+            retry = stream.resumption.after(error)
+        except RosterError:
+            stream.end(error)
+            return
+        self._send_again(stream, retry)
+
+    def _send_again(self, stream: SessionStream, retry: Retry) -> None:
+        stream.tag = next(self._tags)
+        self._streams[stream.tag] = stream
+        if retry.call is NextCall.ATTACH:
+            message = pb.SessionRequest(tag=stream.tag, attach=stream.resumption.attach_request())
         else:
-            self._fail(RosterError(grpc.StatusCode.UNAVAILABLE, "the server ended the session"))
+            message = pb.SessionRequest(tag=stream.tag, generate=stream.resumption.generate_request())
+        actions = self._actions
+        asyncio.get_running_loop().call_later(retry.pause_s, actions.put_nowait, message)
 
     def _dispatch(self, message: pb.SessionResponse) -> None:
         # Acceptances and refusals speak of what comes before the rows, finishes and usages of what comes after.
@@ -146,6 +207,9 @@ class Session:
         if stream is None:
             return
         match event.WhichOneof("event"):
+            case "accepted" if stream.resumption.attach_when_accepted:
+                del self._streams[event.tag]
+                self._send_again(stream, stream.resumption.accepted())
             case "accepted":
                 stream.take(pb.GenerateResponse(request_id=event.accepted))
             case "prompt":
@@ -157,13 +221,18 @@ class Session:
                 self._streams.pop(event.tag).end(None)
             case "refused":
                 status = event.refused
-                self._streams.pop(event.tag).end(from_status(status.code, status.message, status.details))
+                self._take_up(self._streams.pop(event.tag), from_status(status.code, status.message, status.details))
 
     def _fail(self, error: RosterError) -> None:
         self._failure = error
         for stream in self._streams.values():
             stream.end(error)
         self._streams.clear()
+
+
+async def _taken_from(actions: asyncio.Queue[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
+    while True:
+        yield await actions.get()
 
 
 def _rows(message: pb.SessionResponse) -> Iterator[tuple[int, pb.Delta]]:

@@ -9,7 +9,8 @@ Both share the requests, events and errors of the modules beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -22,14 +23,20 @@ from .credentials import IN_THE_CLEAR, Credentials
 from .errors import from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from .resumption import RECONNECT_S, NextCall, Resumption, Retry, repeatable
+
+Reopen = Callable[[NextCall, Resumption], Any]
 
 
 class SyncEventStream(AssembledStream):
     """The events of one request, in order: iterate, or call `completion()`. See `client.EventStream`."""
 
-    def __init__(self, call: Any, assembler: Assembler) -> None:
+    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, reopen: Reopen) -> None:
         super().__init__(assembler)
         self._call = call
+        self._former: Any = None
+        self._resumption = resumption
+        self._reopen = reopen
         self._pending: Iterator[Event] = iter(())
 
     def __iter__(self) -> Iterator[Event]:
@@ -43,9 +50,19 @@ class SyncEventStream(AssembledStream):
             try:
                 message = next(self._call)
             except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
+                self._resume(self._resumption.after(from_rpc_error(error)))
+                continue
+            if self._resumption.attach_when_accepted:
+                self._former = self._call  # it ends when the new call has taken over
+                self._resume(self._resumption.accepted())
+                continue
+            self._resumption.progress()
             response = message.response if isinstance(message, pb.AttachResponse) else message
             self._pending = self._assembler.events(response)
+
+    def _resume(self, retry: Retry) -> None:
+        time.sleep(retry.pause_s)
+        self._call = self._reopen(retry.call, self._resumption)
 
     def completion(self) -> Completion:
         """Reads to the end and returns the whole answer."""
@@ -56,6 +73,8 @@ class SyncEventStream(AssembledStream):
     def cancel(self) -> None:
         """Cuts the stream; harmless when it has ended."""
         self._call.cancel()
+        if self._former is not None:
+            self._former.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -73,9 +92,15 @@ class SyncRosterClient:
     """
 
     def __init__(
-        self, target: str = "127.0.0.1:50061", *, tenant: str = "", credentials: Credentials = IN_THE_CLEAR
+        self,
+        target: str = "127.0.0.1:50061",
+        *,
+        tenant: str = "",
+        credentials: Credentials = IN_THE_CLEAR,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """`tenant` may stay empty where a token says it."""
+        """`tenant` may stay empty where a token says it. `reconnect_s`: see `RosterClient`."""
+        self._reconnect_s = reconnect_s
         self._metadata = call_metadata(tenant) + credentials.metadata
         self._channel = credentials.channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -99,8 +124,9 @@ class SyncRosterClient:
 
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> SyncEventStream:
         """Streams the answer to a request that is built already."""
+        request = repeatable(request)
         call = self._stub.Generate(request, timeout=deadline_s, metadata=self._metadata)
-        return SyncEventStream(call, Assembler((len(request.received_token_ids),)))
+        return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(
         self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None
@@ -108,7 +134,20 @@ class SyncRosterClient:
         """Resumes a request's stream after the tokens received of each choice (`SyncEventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
         call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
-        return SyncEventStream(call, Assembler(tuple(received)))
+        return self._stream(call, Assembler(tuple(received)), None, deadline_s)
+
+    def _stream(
+        self, call: Any, assembler: Assembler, request: pb.GenerateRequest | None, deadline_s: float | None
+    ) -> SyncEventStream:
+        resumption = Resumption(assembler, request, deadline_s=deadline_s, patience_s=self._reconnect_s)
+        return SyncEventStream(call, assembler, resumption, self._reopen)
+
+    def _reopen(self, call: NextCall, resumption: Resumption) -> Any:
+        if call is NextCall.ATTACH:
+            attach = resumption.attach_request()
+            return self._stub.Attach(attach, timeout=resumption.remaining_s, metadata=self._metadata)
+        generate = resumption.generate_request()
+        return self._stub.Generate(generate, timeout=resumption.remaining_s, metadata=self._metadata)
 
     def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
-from runner_svc.cuda_graphs import DecodeGraphs, bucket_sizes
+from runner_svc.cuda_graphs import Replay, StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps, Launchers
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
 from runner_svc.device_roster import DeviceRoster
@@ -30,7 +31,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
-from runner_svc.profiling_batch import largest_batch
+from runner_svc.profiling_batch import decode_batch, largest_batch
 from runner_svc.sample_records import SampleRows, pack_rows
 from runner_svc.step_buffers import PackedStep, Placed, Ring, aligned
 
@@ -114,9 +115,12 @@ class CudaBackend:
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
-            self._graphs = DecodeGraphs(bucket_sizes(sizes.num_slots))
-            self._graphs.capture(self._run_decode, device.capture, progress)
-            self._graphs.drop_slow(device.seconds)
+            self._graphs = StepGraphs(bucket_sizes(sizes.num_slots))
+            self._graphs.capture(self._decode_passes, device.capture, device.seconds, progress)
+            self._graphs.drop_slow()
+            self._steps.packed.zero_()
+            self._mixed_graphs = StepGraphs(token_sizes(sizes.max_step_tokens))
+            self._mixed_graphs.capture_small(self._run_mixed, device.capture, device.is_late, progress)
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
@@ -145,11 +149,11 @@ class CudaBackend:
         """Launches the batch and waits for it."""
         return self.launch(batch).wait()
 
-    @torch.inference_mode()
     def is_broken_by(self, error: Exception) -> bool:
         """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
         return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
 
+    @torch.inference_mode()
     def launch(self, batch: StepBatch) -> PendingCudaStep:
         """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
         buffers = self._ring.take()
@@ -165,9 +169,10 @@ class CudaBackend:
         bucket = None
         if (batch.counts == 1).all() and batch.sample.all():
             bucket = self._graphs.bucket(len(batch.slots))
-        mixed = None
+        mixed, mixed_bucket = None, None
         if bucket is None:
-            mixed = steps.pack_mixed(step, batch)
+            mixed_bucket = self._mixed_graphs.bucket(int(batch.counts.sum()))
+            mixed = steps.pack_mixed(step, batch, mixed_bucket)
             rows = mixed.rows
         else:
             rows = steps.pack_decode(step, batch, bucket)
@@ -181,7 +186,7 @@ class CudaBackend:
             if changes is not None:
                 self._scatter(stream, self._roster.words, changes.tensor(steps.packed), int(changes.array[0]))
             if mixed is not None:
-                hidden = steps.run_mixed(stream, mixed)
+                hidden = steps.run_mixed(stream, mixed, self._mixed_replay(mixed_bucket))
                 prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets)
             elif bucket is not None:
                 self._graphs.replay(bucket)
@@ -273,15 +278,25 @@ class CudaBackend:
             tail_words=TAIL_WORDS,
         )
 
+    def _decode_passes(self, bucket: int) -> list[Callable[[], None]]:
+        """Ways to launch a decode step, whose input is there to run it with."""
+        step = PackedStep(self._steps.layout, np.zeros(self._steps.layout.words, np.int32))
+        self._steps.pack_decode(step, decode_batch(self._sizes.context_length), bucket)
+        self._steps.packed.copy_(torch.from_numpy(step.words))
+        return self._steps.decode_passes(self._device.current_stream, bucket)
+
+    def _run_mixed(self, bucket: int) -> None:
+        self._steps.forward_mixed(self._device.current_stream(), bucket)
+
+    def _mixed_replay(self, bucket: int | None) -> Replay | None:
+        return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
+
     def _calibrated_scales(self, progress: Progress) -> Tensor:
         progress("calibrating the FP8 cache", 0.0)
         max_tokens = min(self.max_step_tokens, self._sizes.context_length)
         scales = calibrated_scales(self._decoder, self._launchers, self._device, max_tokens)
         progress("calibrating the FP8 cache", 1.0)
         return scales
-
-    def _run_decode(self, bucket: int) -> None:
-        self._steps.run_decode(self._device.current_stream(), bucket)
 
     def _fitting_blocks(self, progress: Progress) -> int:
         """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""

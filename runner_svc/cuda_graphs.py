@@ -1,14 +1,17 @@
-"""CUDA graphs of decode steps, one for each bucket: a batch is padded to the next bucket and one graph is replayed.
+"""CUDA graphs of steps, one for each bucket: a step is padded to the next bucket and one graph is replayed.
 
 Launching the two to three hundred kernels of a step one by one takes the host longer than a small model takes the GPU.
-Sizes lie close together, as a padding row costs a row's work in every matrix product.
+Buckets of decode steps are numbers of rows, those of mixed steps numbers of positions. They lie close together, as
+padding costs its work in every matrix product.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
+Launch = Callable[[], None]
 Replay = Callable[[], None]
 
 # Most rows of a captured batch; larger steps are launched kernel by kernel, which then hides behind the GPU's work.
@@ -22,43 +25,72 @@ def bucket_sizes(max_rows: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-class DecodeGraphs:
-    """The captured steps."""
+def token_sizes(max_tokens: int) -> list[int]:
+    """Ascending positions of captured mixed steps: every 64th, 128th from 512 on, 256th from 2048 on; then all."""
+    sizes = [*range(64, 512, 64), *range(512, 2048, 128), *range(2048, max_tokens, 256)]
+    return [size for size in sizes if size < max_tokens] + [max_tokens]
+
+
+class StepGraphs:
+    """The captured steps of one kind."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # ascending
         self._replays: dict[int, Replay] = {}
+        self._seconds: dict[int, float] = {}
 
     def capture(
         self,
-        run: Callable[[int], None],
-        capture: Callable[[Callable[[], None]], Replay],
+        passes: Callable[[int], Sequence[Launch]],
+        capture: Callable[[Launch], Replay],
+        seconds: Callable[[Replay], float],
         progress: Callable[[str, float], None],
     ) -> None:
-        """Captures `run(size)` of every size, the largest first: smaller graphs then share its memory.
+        """Captures every size, the largest first: smaller graphs then share its memory.
 
-        `capture` makes a graph of what a function launches.
+        `passes(size)` are ways to launch the step, of which the fastest is kept; `capture` makes a graph of what one
+        launches, `seconds` measures a replay.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
-            self._replays[size] = capture(lambda size=size: run(size))  # type: ignore[misc]
+            replays = [capture(launch) for launch in passes(size)]
+            times = [seconds(replay) for replay in replays]
+            self._seconds[size] = min(times)
+            self._replays[size] = replays[times.index(min(times))]
             progress("capturing CUDA graphs", done / len(self.sizes))
 
-    def drop_slow(self, seconds: Callable[[Replay], float]) -> None:
-        """Leaves out sizes that take longer than the next one; `seconds` measures a replay.
+    def capture_small(
+        self,
+        run: Callable[[int], None],
+        capture: Callable[[Launch], Replay],
+        is_worth_it: Callable[[Launch, Replay], bool],
+        progress: Callable[[str, float], None],
+    ) -> None:
+        """Captures `run(size)` of ascending sizes, up to the first where `is_worth_it` finds no gain."""
+        for done, size in enumerate(self.sizes, 1):
+            launch = partial(run, size)
+            replay = capture(launch)
+            if not is_worth_it(launch, replay):
+                break
+            self._replays[size] = replay
+            progress("capturing CUDA graphs of mixed steps", done / len(self.sizes))
+        self.sizes = sorted(self._replays)
+
+    def drop_slow(self) -> None:
+        """Leaves out sizes that took longer than the next one.
 
         cuBLAS has other kernels for one row than for eight, and they are not always the faster ones.
         """
         fastest = float("inf")
         for size in reversed(self.sizes):
-            taken = seconds(self._replays[size])
+            taken = self._seconds[size]
             if taken > fastest:
                 del self._replays[size]
             fastest = min(fastest, taken)
         self.sizes = sorted(self._replays)
 
-    def bucket(self, num_rows: int) -> int | None:
-        """The size that a batch of so many rows is padded to; None when no graph is large enough."""
-        place = bisect_left(self.sizes, num_rows)
+    def bucket(self, size: int) -> int | None:
+        """The size that a step of this size is padded to; None when no graph is large enough."""
+        place = bisect_left(self.sizes, size)
         return self.sizes[place] if place < len(self.sizes) else None
 
     def replay(self, size: int) -> None:

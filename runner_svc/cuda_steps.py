@@ -1,14 +1,19 @@
 """The forward passes of steps over one KV cache: what is packed for them on the host, what is launched for them.
 
-| step | rows | launched as |
+| step | rows | padded to |
 | --- | --- | --- |
-| decode | one position each, all sampled, padded to a bucket | can be captured: grids depend on the bucket alone |
-| mixed | any; those of one position attend as decode rows do, the others as prompts | kernel by kernel |
+| decode | one position each, all sampled | a bucket of rows |
+| mixed | any; those of one position attend as decode rows do, the others as prompts | a bucket of positions, or not |
+
+Grids depend on the bucket alone, so that padded passes can be captured: whole decode passes, mixed ones without the
+LM head, whose rows are few and vary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import StepBatch
+from runner_svc.cuda_graphs import Replay
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.cuda_decoder import CudaDecoder, DecoderLaunchers, DeviceInputs, Hidden, StepAttention
+from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyLaunchers, matrices
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
 
@@ -104,6 +111,8 @@ class Launchers(Protocol):
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
 
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
+
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
@@ -115,14 +124,22 @@ class Launchers(Protocol):
     def sampling(self, tokens: Tensor) -> SamplingLauncher: ...
 
 
+@dataclass(frozen=True, slots=True)
+class MixedShape:
+    """All that the launches of a mixed step depend on. Captured ones have room for any step of so many positions."""
+
+    num_rows: int
+    num_tokens: int
+    decode_rows: int
+    prefill_words: int  # of the plan
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedStep:
     """A mixed step as it was packed."""
 
     rows: PackedRows
-    num_tokens: int
-    num_decode_rows: int
-    prefill_plan_words: int
+    shape: MixedShape
 
 
 class CudaSteps:
@@ -140,6 +157,7 @@ class CudaSteps:
         tail_words: int,
     ) -> None:
         self._decoder = decoder
+        self._skinny = _skinny_decoders(decoder, launchers)
         self._cache = cache
         self._num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -160,63 +178,104 @@ class CudaSteps:
         self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
         return rows
 
-    def run_decode(self, stream: int, bucket: int) -> None:
-        """Launches the pass that `packed` describes; fills the first `bucket` rows of the logits."""
+    def decode_passes(self, stream: Callable[[], int], bucket: int) -> list[Callable[[], None]]:
+        """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits."""
+        passes: list[Callable[[], None]] = []
+        if bucket <= MAX_ROWS:
+            passes += [partial(self._run_skinny, decoder, stream, bucket) for decoder in self._skinny]
+        return [*passes, partial(self._run_decode, stream, bucket)]
+
+    def _run_decode(self, current_stream: Callable[[], int], bucket: int) -> None:
+        stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
+        hidden = self._decoder.forward(stream, inputs, self._cache, self._decode_attention(bucket))
+        self._decoder.logits(stream, hidden, self.logits[:bucket])
+
+    def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+        stream = current_stream()
+        inputs = self._gathered(stream, bucket, bucket)
+        skinny.decode(stream, inputs, self._cache, self._decode_attention(bucket), self.logits[:bucket])
+
+    def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address(0)
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
             self._attention.run_decode(stream, layer, queries, output, plan, bucket)
 
-        hidden = self._decoder.forward(stream, inputs, self._cache, attend)
-        self._decoder.logits(stream, hidden, self.logits[:bucket])
+        return attend
 
-    def pack_mixed(self, step: PackedStep, batch: StepBatch) -> MixedStep:
-        """Packs a step of any rows."""
-        num_rows = len(batch.slots)
-        rows = step.rows(batch, num_rows, self._num_slots)
+    def pack_mixed(self, step: PackedStep, batch: StepBatch, bucket: int | None = None) -> MixedStep:
+        """Packs a step of any rows, padded to `bucket` positions where a captured pass is to be replayed."""
         decode = np.flatnonzero(batch.counts == 1)
         prefill = np.flatnonzero(batch.counts > 1)
-        firsts = rows.offsets[:-1]
-        decode_words = 0
+        if bucket is None:
+            shape = self._exact_shape(batch, len(decode), len(prefill))
+        else:
+            shape = self._captured_shape(bucket)
+        rows = step.rows(batch, shape.num_rows, self._num_slots)
+        firsts = rows.offsets[: len(batch.slots)]
+        decode_words = self._decode_words(shape)
+        plan = step.plan(0, decode_words)
         if len(decode):
-            decode_words = self._attention.decode_plan_words(len(decode))
-            self._attention.plan_decode(
-                batch.ends[decode], batch.slots[decode], step.plan(0, decode_words), firsts[decode]
-            )
-        num_tokens = int(rows.offsets[num_rows])
-        prefill_words = 0
-        if len(prefill):
-            prefill_words = self._attention.prefill_plan_words(num_tokens, len(prefill))
+            ends, slots = batch.ends[decode], batch.slots[decode]
+            self._attention.plan_decode(ends, slots, plan, firsts[decode], shape.decode_rows)
+        else:
+            plan.fill(0)  # no work for anyone
+        if shape.prefill_words:
             self._attention.plan_prefill(
                 batch.starts[prefill],
                 batch.counts[prefill],
                 batch.slots[prefill],
                 firsts[prefill],
-                step.plan(decode_words, prefill_words),
+                step.plan(decode_words, shape.prefill_words),
             )
-        return MixedStep(rows, num_tokens, len(decode), prefill_words)
+        return MixedStep(rows, shape)
 
-    def run_mixed(self, stream: int, step: MixedStep) -> Hidden:
-        """Launches the pass that `packed` describes; fills the logits' rows, one for each row that samples."""
-        inputs = self._gathered(stream, len(step.rows.slots), step.num_tokens)
-        hidden = self._decoder.forward(stream, inputs, self._cache, self._mixed_attention(step))
+    def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
+        """Launches the pass that `packed` describes; fills the logits' rows, one for each row that samples.
+
+        `replay` is the captured `forward_mixed` of the step's bucket.
+        """
+        if replay is None:
+            self._forward_mixed(stream, step.shape)
+        else:
+            replay()
+        hidden = self._decoder.hidden(step.shape.num_tokens)
         num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
             self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
 
-    def _mixed_attention(self, step: MixedStep) -> StepAttention:
-        attention, decode_rows, prefill_words = self._attention, step.num_decode_rows, step.prefill_plan_words
-        decode_words = attention.decode_plan_words(decode_rows) if decode_rows else 0
-        decode_plan, prefill_plan = self._plan_address(0), self._plan_address(decode_words)
+    def forward_mixed(self, stream: int, bucket: int) -> None:
+        """Launches the layers of any mixed step of up to `bucket` positions."""
+        self._forward_mixed(stream, self._captured_shape(bucket))
+
+    def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
+        num_tokens = int(batch.counts.sum())
+        words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0
+        return MixedShape(len(batch.slots), num_tokens, decode_rows, words)
+
+    def _captured_shape(self, bucket: int) -> MixedShape:
+        slots = self._num_slots
+        return MixedShape(slots, bucket, slots, self._attention.prefill_plan_words(bucket, slots))
+
+    def _decode_words(self, shape: MixedShape) -> int:
+        return self._attention.decode_plan_words(shape.decode_rows) if shape.decode_rows else 0
+
+    def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
+        inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
+        self._decoder.forward(stream, inputs, self._cache, self._mixed_attention(shape))
+
+    def _mixed_attention(self, shape: MixedShape) -> StepAttention:
+        attention = self._attention
+        decode_plan, prefill_plan = self._plan_address(0), self._plan_address(self._decode_words(shape))
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-            if decode_rows:
-                attention.run_decode(stream, layer, queries, output, decode_plan, decode_rows)
-            if prefill_words:
-                attention.run_prefill(stream, layer, queries, output, prefill_plan, prefill_words)
+            if shape.decode_rows:
+                attention.run_decode(stream, layer, queries, output, decode_plan, shape.decode_rows)
+            if shape.prefill_words:
+                attention.run_prefill(stream, layer, queries, output, prefill_plan, shape.prefill_words)
 
         return attend
 
@@ -239,3 +298,10 @@ class CudaSteps:
 
     def _plan_address(self, begin: int) -> int:
         return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
+
+
+def _skinny_decoders(decoder: CudaDecoder, launchers: Launchers) -> list[SkinnyDecoder]:
+    """None for models that their products don't take."""
+    multiplied = matrices(decoder)
+    found = launchers.skinny(multiplied) if multiplied is not None else []
+    return [SkinnyDecoder(decoder, each) for each in found]

@@ -1,13 +1,16 @@
-"""The largest step that plans may ask for, to see what memory it takes."""
+"""Made-up steps: the largest that plans may ask for, to see what memory it takes, and one to see how long it takes."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runner_svc.backend import StepBatch
 from runner_svc.slot_state import ROW_PARAMS
 
 _NONE = np.zeros(0, np.int32)
+# Of the sequence whose step is timed.
+_CONTEXT = 512
 
 
 def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> StepBatch:
@@ -17,15 +20,26 @@ def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> 
     """
     left = min(max_step_tokens, num_slots * context_length) - num_slots
     extra = np.minimum(context_length - 1, np.maximum(0, left - np.arange(num_slots) * (context_length - 1)))
+    return _batch(np.zeros(num_slots, np.int32), (1 + extra).astype(np.int32))
+
+
+def decode_batch(context_length: int) -> StepBatch:
+    """One sequence decodes, which is what a step of any bucket costs at least; its table is empty, as above."""
+    start = min(context_length, _CONTEXT) - 1
+    return _batch(np.full(1, start, np.int32), np.ones(1, np.int32))
+
+
+def _batch(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> StepBatch:
+    """Of the first slots; all rows sample."""
     return StepBatch(
-        slots=np.arange(num_slots, dtype=np.int32),
-        starts=np.zeros(num_slots, np.int32),
-        counts=(1 + extra).astype(np.int32),
-        sample=np.ones(num_slots, np.bool_),
+        slots=np.arange(len(starts), dtype=np.int32),
+        starts=starts,
+        counts=counts,
+        sample=np.ones(len(starts), np.bool_),
         tokens=_NONE,
         positions=_NONE,
         slot_mapping=_NONE.astype(np.int64),
         block_tables=_NONE.reshape(0, 0),
-        params=np.zeros(num_slots, ROW_PARAMS),
+        params=np.zeros(len(starts), ROW_PARAMS),
         states=[],
     )

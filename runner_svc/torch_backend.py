@@ -87,11 +87,11 @@ class TorchBackend:
         """Copies whole blocks; all sources are read before any target is written."""
         self.cache.copy_blocks(_int64(sources), _int64(targets))
 
-    @torch.inference_mode()
     def is_broken_by(self, error: Exception) -> bool:
         """See `Backend`."""
         return False
 
+    @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it."""
         started = time.perf_counter_ns()

@@ -13,7 +13,7 @@ def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admissi
     return plan_pb2.Admission(
         slot=sequence.slot,
         sequence_id=sequence.id,
-        tokens=pack(sequence.tokens),
+        tokens=sequence.column(0, len(sequence.tokens)),
         prompt_len=sequence.prompt_len,
         num_computed=num_computed,
         seed=request.seed,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from array import array
 
 HASH_BYTES = 16
+TOKEN_BYTES = 4
 
 _SECRET = secrets.token_bytes(HASH_BYTES)
 
@@ -25,16 +25,15 @@ def root_hash(*parts: str) -> bytes:
     return root.digest()
 
 
-def chain_hash(parent: bytes, tokens: list[int]) -> bytes:
-    """The name of one block that holds `tokens` after the prefix named `parent`. 16 bytes."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+def chain_hash(parent: bytes, tokens: bytes) -> bytes:
+    """The name of one block that holds `tokens` (an int32 column) after the prefix named `parent`. 16 bytes."""
+    return hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest()
 
 
-def extend_chain(hashes: list[bytes], parent: bytes, tokens: list[int], count: int, block_size: int) -> None:
-    """Appends to `hashes`, the names of the first blocks of `tokens`, until it has `count`. `parent`: the last of them,
-    or the root."""
-    data = array("i", tokens[len(hashes) * block_size : count * block_size]).tobytes()
-    width, blake2b = block_size * array("i").itemsize, hashlib.blake2b
-    for start in range(0, len(data), width):
-        parent = blake2b(parent + data[start : start + width], digest_size=HASH_BYTES).digest()
-        hashes.append(parent)
+def chain_hashes(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
+    """The names of the consecutive full blocks that `tokens` (an int32 column) fill after the prefix `parent`."""
+    width, blake2b, names = TOKEN_BYTES * block_size, hashlib.blake2b, []
+    for start in range(0, len(tokens), width):  # `chain_hash`, without the call
+        parent = blake2b(parent + tokens[start : start + width], digest_size=HASH_BYTES).digest()
+        names.append(parent)
+    return names

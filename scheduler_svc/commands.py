@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 
 from protos import engine_pb2
+from scheduler_svc.doorkeeper import Doorkeeper
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.outbox import attached_message
-from scheduler_svc.policy import Load, Refuse
 from scheduler_svc.policy_commands import PolicyCommands
-from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
 from scheduler_svc.status import drain_progress, model_state, status
@@ -29,6 +26,7 @@ class Commands:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = SequenceIds()
+        self._doorkeeper = Doorkeeper(engine)
         self.policies = PolicyCommands(engine)
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
@@ -66,7 +64,7 @@ class Commands:
             self._hand_over(known, submit.handle, worker)
             return
         request = build_request(submit, worker, self._ids.take(submit.n), engine.ledger.now_s)
-        refusal = self._refusal(request, known)
+        refusal = self._doorkeeper.refusal(request, known)
         if refusal is not None:
             engine.totals.refused += 1
             engine.outbox.message(worker, refusal.to_message(submit.handle))
@@ -76,59 +74,6 @@ class Commands:
         )
         engine.outbox.message(worker, engine_pb2.FromEngine(accepted=accepted))
         engine.submit(request)
-
-    def _refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
-        """Why this request can't wait here; None if it can."""
-        engine, settings = self._engine, self._engine.settings
-        if known is not None:
-            message = f"request_id {request.request_id!r} is in use with another body: choose another id"
-            return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
-        if engine.drain.begun:
-            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
-        if engine.pool.model is None:
-            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
-        most, needed = engine.pool.max_tokens, request.prompt_len + request.max_tokens
-        if engine.pool.schedulers and needed > most:
-            message = f"prompt and max_tokens ({needed} tokens) can never fit the KV pool of {most}: lower max_tokens"
-            return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens")
-        if len(engine.queue) + len(request.sequences) > settings.max_waiting_requests:
-            return self._full(f"{len(engine.queue)} sequences wait, the most that may")
-        new_tokens = request.prompt_len * len(request.sequences)
-        if engine.queue.num_tokens + new_tokens > settings.max_waiting_tokens:
-            return self._full(f"{engine.queue.num_tokens} prompt tokens wait, {new_tokens} more are too many")
-        answer = engine.policy.admit(request_view(request), self._load())
-        if isinstance(answer, Refuse):
-            return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
-        return None
-
-    def _full(self, what: str) -> EngineRefusal:
-        """The queue is full; come back when about an eighth of it has been served, at the pace so far."""
-        engine = self._engine
-        pace = engine.totals.finished / max(1e-3, engine.clock() - engine.started_s)
-        wait_s = min(30.0, max(0.5, len(engine.queue) / 8 / max(pace, 1e-3)))
-        return EngineRefusal(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, f"the queue is full ({what}): try again later", "", wait_s
-        )
-
-    def _load(self) -> Load:
-        """The sum over all runners."""
-        schedulers = self._engine.pool.schedulers.values()
-        loads = [s.load(self._engine.queue, np.flatnonzero(s.table.lag == 1)) for s in schedulers]
-        return Load(
-            running=sum(load.running for load in loads),
-            decoding=sum(load.decoding for load in loads),
-            slots=sum(load.slots for load in loads),
-            waiting=len(self._engine.queue),
-            waiting_tokens=self._engine.queue.num_tokens,
-            free_blocks=sum(load.free_blocks for load in loads),
-            blocks=sum(load.blocks for load in loads),
-            block_size=max((load.block_size for load in loads), default=1),
-            max_step_tokens=sum(load.max_step_tokens for load in loads),
-            now_s=self._engine.ledger.now_s,
-            context=sum(load.context for load in loads),
-            prompt_backlog=sum(load.prompt_backlog for load in loads),
-            itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
-        )
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
         """The text decides: what was sampled beyond the stop string is taken back, even after an end."""

@@ -19,6 +19,7 @@ from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
 from scheduler_svc.drain import Drain
+from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.observation import observation
@@ -31,9 +32,11 @@ from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, PlannedStep
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
 from scheduler_svc.tenant_queues import Queue, TenantQueues
+from scheduler_svc.tenant_shares import TenantShares
 from scheduler_svc.waiting_queue import WaitingQueue
 
 log = structlog.get_logger()
@@ -59,6 +62,8 @@ class Engine:
         self.ledger = Ledger()
         self.pool = RunnerPool(settings, clock, self.ledger)
         self.queue = self._new_queue()
+        self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
+        self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
@@ -104,6 +109,7 @@ class Engine:
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
+        self.rate.observe(self.ledger.now_s, len(applied.tokens), len(applied.ends), len(self.queue))
         if self.policy.observes:
             self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
             self._ended.clear()
@@ -151,6 +157,8 @@ class Engine:
                 idle.add(session)
                 continue
             plans.append((session, step))
+            for sequence, _ in step.joined:
+                self.shares.started(sequence)
             if self.settings.check:
                 check_roster(scheduler)
         return plans
@@ -182,12 +190,13 @@ class Engine:
         self.enter(request)
         self.totals.requests += 1
         self.queue.arrive(request.tenant)
+        self.shares.submitted(request)
         for sequence in request.sequences:
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
                 self.finish(sequence, end)
             else:
-                self.queue.push(sequence)
+                self.shares.enter(sequence, self.queue)
 
     def enter(self, request: Request) -> None:
         """The request is known, and its sequences have their ranks."""
@@ -210,6 +219,7 @@ class Engine:
             self.queue.discard(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
+        self.shares.ended(sequence, self.queue)
         self.totals.finished += 1
         request = sequence.request
         if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -227,6 +237,12 @@ class Engine:
         """Ends every choice of the request that has not ended."""
         for sequence in request.sequences:
             self.finish(sequence, end)
+
+    def shed(self, request: Request, refusal: EngineRefusal) -> None:
+        """Takes back a request that waits, for the sake of another; its client hears the refusal."""
+        self.totals.refused += 1
+        self.outbox.message(request.owner, refusal.to_message(request.handle))
+        self.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     def cut_stream(self, request: Request) -> None:
         """The client's stream is gone: cancelled, or kept for its time."""
@@ -257,6 +273,7 @@ class Engine:
         for sequence in waiting:
             self._rank_anew(sequence)
             self.queue.push(sequence)
+        self.shares.requeued(self.queue)
         for scheduler in self.pool.schedulers.values():
             for sequence in scheduler.table.running():
                 self._rank_anew(sequence)

@@ -46,6 +46,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         request_id=submit.request_id,
         digest=submit.digest,
         body=submit.body,
+        prompt=submit.prompt,
         prompt_len=len(prompt),
         num_received=len(received),
         sampling=submit.sampling,

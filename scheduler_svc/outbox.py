@@ -113,12 +113,14 @@ def attached_message(handle: int, sequences: list[Sequence]) -> engine_pb2.FromE
     attached = engine_pb2.Attached(
         handle=handle,
         body=request.body,
-        prompt=pack(sequences[0].tokens[: request.prompt_len]),
+        prompt=request.prompt,
         num_received=request.num_received,
         cached_tokens=sequences[0].cached_tokens,
     )
     for sequence in sequences:
-        record = attached.choices.add(sequence_id=sequence.id, tokens=pack(sequence.tokens[request.prompt_len :]))
+        record = attached.choices.add(
+            sequence_id=sequence.id, tokens=sequence.column(request.prompt_len, len(sequence.tokens))
+        )
         if sequence.logprobs:
             record.logprobs.CopyFrom(_joined(sequence.logprobs))
         if sequence.end is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protos import plan_pb2
-from scheduler_svc.block_hashes import extend_chain, root_hash
+from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match
 from scheduler_svc.plan_draft import InFlight
 from scheduler_svc.sequence import Sequence
@@ -30,7 +30,7 @@ from scheduler_svc.tenant_queues import Queue
 
 STEPS_ASIDE = 16
 """Sequences that step aside, and that come back, for each one that is seated."""
-HASHED_ASIDE = 256
+HASHED_ASIDE = 64
 """Blocks hashed (a microsecond each) for sequences that step aside, after which no further one does."""
 
 
@@ -75,9 +75,9 @@ class PrefixSharing:
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
-        for _ in range(min(len(self._returning), STEPS_ASIDE)):
-            queue.come_back(self._returning.popleft())
-        num_hashed = 0
+        num_back = num_hashed = 0
+        while self._returning and num_back < STEPS_ASIDE:
+            num_back += queue.come_back(self._returning.popleft())
         for _ in range(STEPS_ASIDE):
             sequence = next(line, None) if num_hashed < HASHED_ASIDE else None
             if sequence is None or sequence.stale:
@@ -101,8 +101,8 @@ class PrefixSharing:
         """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
         hashes = sequence.hashes
         if len(hashes) < count:
-            parent = hashes[-1] if hashes else self._root(sequence)
-            extend_chain(hashes, parent, sequence.tokens, count, self._pool.block_size)
+            size, parent = self._pool.block_size, hashes[-1] if hashes else self._root(sequence)
+            hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
         return hashes[:count]
 
     def _root(self, sequence: Sequence) -> bytes:

@@ -96,7 +96,7 @@ class Recovery:
             if sequence is None or self._has_ended(sequence):
                 scheduler.expel(resident.slot, resident.blocks)
                 continue
-            scheduler.seat_resident(sequence, resident.slot, resident.blocks, resident.computed)
+            scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
             going_on += 1
         for request in requests.values():
             self._queue_missing(request)

@@ -11,16 +11,14 @@ A sequence gets the blocks of all its known tokens when it is admitted, so only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.admission import admission_message
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.ledger import Ledger
@@ -28,8 +26,9 @@ from scheduler_svc.plan_draft import InFlight, PlanDraft
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
-from scheduler_svc.request_view import load_view, waiting_view
-from scheduler_svc.sequence import Phase, Sequence
+from scheduler_svc.request_view import load_view
+from scheduler_svc.seating import Seating, better_ranked, chunk
+from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
 from scheduler_svc.tenant_queues import Queue
@@ -81,6 +80,7 @@ class Scheduler:
         self._ledger = ledger or Ledger()
         self._last_result_s = 0.0
         self._step_clock = StepClock()
+        self.seating = Seating(self, self._ledger)
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -156,20 +156,8 @@ class Scheduler:
         self.prefix.dissolve(queue)
         return len(running)
 
-    # ------------------------------------------------------------------ residents from before a restart
-
-    def seat_resident(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
-        """The sequence is in the slot already, with these blocks (held, see `BlockPool.restore`) and positions."""
-        sequence.blocks = blocks
-        tenant = self._ledger.index_of(sequence.request.tenant)
-        sequence.slot = self.table.occupy(sequence, computed, len(blocks) * self.pool.block_size, tenant, slot)
-        sequence.phase = Phase.RUNNING
-        sequence.scheduler = self
-        sequence.admitted = True
-        self.prefix.keep(sequence, self.table)
-
     def expel(self, slot: int, blocks: list[int]) -> None:
-        """What the runner holds in the slot is not wanted."""
+        """What the runner holds in the slot from before a restart is not wanted."""
         self.pool.release(blocks)
         self._releases.append(slot)
 
@@ -186,7 +174,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         room = self._continue_prompts(draft, queue, budget, room, may_admit)
         if may_admit:
-            self._admit(draft, queue, self._line(queue, policy), budget, room)
+            self.seating.admit(draft, queue, self.seating.line(queue, policy), budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -195,17 +183,12 @@ class Scheduler:
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
-        free_blocks = self.pool.num_free - self._reserve
+        free_blocks = self.pool.num_free - self.seating.reserve
         displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self._ledger.now_s)
         victims = displacement.choose(queue.in_order())
         for victim in victims:
             self._preempt(victim, queue)
         return bool(victims)
-
-    @property
-    def _reserve(self) -> int:
-        """Blocks that admissions leave free for the sequences that decode."""
-        return min(self.table.num_running, self.pool.num_blocks // 64)
 
     def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
@@ -258,69 +241,14 @@ class Scheduler:
         lags = table.lag
         for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
             if may_admit:
-                room = self._admit(draft, queue, _before(queue, self._rank_of(slot)), budget, room)
+                room = self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])
-            count = self._chunk(lag, room, budget)
+            count = chunk(lag, room, budget, self._max_step_tokens)
             if not count:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
             room -= count
         return room
-
-    def _chunk(self, lag: int, room: int, budget: Budget) -> int:
-        """Positions of a prompt that go into this step: 0 if a whole prompt is wanted and does not fit."""
-        if budget.may_chunk or lag > self._max_step_tokens:
-            return min(lag, room)
-        return lag if lag <= room else 0
-
-    def _admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
-        """Seats those of `line` in order until slots, blocks or budget end; returns the room left."""
-        size, reserve = self.pool.block_size, self._reserve
-        while len(draft.joined) < budget.max_new and self.table.free:
-            candidate = self.prefix.first_in_line(queue, line)
-            if candidate is None:
-                break
-            sequence, hit = candidate.sequence, candidate.hit
-            lag = len(sequence.tokens) - len(hit) * size
-            count = self._chunk(lag, room, budget)
-            need = self.pool.blocks_for(len(sequence.tokens)) - len(hit)
-            if need + reserve > self.pool.num_free_without(hit) or not (count or budget.admit_ahead):
-                break
-            queue.discard(sequence)
-            self._seat(sequence, hit, need, draft)
-            if count:
-                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
-                room -= count
-        return room
-
-    def _line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
-        """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
-        if policy.rerank_window:
-            head = list(islice(queue.in_order(), policy.rerank_window))
-            size, now_s = self.pool.block_size, self._ledger.now_s
-            views = [waiting_view(sequence, len(self.prefix.match(sequence).blocks) * size, now_s) for sequence in head]
-            by_id = {sequence.id: sequence for sequence in head}
-            yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
-        while (sequence := queue.peek()) is not None:
-            yield sequence
-
-    def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
-        """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
-        self.pool.share(hit)
-        size, num_computed = self.pool.block_size, len(hit) * self.pool.block_size
-        sequence.blocks = hit + self.pool.allocate(need)
-        sequence.slot = self.table.occupy(
-            sequence, num_computed, len(sequence.blocks) * size, self._ledger.index_of(sequence.request.tenant)
-        )
-        sequence.phase = Phase.RUNNING
-        sequence.scheduler = self
-        if not sequence.admitted:
-            sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
-            self.cached_tokens += sequence.cached_tokens
-            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
-        self.prefix.announce(sequence, len(hit), self.table)
-        draft.joined.append(sequence)
-        draft.admissions.append(admission_message(sequence, num_computed))
 
     def _commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
@@ -362,9 +290,3 @@ class Scheduler:
         )
         self._releases, self._left = [], []
         return step
-
-
-def _before(queue: Queue, rank: tuple[object, int]) -> Iterator[Sequence]:
-    """Waiting sequences of a better rank, as `Scheduler._line` gives them."""
-    while (sequence := queue.peek()) is not None and sequence.rank < rank:
-        yield sequence

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from protos import plan_pb2
 
 if TYPE_CHECKING:
@@ -100,6 +102,14 @@ class Sequence:
         """Tokens of the prompt (received tokens count as generated)."""
         return self.request.prompt_len
 
+    def column(self, start: int, stop: int) -> bytes:
+        """Tokens `start` to `stop` - 1 as a little-endian int32 column; those of the prompt are not packed again."""
+        prompt = self.request.prompt
+        column = prompt[4 * start : 4 * stop]
+        if 4 * stop > len(prompt):
+            column += np.asarray(self.tokens[max(start, self.prompt_len) : stop], "<i4").tobytes()
+        return column
+
     @property
     def num_generated(self) -> int:
         """Tokens after the prompt."""
@@ -118,6 +128,8 @@ class Request:
     request_id: str
     digest: bytes
     body: bytes
+    prompt: bytes
+    """Its tokens as a little-endian int32 column."""
     prompt_len: int
     num_received: int
     sampling: plan_pb2.Sampling

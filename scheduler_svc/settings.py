@@ -17,6 +17,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from scheduler_svc.tenant_limits import TenantLimits
+
 
 class SchedulerSettings(BaseSettings):
     """What an operator may set on `roster-scheduler`."""
@@ -76,6 +78,12 @@ class SchedulerSettings(BaseSettings):
     isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")
     max_waiting_requests: int = Field(8192, ge=1, description="Requests that may wait; more are refused.")
     max_waiting_tokens: int = Field(16_000_000, ge=1, description="Prompt tokens that may wait; more are refused.")
+    tenant_limits: dict[str, TenantLimits] = Field(
+        default_factory=dict,
+        description='Limits by tenant, "*" for those not named, as JSON: {"*": {"waiting": 256, "tokens": 1000000, '
+        '"running": 64, "weight": 1}}, each optional; weight is the part of a full queue.',
+    )
+    early_refusal: bool = Field(True, description="Refuse at once what can't meet its deadline at the present load.")
     runner_timeout_s: float = Field(10.0, gt=0, description="Seconds without a message after which a runner is dead.")
     plan_timeout_s: float = Field(
         120.0, gt=0, description="Age in seconds at which the oldest plan proves that its runner hangs."

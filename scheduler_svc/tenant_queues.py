@@ -80,13 +80,14 @@ class TenantQueues:
         """Takes a waiting sequence out of the order; it still waits."""
         self._queues[sequence.request.tenant].step_aside(sequence)
 
-    def come_back(self, sequence: Sequence) -> None:
-        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+    def come_back(self, sequence: Sequence) -> bool:
+        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
         tenant = sequence.request.tenant
         queue = self._queues.get(tenant)
-        if queue is not None:
-            queue.come_back(sequence)
-            self._enter(tenant)
+        if queue is None or not queue.come_back(sequence):
+            return False
+        self._enter(tenant)
+        return True
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""

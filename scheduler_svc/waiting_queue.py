@@ -75,11 +75,13 @@ class WaitingQueue:
         """Takes a waiting sequence out of the order; it still waits."""
         self._members[sequence] = _Place(0, self._members[sequence].tokens)
 
-    def come_back(self, sequence: Sequence) -> None:
-        """Puts a sequence that stepped aside back under its rank, if it still waits."""
+    def come_back(self, sequence: Sequence) -> bool:
+        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
         place = self._members.get(sequence)
-        if place is not None and not place.entry:
-            self._enter(sequence, place.tokens)
+        if place is None or place.entry:
+            return False
+        self._enter(sequence, place.tokens)
+        return True
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here."""

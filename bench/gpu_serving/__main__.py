@@ -49,12 +49,14 @@ class Load:
     rate: float = 0.0
     batch: int | None = None
     profiled: bool = False
+    longest_first: bool = False
 
     def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
         """Flags of `bench.gpu_serving.client`."""
         flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
         if self.batch is None:
-            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
+            order = ["--longest-first"] if self.longest_first else []
+            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}", *order]
         return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={DECODE_OUTPUT}"]
 
 
@@ -70,6 +72,9 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
     loads = []
     for step_tokens in arguments.offline:
         loads.append(Load(f"offline, {step_tokens} a step", scheduling("fcfs", step_tokens), arguments.requests))
+    for step_tokens in arguments.offline_longest_first:
+        name, tokens = f"longest first, {step_tokens} a step", scheduling("fcfs", step_tokens)
+        loads.append(Load(name, tokens, arguments.requests, longest_first=True))
     for spec in arguments.online:
         rate, requests, step_tokens = spec.split(":")
         name = f"{rate}/s, {step_tokens} a step"
@@ -149,6 +154,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cuda", "hash", "null"), default="cuda", help="others try the script out")
     parser.add_argument("--offline", type=int, nargs="*", default=[], metavar="STEP_TOKENS")
+    parser.add_argument(
+        "--offline-longest-first",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="STEP_TOKENS",
+        help="the same, sent by a client that knows its output lengths and sends the longest first",
+    )
     parser.add_argument("--requests", type=int, default=512, help="of the load that comes all at once")
     parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")

@@ -53,6 +53,11 @@ class Service:
         self._started_s = time.monotonic()
         self.ready_s = 0.0
 
+    @property
+    def address(self) -> str:
+        """Of the public API."""
+        return self._endpoints.listen
+
     async def __aenter__(self) -> Self:
         flags = {**self._flags, "link": self._endpoints.link}
         command = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from runner_svc.pool_size import MemoryProfile
+
+# A step costs the host this many times what its launches do: under load they take longer, and there is other work.
+_HOST_SHARE = 1.5
 
 
 class GpuDevice:
@@ -62,6 +66,14 @@ class GpuDevice:
         end = self.event()
         end.synchronize()
         return begin.elapsed_time(end) / 1000 / repeats
+
+    def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
+        """Whether launching takes the host so long that the GPU would wait, where it only had to replay."""
+        self.synchronize()
+        begin = time.perf_counter()
+        launch()
+        launching = time.perf_counter() - begin
+        return self.seconds(replay) < _HOST_SHARE * launching
 
     def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
         """Runs the largest step and sees what it takes."""

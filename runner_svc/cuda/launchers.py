@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
+from runner_svc.cuda.embed import Embed
 from runner_svc.cuda.gather import GatherInputs
+from runner_svc.cuda.module import is_hopper
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.cuda.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.skinny_variant import SkinnyVariant
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import DecoderLaunchers
+from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:
@@ -35,6 +43,25 @@ class CudaLaunchers:
             rotating=self._rope(config.rope.rotary_dim, fp8_cache),
             plain=self._rope(0, fp8_cache),
         )
+
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        config = self._config
+        if not is_hopper() or not fits(*matrices):
+            return []
+        embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
+        return [
+            SkinnyLaunchers(
+                embed,
+                SkinnyProducts(
+                    config.rms_norm_eps,
+                    config.activation,
+                    partial(SkinnyVariant.choose, blocks),
+                    overlap=self._overlap,
+                ),
+            )
+            for blocks in (2,)
+        ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""

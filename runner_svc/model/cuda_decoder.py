@@ -133,63 +133,67 @@ class CudaDecoder:
         self.config = config
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
-        self._embeddings = weights.embeddings
-        self._layers: Sequence[LayerWeights] = list(weights.layers)
-        self._norm_weight = weights.norm
-        self._head = weights.head.t()
+        self.embeddings = weights.embeddings
+        self.layers: Sequence[LayerWeights] = list(weights.layers)
+        self.norm_weight = weights.norm
+        self.head = weights.head
+        self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
         self._rotations = _rotations(config, self.device)
-        self._workspace = Workspace(config, max_tokens, self.dtype, self.device)
 
     @property
     def weights(self) -> ModelWeights:
         """What another decoder of the same model can be made from."""
-        return ModelWeights(self._embeddings, self._head.t(), self._norm_weight, iter(self._layers))
+        return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
 
     def forward(self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass."""
         num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
-        space = self._workspace
+        space = self.workspace
         residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
         product, activated = space.product[:num_tokens], space.activated[:num_tokens]
-        gate_up = space.gate_up[:num_tokens]
-        torch.index_select(self._embeddings, 0, inputs.tokens, out=residual)
-        for index, layer in enumerate(self._layers):
+        gate_up, qkv = space.gate_up[:num_tokens], space.qkv[:num_tokens]
+        attended = space.attended[:num_tokens]
+        torch.index_select(self.embeddings, 0, inputs.tokens, out=residual)
+        for index, layer in enumerate(self.layers):
             if index == 0:
                 norm.norm(stream, residual, layer.attention_norm, normed)
             else:
                 norm.add(stream, product, residual, layer.attention_norm, normed)
-            attended = self._attend(stream, index, layer, normed, inputs, cache, attention)
+            _multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+            self.attend(stream, index, qkv, inputs, cache, attention, attended)
             _multiply(attended, layer.output, layer.output_bias, product)
             norm.add(stream, product, residual, layer.mlp_norm, normed)
             _multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
             self._launchers.activation(stream, gate_up, activated)
             _multiply(activated, layer.down, layer.down_bias, product)
-        return Hidden(product, residual)
+        return self.hidden(num_tokens)
+
+    def hidden(self, num_tokens: int) -> Hidden:
+        """What the last `forward`, of so many positions, left."""
+        return Hidden(self.workspace.product[:num_tokens], self.workspace.residual[:num_tokens])
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
         normed = torch.empty_like(hidden.last)
-        self._launchers.norm.add(stream, hidden.last, hidden.residual, self._norm_weight, normed)
+        self._launchers.norm.add(stream, hidden.last, hidden.residual, self.norm_weight, normed)
         if normed.dtype is torch.float32:
-            torch.mm(normed, self._head, out=out)
+            torch.mm(normed, self.head.t(), out=out)
         else:  # the sums are float32 anyway: rounding them to 16 bits would make ties
-            torch.mm(normed, self._head, out_dtype=torch.float32, out=out)
+            torch.mm(normed, self.head.t(), out_dtype=torch.float32, out=out)
 
-    def _attend(
+    def attend(
         self,
         stream: int,
         index: int,
-        layer: LayerWeights,
-        normed: Tensor,
+        qkv: Tensor,
         inputs: DeviceInputs,
         cache: KVCache,
         attention: StepAttention,
-    ) -> Tensor:
-        """[T, num_heads * head_dim], before the output product."""
-        config, num_tokens = self.config, normed.shape[0]
-        qkv = self._workspace.qkv[:num_tokens]
-        _multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+        attended: Tensor,
+    ) -> None:
+        """What a layer does between its QKV product and its output product, whose input `attended` becomes."""
+        config, layer = self.config, self.layers[index]
         queries = qkv[:, : config.num_heads * config.head_dim]
         launcher = self._launchers.rotating if config.rotary_layers[index] else self._launchers.plain
         launcher(
@@ -204,9 +208,7 @@ class CudaDecoder:
             layer.k_norm,
             cache.layer_scales(index),
         )
-        attended = self._workspace.attended[:num_tokens]
         attention(stream, index, queries, attended)
-        return attended
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

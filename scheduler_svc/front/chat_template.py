@@ -24,6 +24,10 @@ class ChatTemplateError(ValueError):
     """The template doesn't compile, or can't render these messages; the text says why."""
 
 
+class TemplateUnusable(ChatTemplateError):
+    """The template can't render any messages."""
+
+
 class _GenerationBlock(Extension):
     """`{% generation %}…{% endgeneration %}` marks an assistant's tokens for training; here only its body counts."""
 
@@ -67,7 +71,7 @@ class ChatTemplate:
     """A model's chat template, compiled.
 
     `source`: Jinja. `special_tokens`: variables such as `bos_token` and their text. Raises ChatTemplateError if the
-    source doesn't compile.
+    source doesn't compile. It runs where it is called: see template_renderer for one that is not trusted.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:

@@ -22,10 +22,12 @@ class ChoiceStream:
     appends to it, and calls `arrived` when it was empty."""
 
     __slots__ = (
+        "_cursor",
         "_finish",
         "_started",
         "_stream",
         "_text",
+        "_waiting",
         "cached_tokens",
         "eager",
         "finish_pending",
@@ -44,6 +46,8 @@ class ChoiceStream:
         self._stream = stream
         self._text = text
         self._started = False
+        self._cursor = 0
+        self._waiting: list[int] | None = None  # tokens so far, fewer than the client's cursor
         self._finish: inference_pb2.Finish | None = None
         self.finish_pending = False
         """`take_finish` has something to give."""
@@ -75,6 +79,9 @@ class ChoiceStream:
     def ended(self, end: engine_pb2.End) -> None:
         """The engine's last word on the sequence, which may echo a stop string found here."""
         self._push()
+        if self._waiting is not None:
+            self._stream.cursor_missed(self.index, self._cursor, len(self._waiting))
+            return
         self._match_stop()
         self._end(end)
         self._stream.choice_ended()
@@ -82,11 +89,16 @@ class ChoiceStream:
     def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:
         """Takes up a sequence from its `tokens`, received ones left out, of which the client has the first `cursor`.
 
-        Raises ValueError when there are fewer than `cursor`.
+        Where there are fewer (a new engine computes them again), the choice waits until it has come so far. Raises
+        ValueError when it has ended before.
         """
-        self._text.resume(tokens, cursor)
         if self.logprobs is not None:
-            self.logprobs.extend(record.logprobs, skip=cursor)
+            self.logprobs.leave_out = cursor
+            self.logprobs.extend(record.logprobs)
+        if len(tokens) < cursor and not record.HasField("end"):
+            self._cursor, self._waiting = cursor, tokens
+            return
+        self._text.resume(tokens, cursor)
         if self._match_stop() and not record.HasField("end"):
             self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
         if record.HasField("end"):
@@ -109,7 +121,13 @@ class ChoiceStream:
         return self._finish
 
     def _push(self) -> None:
-        if self.incoming:
+        if self._waiting is not None:
+            self._waiting += self.incoming
+            if len(self._waiting) >= self._cursor:
+                self._text.resume(self._waiting, self._cursor)
+                self._waiting = None
+            self.incoming.clear()
+        elif self.incoming:
             if self._finish is None:
                 self._text.push(self.incoming)
             self.incoming.clear()

@@ -7,8 +7,12 @@ listens, until the workers are gone.
 
 from __future__ import annotations
 
+import errno
 import socket
+import time
 from dataclasses import dataclass
+
+LETTING_GO_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,26 @@ def reserve(listen: str) -> ReservedAddress:
     bare = host.strip("[]")
     family = socket.AF_INET6 if ":" in bare else socket.AF_INET
     try:
-        _refuse_taken(family, bare, int(port))
+        _await_free(family, bare, int(port))
         holder = socket.socket(family, socket.SOCK_STREAM)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((bare, int(port)))
     except OSError as error:
         raise OSError(error.errno, f"can not listen on {listen}: {error.strerror}") from error
     return ReservedAddress(f"{host}:{holder.getsockname()[1]}", holder)
+
+
+def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:
+    """The workers of a scheduler that was killed let go of its port within a moment. Raises OSError if nobody does."""
+    deadline_s = time.monotonic() + LETTING_GO_S
+    while True:
+        try:
+            _refuse_taken(family, host, port)
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.05)
 
 
 def _refuse_taken(family: socket.AddressFamily, host: str, port: int) -> None:

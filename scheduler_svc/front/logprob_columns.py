@@ -9,11 +9,13 @@ from scheduler_svc.front.little_endian import float32_list, int32_list
 class LogprobColumns:
     """Log-probabilities of consecutive tokens of one sequence, with `top` alternatives for each."""
 
-    __slots__ = ("_ids", "_sampled", "_values", "top")
+    __slots__ = ("_ids", "_sampled", "_values", "leave_out", "top")
 
     def __init__(self, top: int) -> None:
         """`top`: alternatives per token, 0 to 20."""
         self.top = top
+        self.leave_out = 0
+        """Tokens, from the next one on, that nobody wants."""
         self._sampled: list[float] = []
         self._ids: list[int] = []
         self._values: list[float] = []
@@ -23,7 +25,11 @@ class LogprobColumns:
 
     def extend(self, row: plan_pb2.RowLogprobs, skip: int = 0) -> None:
         """Adds the tokens of `row`, the first `skip` left out."""
-        self._sampled += float32_list(row.values)[skip:]
+        values = float32_list(row.values)
+        if self.leave_out:
+            skip = min(self.leave_out, len(values))
+            self.leave_out -= skip
+        self._sampled += values[skip:]
         self._ids += int32_list(row.top_ids)[skip * self.top :]
         self._values += float32_list(row.top_values)[skip * self.top :]
 

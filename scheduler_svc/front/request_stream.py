@@ -184,6 +184,12 @@ class RequestStream:
         cut = engine_pb2.Cut(sequence_id=sequence_id, num_tokens=num_tokens, stop_string=stop_string)
         self._client.send(engine_pb2.Command(cut=cut))
 
+    def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
+        """A choice ended before it came to the client's cursor."""
+        num_received = len(self.request.received_token_ids) if index == 0 else 0
+        self.disconnect()
+        self.fail(cursor_past_end(index, num_received + cursor, num_received + num_tokens))
+
     def choice_ended(self) -> None:
         """The engine said its last word on a choice."""
         self.open_choices -= 1

@@ -67,8 +67,12 @@ class ServedModel:
 
     async def _build(self, model: plan_pb2.Model) -> None:
         try:
-            self._text = await asyncio.to_thread(ModelText, model)
-            self._unusable = None
+            text = await asyncio.to_thread(ModelText, model)
+            if problem := await asyncio.to_thread(text.check_template):
+                log.error("chats are refused", name=model.name, reason=problem)
+            if self._text is not None:
+                self._text.close()
+            self._text, self._unusable = text, None
             log.info("model", name=model.name, vocab_size=model.vocab_size, context_length=model.context_length)
         except Exception as error:
             self._text = None

@@ -31,6 +31,12 @@ def model_unusable(reason: str) -> Refusal:
     return Refusal(StatusCode.FAILED_PRECONDITION, f"the runner's model can not be served: {reason}")
 
 
+def too_many_big() -> Refusal:
+    """More bytes are being tokenized than this process may hold."""
+    message = "too many big requests are being prepared; try again"
+    return Refusal(StatusCode.RESOURCE_EXHAUSTED, message, retry_after_ms=_RETRY_SOON_MS)
+
+
 def attached_elsewhere(request_id: str) -> Refusal:
     """Another call took the stream over."""
     message = f"request {request_id!r} is now followed by another call that attached to it"

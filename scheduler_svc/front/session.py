@@ -31,7 +31,7 @@ ROWS_PER_MESSAGE_COST = 2
 
 @dataclass(slots=True, eq=False)
 class _Tagged:
-    """The request of a tag. `stream` is None while a big prompt is being prepared."""
+    """The request of a tag. `stream` is None while it is being prepared in a thread."""
 
     tag: int
     stream: RequestStream | None = None
@@ -119,7 +119,7 @@ class Session:
                 tagged.stream.cancel()
 
     def _generate(self, tagged: _Tagged, request: inference_pb2.GenerateRequest) -> None:
-        if self._preparer.is_small(request):
+        if self._preparer.is_quick(request, request.prompt):
             try:
                 self._submit(tagged, self._preparer.prepare_now(request, self._context.time_remaining()))
             except Refusal as refusal:

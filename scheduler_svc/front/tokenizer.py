@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from protos import inference_pb2, plan_pb2
-from scheduler_svc.front.chat_template import ChatTemplate, ChatTemplateError
+from scheduler_svc.front.chat_template import ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.refusal import invalid
 from scheduler_svc.front.special_tokens import SpecialTokens
+from scheduler_svc.front.template_renderer import TemplateRenderer
 from scheduler_svc.front.text_stream import ChoiceText, TextOptions
 from scheduler_svc.front.token_texts import TokenTexts
 
@@ -25,7 +26,8 @@ class ModelText:
     """The text side of one model.
 
     `model`: as the runner described it. Raises UnsupportedTokenizer if its tokens can't be turned into text one by one,
-    and ValueError if the tokenizer isn't one. A chat template that doesn't compile only refuses chats.
+    and ValueError if the tokenizer isn't one. A chat template that doesn't compile only refuses chats. Rendering a chat
+    asks another process and waits for it (see template_renderer): not on the event loop.
     """
 
     def __init__(self, model: plan_pb2.Model) -> None:
@@ -43,13 +45,24 @@ class ModelText:
         self._texts = {
             skip: TokenTexts(self._tokenizer, self._special.text_of, skip_special_tokens=skip) for skip in (True, False)
         }
-        self._template: ChatTemplate | None = None
-        self._template_problem = "the model has no chat template; send `text` or `token_ids` instead"
+        self._template: TemplateRenderer | None = None
         if model.chat_template:
-            try:
-                self._template = ChatTemplate(model.chat_template, model.special_tokens)
-            except ChatTemplateError as error:
-                self._template_problem = f"{error}; send `text` or `token_ids` instead"
+            most = self.context_length * self.max_token_bytes
+            self._template = TemplateRenderer(model.chat_template, model.special_tokens, most)
+
+    def check_template(self) -> str:
+        """Compiles the chat template; why it can't be used, "" if it can or there is none. Takes up to seconds."""
+        try:
+            if self._template is not None:
+                self._template.check()
+        except TemplateUnusable as error:
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Ends the template's process."""
+        if self._template is not None:
+            self._template.close()
 
     def encode(self, text: str) -> list[int]:
         """Tokens of plain text, with what the post-processor adds; special tokens inside stay text."""
@@ -83,7 +96,7 @@ class ModelText:
     def _render(self, chat: inference_pb2.Chat) -> str:
         """The chat as its template writes it, the users' special tokens still shielded."""
         if self._template is None:
-            raise invalid("prompt.chat", self._template_problem)
+            raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
         shield = self._special.shield
         messages = [
             {"role": shield(message.role), "content": shield("".join(part.text for part in message.parts))}
@@ -92,5 +105,7 @@ class ModelText:
         add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         try:
             return self._template.render(messages, add_generation_prompt)
+        except TemplateUnusable as error:
+            raise invalid("prompt.chat", f"{error}; send `text` or `token_ids` instead") from error
         except ChatTemplateError as error:
             raise invalid("prompt.chat.messages", str(error)) from error

@@ -1,9 +1,13 @@
-"""The same promises with a real model and a real tokenizer. Skipped where SmolLM2's package is not installed."""
+"""The same promises with a real model and a real tokenizer. Skipped where SmolLM2's package is not installed.
+
+ROSTER_TEST_DEVICE=cuda serves it from a GPU instead of the CPU.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +20,7 @@ from roster_client.requests import Message, Options
 from tests.support.processes import RosterProcesses, roster_processes
 
 CONVERSION_S = 240.0
+DEVICE = os.environ.get("ROSTER_TEST_DEVICE", "cpu")
 
 
 def is_installed() -> bool:
@@ -32,7 +37,7 @@ pytestmark = pytest.mark.skipif(not is_installed(), reason="the package llm-smol
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     folder = tmp_path_factory.mktemp("smollm2")
-    runner = {"device": "cpu", "slots": 8, "threads": 1, "kv_tokens": 4096}
+    runner = {"device": DEVICE, "slots": 8, "threads": 1, "kv_tokens": 4096}
     with roster_processes(folder, scheduler={"check": True}, runner=runner, ready_s=CONVERSION_S) as processes:
         yield processes
 

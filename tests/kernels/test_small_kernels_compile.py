@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner_svc.cuda.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 
@@ -27,6 +28,7 @@ CASES = {
     "rope-128": ("rope_kv_write", (BF16, *rope(128, 128, 8, 8, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
     "rope-96-fp8": ("rope_kv_write", (HALF, *rope(96, 96, 8, 8, "-DQK_NORM=0", "-DFP8_CACHE=1"))),
     "rope-80-partial": ("rope_kv_write", (BF16, *rope(80, 20, 2, 32, "-DQK_NORM=1", "-DFP8_CACHE=0"))),
+    "embed": ("embed", (BF16, "-DWIDTH=4096")),
     "gather": ("gather_inputs", ()),
     "scatter": ("scatter_segments", ()),
     "copy": ("copy_words", ()),
@@ -44,6 +46,20 @@ def test_compiles(case: str, arch: str) -> None:
     assert "warning" not in log, log
     if name != "sample":  # it is held to 64 registers, and keeps a few words beside the hot loops in memory
         assert " 0 bytes spill stores" in log, log
+
+
+@pytest.mark.parametrize("epilogue", ["STORE", "GATED", "RESIDUAL"])
+@pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (9, 2), (30, 1), (64, 2), (128, 1), (128, 2)])
+def test_skinny_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str) -> None:
+    variant = SkinnyVariant.choose(blocks, tokens, 4096, 4096)
+    defines = variant.defines | {"EPILOGUE": f"EPILOGUE_{epilogue}", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+    options = tuple(f"-D{key}={value}" for key, value in defines.items())
+    code, log = compile_kernel(kernel_folder() / "skinny_product.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert " 0 bytes spill stores" in log, log
+    assert variant.shared_bytes <= (228 << 10) // blocks - 1024
+    assert variant.stages >= 3
 
 
 def test_an_error_is_reported_with_its_line() -> None:

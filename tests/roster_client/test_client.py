@@ -25,6 +25,7 @@ from roster_client.errors import (
 )  # fmt: skip
 from roster_client.events import Delta, Finish, FinishReason, Started, Usage
 from roster_client.requests import Message, OnDisconnect
+from roster_client.resumption import repeatable
 from roster_client.session import SessionStream
 from roster_client.sync_client import SyncEventStream, SyncRosterClient
 from tests.support.scripted_server import ScriptedServer, refuse, word_answer
@@ -81,7 +82,7 @@ async def test_generate_streams_typed_events(server: ScriptedServer, connect: An
     ]
     assert (stream.request_id, stream.received) == ("mine", [3])
     prompt, stop = pb.Prompt(text="a bb ccc"), pb.StopConditions(max_tokens=3)
-    assert server.requests == [pb.GenerateRequest(request_id="mine", prompt=prompt, stop=stop)]
+    assert server.requests == [repeatable(pb.GenerateRequest(request_id="mine", prompt=prompt, stop=stop))]
 
 
 async def test_completion_of_n_choices(server: ScriptedServer, connect: Any) -> None:

@@ -80,6 +80,21 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
     assert device.replays > 0
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_captured_mixed_steps_give_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    folder = make_tiny_model(family, tmp_path / "tiny")
+    prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(5)]
+    device = HostDevice(mixed_graphs=True)
+    backend = cuda_backend(folder, device)
+    before = device.replays
+    actual = RandomDriver(backend, rng).generate(prompts, 8, 12)
+    assert actual == RandomDriver(torch_backend(folder), rng).generate(prompts, 8, 12)
+    assert device.replays > before
+
+
 def test_plans_are_launched_before_the_last_results_are_known(folder: Path) -> None:
     rng = random.Random(5)
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(length)] for length in (9, 17)]

@@ -59,7 +59,7 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     print(f"seed {seed}")
     policies = installed_policies()
     assert len(policies) >= 3
-    stack = Stack(depth=2, check=NUM_SWAPS <= 1000, max_waiting_requests=1 << 20)
+    stack = Stack(depth=2, max_waiting_requests=1 << 20)
     backend = HashBackend(
         num_slots=12,
         block_size=8,

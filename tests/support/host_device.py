@@ -7,7 +7,7 @@ again. Steps are done when their launch returns, but nobody is told before `wait
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,6 +22,7 @@ from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import DecoderLaunchers
 from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
+from runner_svc.model.skinny_decoder import ScaledRows, SkinnyLaunchers
 from runner_svc.noise import draw_keys
 from runner_svc.pool_size import MemoryProfile
 from runner_svc.sample_records import SAMPLE_RECORD
@@ -43,8 +44,9 @@ class HostDevice:
 
     device = torch.device("cpu")
 
-    def __init__(self, profile: MemoryProfile | None = None) -> None:
+    def __init__(self, profile: MemoryProfile | None = None, mixed_graphs: bool = False) -> None:
         self.replays = 0
+        self._mixed_graphs = mixed_graphs
         self._profile = profile
 
     @contextmanager
@@ -73,6 +75,9 @@ class HostDevice:
     def seconds(self, replay: Callable[[], None]) -> float:
         return 0.0
 
+    def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
+        return self._mixed_graphs
+
     def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
         largest_step()
         assert self._profile is not None
@@ -93,6 +98,9 @@ class HostLaunchers:
             rotating=HostRopeKv(config, config.rope.rotary_dim),
             plain=HostRopeKv(config, 0),
         )
+
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        return [SkinnyLaunchers(embed=host_embed, products=HostProducts(self._config))]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
         return HostAttention(cache, tables, self._config, max_batch)
@@ -132,6 +140,59 @@ class HostNorm:
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
         out.copy_(functional.rms_norm(hidden, weight.shape, weight, self._eps))
+
+
+def host_embed(
+    stream: int,
+    tokens: Tensor,
+    embeddings: Tensor,
+    norm_weight: Tensor,
+    residual: Tensor,
+    out: Tensor,
+    squares: Tensor,
+) -> ScaledRows:
+    residual.copy_(embeddings[tokens.long()])
+    return unscaled_norm(residual, norm_weight, out, squares)
+
+
+def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: Tensor) -> ScaledRows:
+    """RMSNorm but for the factor 1 / rms."""
+    out.copy_(residual * norm_weight)
+    squares[0, : len(residual)] = residual.float().square().sum(dim=1)
+    return ScaledRows(out, squares[:1])
+
+
+class HostProducts:
+    def __init__(self, config: ModelConfig) -> None:
+        self._eps = config.rms_norm_eps
+        self._activation = ACTIVATION_FUNCTIONS[config.activation]
+
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+        out.copy_(self._multiply(x, weight))
+
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+        gate, up = self._multiply(x, weight).chunk(2, dim=-1)
+        out.copy_(self._activation(gate) * up)
+
+    def add(
+        self,
+        stream: int,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+    ) -> ScaledRows:
+        residual += self._multiply(ScaledRows(x, None), weight).to(residual.dtype)
+        return unscaled_norm(residual, norm_weight, out, squares)
+
+    def _multiply(self, x: ScaledRows, weight: Tensor) -> Tensor:
+        product = x.rows.float() @ weight.float().t()
+        if x.squares is None:
+            return product
+        squares = x.squares[:, : len(product)].sum(dim=0) / weight.shape[1]
+        return product * torch.rsqrt(squares + self._eps).unsqueeze(1)
 
 
 class HostActivation:

@@ -1,0 +1,9 @@
+// The activations of gated MLPs, by their names in runner_svc/cuda/activation.py.
+#pragma once
+
+__device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ inline float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
+__device__ inline float gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+__device__ inline float relu(float x) { return fmaxf(x, 0.0f); }

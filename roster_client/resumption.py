@@ -1,0 +1,154 @@
+"""Taking a broken stream up again: what to call next after an error, from the tokens that have come so far.
+
+| what happened | what is done |
+|---|---|
+| UNAVAILABLE after the stream had begun | Attach with the cursors, after a pause that grows |
+| NOT_FOUND of that Attach: the server no longer knows the request | it is sent again with `received_token_ids` |
+| the same, but n > 1 | it is sent again from its beginning, and attached to as soon as it is accepted |
+| ALREADY_EXISTS of that: the server does know it, since a moment ago | Attach |
+| anything else, or no success for `patience_s` | the error is the caller's |
+
+So that a request sent again draws the same tokens, its id and its seed are fixed before it is first sent. A stream that
+never began is not taken up: the caller knows that nothing has come of it. No channel, no waiting: the clients drive it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from protos import inference_pb2 as pb
+
+from .errors import AlreadyExistsError, NotFoundError, RosterError, UnavailableError
+from .events import Assembler
+
+RECONNECT_S = 30.0
+"""How long a broken stream is tried to be taken up again, unless said otherwise."""
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class NextCall(Enum):
+    """What opens the stream again."""
+
+    ATTACH = "attach"
+    GENERATE = "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What to call next, after a pause in seconds."""
+
+    call: NextCall
+    pause_s: float
+
+
+def repeatable(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """The request with an id and a seed, so that it can be found again, and repeated token by token.
+
+    The seed comes from the id: the same call twice is the same body, which attaches.
+    """
+    fixed = pb.GenerateRequest()
+    fixed.CopyFrom(request)
+    fixed.request_id = request.request_id or secrets.token_hex(16)
+    greedy = request.sampling.HasField("temperature") and request.sampling.temperature == 0
+    if not greedy and not request.sampling.HasField("seed"):
+        fixed.sampling.seed = int.from_bytes(hashlib.blake2b(fixed.request_id.encode(), digest_size=8).digest())
+    return fixed
+
+
+class Resumption:
+    """The state of one stream over its connections."""
+
+    def __init__(
+        self,
+        assembler: Assembler,
+        request: pb.GenerateRequest | None,
+        *,
+        deadline_s: float | None = None,
+        patience_s: float,
+    ) -> None:
+        """`request`: as first sent, made `repeatable`; None when the stream began with Attach.
+
+        `deadline_s`: seconds from now for all connections together. `patience_s`: seconds without success after which
+        an error is the caller's.
+        """
+        self._assembler = assembler
+        self._request = request
+        self._begin_s = time.monotonic()
+        self._deadline_s = deadline_s
+        self._patience_s = patience_s
+        self._pause_s = FIRST_PAUSE_S
+        self._broken_s: float | None = None
+        self._call: NextCall | None = None
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without one."""
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._begin_s + self._deadline_s - time.monotonic())
+
+    @property
+    def attach_when_accepted(self) -> bool:
+        """The request was sent again from its beginning: its first message is the sign to attach."""
+        return self._call is NextCall.GENERATE and self._from_scratch
+
+    @property
+    def _from_scratch(self) -> bool:
+        return self._request is not None and self._request.n > 1
+
+    def progress(self) -> None:
+        """A message came: the next failure is a new one."""
+        self._pause_s, self._broken_s = FIRST_PAUSE_S, None
+
+    def after(self, error: RosterError) -> Retry:
+        """What to do about the error; raises it when that is nothing."""
+        now_s = time.monotonic()
+        if self._broken_s is None:
+            self._broken_s = now_s
+        call = self._call_after(error)
+        if call is None or now_s - self._broken_s >= self._patience_s or self.remaining_s == 0:
+            raise error
+        self._call = call
+        if not isinstance(error, UnavailableError):
+            return Retry(call, 0.0)
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return Retry(call, pause_s)
+
+    def _call_after(self, error: RosterError) -> NextCall | None:
+        if self._assembler.completion.started is None:
+            return None
+        if isinstance(error, UnavailableError) or (
+            isinstance(error, AlreadyExistsError) and self._call is NextCall.GENERATE
+        ):
+            return NextCall.ATTACH
+        if isinstance(error, NotFoundError) and self._call is NextCall.ATTACH and self._request is not None:
+            return NextCall.GENERATE
+        return None
+
+    def accepted(self) -> Retry:
+        """The request that was sent again from its beginning is known to the server now."""
+        self._call = NextCall.ATTACH
+        return Retry(NextCall.ATTACH, 0.0)
+
+    def attach_request(self) -> pb.AttachRequest:
+        """The rest of the stream."""
+        return pb.AttachRequest(request_id=self._assembler.completion.request_id, received=self._assembler.received)
+
+    def generate_request(self) -> pb.GenerateRequest:
+        """The request once more: behind what was received, or from its beginning if it has several choices."""
+        again = pb.GenerateRequest()
+        if self._request is None:
+            raise ValueError("the request is not known here")
+        again.CopyFrom(self._request)
+        if not self._from_scratch and self._assembler.completion.choices:
+            again.received_token_ids.extend(self._assembler.completion.choices[0].token_ids)
+        if again.HasField("timeout_ms"):
+            elapsed_ms = int((time.monotonic() - self._begin_s) * 1000)
+            again.timeout_ms = max(1, again.timeout_ms - elapsed_ms)
+        return again

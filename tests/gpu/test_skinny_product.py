@@ -1,0 +1,155 @@
+"""Products of few rows on a Hopper GPU, with all that is fused into them, against float32 torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
+from runner_svc.model.skinny_decoder import MAX_ROWS, ScaledRows
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.embed import Embed  # imports CuPy
+from runner_svc.cuda.module import is_hopper
+from runner_svc.cuda.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.skinny_variant import SkinnyVariant
+
+if not is_hopper():
+    pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
+
+EPS = 1e-5
+BF16 = torch.bfloat16
+TOKENS = [1, 5, 8, 16, 27, 64, 128]
+# [out, in] of matrices: both shapes of the benchmarks, a model whose tiles do not come out even, the smallest.
+SHAPES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (960, 576), (1160, 576), (256, 64)]
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(BF16)
+
+
+def scaled_input(num_tokens: int, width: int) -> tuple[ScaledRows, Tensor]:
+    """A product's input whose sums of squares come in three parts, and what it stands for."""
+    rows = normal(num_tokens, width)
+    parts = torch.rand(3, MAX_ROWS, device="cuda") * width
+    scale = torch.rsqrt(parts.sum(dim=0)[:num_tokens] / width + EPS)
+    return ScaledRows(rows, parts), rows.float() * scale.unsqueeze(1)
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.float(), expected, rtol=0.02, atol=0.01 * float(expected.std()))
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_store(num_tokens: int, out: int, width: int, dtype: torch.dtype, blocks: int) -> None:
+    x, expected = scaled_input(num_tokens, width)
+    weight = normal(out, width)
+    assert fits(weight)
+    actual = torch.full((num_tokens + 1, out), torch.nan, device="cuda", dtype=dtype)
+    products = SkinnyProducts(EPS, "silu", partial(SkinnyVariant.choose, blocks))
+    products.store(stream(), x, weight, actual[:num_tokens])
+    assert_close(actual[:num_tokens], expected @ weight.float().t())
+    assert actual[num_tokens].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize(("out", "width"), [(6144, 1024), (28672, 4096), (3072, 576), (208, 128)])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_gated(num_tokens: int, out: int, width: int, activation: str) -> None:
+    x, scaled = scaled_input(num_tokens, width)
+    weight = normal(out, width)
+    actual = torch.full((num_tokens + 1, out // 2), torch.nan, device="cuda", dtype=BF16)
+    SkinnyProducts(EPS, activation).gated(stream(), x, weight, actual[:num_tokens])
+    gate, up = (scaled @ weight.float().t()).chunk(2, dim=-1)
+    assert_close(actual[:num_tokens], ACTIVATION_FUNCTIONS[activation](gate) * up)
+    assert actual[num_tokens].isnan().all()
+
+
+@pytest.mark.parametrize("num_tokens", TOKENS)
+@pytest.mark.parametrize(("out", "width"), SHAPES)
+def test_add_leaves_the_norm_to_the_next_product(num_tokens: int, out: int, width: int) -> None:
+    x, weight, norm_weight = normal(num_tokens, width), normal(out, width), normal(out)
+    residual = normal(num_tokens, out) * 30
+    expected = residual.float() + x.float() @ weight.float().t()
+    normed = torch.full((num_tokens, out), torch.nan, device="cuda", dtype=BF16)
+    squares = torch.full((-(-out // 64) + 1, MAX_ROWS), torch.nan, device="cuda")
+    products = SkinnyProducts(EPS, "silu")
+    following = products.add(stream(), x, weight, residual, norm_weight, normed, squares)
+    assert_close(residual, expected)
+    assert_close(normed, residual.float() * norm_weight.float())
+    assert following.squares is not None
+    sums = following.squares.sum(dim=0)[:num_tokens]
+    torch.testing.assert_close(sums, residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
+    again = torch.full_like(normed, torch.nan)
+    if out % 64 == 0:
+        mixing = normal(out, out)
+        products.store(stream(), following, mixing, again)
+        wanted = torch.nn.functional.rms_norm(residual.float(), (out,), norm_weight.float(), EPS)
+        assert_close(again, wanted @ mixing.float().t())
+
+
+def test_results_do_not_depend_on_the_run_or_on_the_neighbours() -> None:
+    x, weight = normal(8, 14336), normal(4096, 14336)
+    outs = [torch.empty(8, 4096, device="cuda", dtype=BF16) for _ in range(3)]
+    products = SkinnyProducts(EPS, "silu")
+    for out in outs[:2]:
+        products.store(stream(), ScaledRows(x, None), weight, out)
+    x[1:] = torch.nan
+    products.store(stream(), ScaledRows(x, None), weight, outs[2])
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0][0], outs[2][0])
+
+
+def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
+    """Each product begins while the one before it runs; replayed, so that stale inputs would show."""
+    hidden, inner, num_tokens = 1024, 3072, 33
+    gate_up, down, norm_weight = normal(2 * inner, hidden) * 0.05, normal(hidden, inner) * 0.05, normal(hidden)
+    embeddings = normal(100, hidden)
+    tokens = torch.randint(100, (num_tokens,), device="cuda", dtype=torch.int32)
+    residual, normed = (torch.empty(num_tokens, hidden, device="cuda", dtype=BF16) for _ in range(2))
+    activated = torch.empty(num_tokens, inner, device="cuda", dtype=BF16)
+    squares = torch.zeros(hidden // 64, MAX_ROWS, device="cuda")
+
+    def run(overlap: bool) -> None:
+        products = SkinnyProducts(EPS, "silu", overlap=overlap)
+        embed = Embed(hidden, BF16, overlap=overlap)
+        x = embed(stream(), tokens, embeddings, norm_weight, residual, normed, squares)
+        for _ in range(12):
+            products.gated(stream(), x, gate_up, activated)
+            x = products.add(stream(), activated, down, residual, norm_weight, normed, squares)
+
+    run(False)
+    expected = residual.clone()
+    run(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(True)
+    for _ in range(20):
+        residual.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("hidden", [576, 1024, 4096, 8192])
+def test_embed(hidden: int) -> None:
+    embeddings, norm_weight = normal(1000, hidden), normal(hidden)
+    tokens = torch.randint(1000, (37,), device="cuda", dtype=torch.int32)
+    residual, normed = (torch.full((37, hidden), torch.nan, device="cuda", dtype=BF16) for _ in range(2))
+    squares = torch.full((2, MAX_ROWS), torch.nan, device="cuda")
+    x = Embed(hidden, BF16)(stream(), tokens, embeddings, norm_weight, residual, normed, squares)
+    assert torch.equal(residual, embeddings[tokens.long()])
+    torch.testing.assert_close(normed, (residual.float() * norm_weight.float()).to(BF16))
+    assert x.squares is not None
+    torch.testing.assert_close(x.squares[0, :37], residual.float().square().sum(dim=1), rtol=1e-4, atol=0.0)
