@@ -36,7 +36,7 @@ class StepRotations:
         self._table = self._rotations(positions, torch.zeros_like(positions))
 
     def __call__(self, positions: Tensor, rows: StepRows) -> tuple[Tensor, Tensor]:
-        """float32 [N, rotary_dim], cosines of the pairs, then sines; and the row of that of each position, int32 [T]."""
+        """float32 [N, rotary_dim], cosines of the pairs, then sines; and the row of it of each position, int32 [T]."""
         if not self._is_dynamic:
             return self._table, positions
         indexes = self._indexes[: len(positions)]
