@@ -1,35 +1,46 @@
 """Cost of a scheduler step: apply + plan, in µs per sequence, with the plan encoded and results decoded.
 
     python -m bench.scheduler [--policy fcfs] [--sequences 32 128 256 512 1024] [--waiting 0] [--json FILE]
+    python -m bench.scheduler --policy all --sequences 256 --waiting 10000 --tenants 1000 [--output-tokens 250]
 
 A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady
-decoding: every sequence gets a token a step and a KV block every 16 steps. Prints the median over the steps and the
-90th percentile.
+decoding: every sequence gets a token a step and a KV block every 16 steps; results are observed by policies that learn.
+With `--output-tokens` sequences end after up to twice that many and others take their place: with 256 running and 250
+tokens, one a step on average. Prints the median over the steps with (nearly) all slots taken, the mean
+and the 90th percentile. The bar for every policy is 100 µs a step and 1.5 µs a sequence.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
+import random
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.provenance import provenance
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.engine_loop import GC_THRESHOLD
 from scheduler_svc.intake import build_request
 from scheduler_svc.ledger import Ledger
+from scheduler_svc.observation import observation
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
 from scheduler_svc.request_view import request_view
 from scheduler_svc.scheduler import PlannedStep, Scheduler
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.sequence import Phase
+from scheduler_svc.tenant_queues import Queue, queue_for
 
 BLOCK_SIZE = 16
 DEPTH = 2
+WARM_UP = 200
+"""Steps that are not measured."""
 
 
 def hello(num_sequences: int, max_tokens: int) -> plan_pb2.Hello:
@@ -43,21 +54,36 @@ def hello(num_sequences: int, max_tokens: int) -> plan_pb2.Hello:
     )
 
 
-def fill(queue: WaitingQueue, policy: PolicyGuard, count: int, max_tokens: int) -> None:
-    """Queues `count` requests with prompts of 32 tokens, no two alike."""
-    ledger = Ledger()
-    for number in range(count):
+@dataclass(slots=True, frozen=True)
+class Load:
+    """What is measured: sequences that run and that wait, of how many tenants, and how long they last (0: for ever)."""
+
+    sequences: int
+    waiting: int = 0
+    tenants: int = 1
+    output_tokens: int = 0
+
+
+def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: int) -> int:
+    """Queues requests with prompts of 32 tokens, half of each shared by many; returns the most tokens of one."""
+    rng = random.Random(1)
+    longest = 2 * load.output_tokens or steps + WARM_UP + 400
+    ends = load.sequences * (steps + WARM_UP) // load.output_tokens if load.output_tokens else 0
+    for number in range(load.sequences + load.waiting + 2 * ends):
         submit = engine_pb2.Submit(
             handle=number,
             request_id=str(number),
-            prompt=pack([number, *range(31)]),
+            tenant=str(number % load.tenants),
+            prompt=pack([number % 8] * BLOCK_SIZE + [number] * BLOCK_SIZE),
             n=1,
-            max_tokens=max_tokens,
+            max_tokens=rng.randint(1, longest) if load.output_tokens else longest,
             sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([2])),
         )
         request = build_request(submit, b"", number + 1, number * 1e-3)
         request.sequences[0].rank = (policy.key(request_view(request), ledger), number)
+        queue.arrive(request.tenant)
         queue.push(request.sequences[0])
+    return longest + 32
 
 
 def answer(step: PlannedStep) -> bytes:
@@ -71,61 +97,97 @@ def answer(step: PlannedStep) -> bytes:
     ).SerializeToString()
 
 
-def measure(policy_name: str, num_sequences: int, waiting: int, steps: int) -> dict[str, float]:
-    """Runs steady decoding; times in µs."""
-    policy = PolicyGuard(load_policy(policy_name, {}))
-    queue = WaitingQueue()
-    max_tokens = steps + 600
-    scheduler = Scheduler(hello(num_sequences, max_tokens + 32))
-    fill(queue, policy, num_sequences + waiting, max_tokens)
-    results: list[tuple[int, bytes]] = []
-    times: list[float] = []
-    while len(times) < steps:
-        if len(results) == DEPTH:
-            number, frame = results.pop(0)
-        else:
-            number, frame = 0, b""
-        start = time.perf_counter()
-        if number:
-            scheduler.apply(number, plan_pb2.Result.FromString(frame))
-        step = scheduler.plan(queue, policy)
-        if step is None:
-            raise RuntimeError("nothing to plan")
-        encoded = plan_pb2.ToRunner(session=1, number=step.number, plan=step.plan).SerializeToString()
-        elapsed = time.perf_counter() - start
-        if len(step.flight.slots) == num_sequences and step.number > 200:
-            times.append(elapsed * 1e6)
-        results.append((step.number, answer(step)))
-        if not encoded:
-            raise RuntimeError("an empty plan")
-    if policy.failures:
-        raise RuntimeError(f"the policy failed: {policy.last_failure}")
+def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str]:
+    """Runs the load; times in µs."""
+    times = time_steps(PolicyGuard(load_policy(policy_name, {})), load, steps)
     step_us = statistics.median(times)
     return {
-        "sequences": num_sequences,
-        "waiting": waiting,
+        "policy": policy_name,
+        "sequences": load.sequences,
+        "waiting": load.waiting,
+        "tenants": load.tenants,
+        "output_tokens": load.output_tokens,
         "step_us": round(step_us, 1),
+        "step_mean_us": round(statistics.fmean(times), 1),
         "step_p90_us": round(float(np.percentile(times, 90)), 1),
-        "us_per_sequence": round(step_us / num_sequences, 3),
+        "us_per_sequence": round(step_us / load.sequences, 3),
+        "bar_us": 100 + 1.5 * load.sequences,
     }
 
 
+def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
+    """Times in µs of `steps` steps in which nearly all sequences run."""
+    ledger = Ledger()
+    queue = queue_for(policy, ledger)
+    max_tokens = fill(queue, policy, ledger, load, steps)
+    scheduler = Scheduler(hello(load.sequences, max_tokens), clock=time.perf_counter, ledger=ledger)
+    gc.collect()
+    gc.freeze()  # as the engine's loop does
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    results: list[tuple[int, bytes]] = []
+    times: list[float] = []
+    stalled = False
+    while len(times) < steps:
+        number, frame = results.pop(0) if stalled or len(results) == DEPTH else (0, b"")
+        ledger.now_s = start = time.perf_counter()
+        if number:
+            take(scheduler, policy, number, frame)
+        step = scheduler.plan(queue, policy)
+        stalled = step is None  # `static` lets nobody in before every result is here
+        if step is None:
+            continue
+        plan_pb2.ToRunner(session=1, number=step.number, plan=step.plan).SerializeToString()
+        elapsed = time.perf_counter() - start
+        if len(step.flight.slots) > 0.95 * load.sequences and step.number > WARM_UP:
+            times.append(elapsed * 1e6)
+        results.append((step.number, answer(step)))
+    if policy.failures:
+        raise RuntimeError(f"the policy failed: {policy.last_failure}")
+    return times
+
+
+def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -> None:
+    """What the engine does with a result: apply, charge, let what ended go, tell the policy."""
+    applied = scheduler.apply(number, plan_pb2.Result.FromString(frame))
+    if applied is None:
+        raise RuntimeError("a result came twice")
+    scheduler.ledger.charge_sampled(applied.flight.tenants[applied.rows])
+    ended = []
+    for sequence, _ in applied.ends:
+        scheduler.leave(sequence, "length")
+        sequence.phase = Phase.FINISHED
+        ended.append(Ended(request_view(sequence.request), sequence.num_generated))
+    if policy.observes:
+        policy.observe(observation(applied, scheduler.ledger.now_s, ended))
+
+
 def main() -> None:
-    """Measures each batch size and prints a table."""
+    """Measures each policy and batch size and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--policy", nargs="+", default=["fcfs"], help="names, or 'all'")
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 128, 256, 512, 1024])
     parser.add_argument("--waiting", type=int, default=0, help="sequences that wait all the time")
+    parser.add_argument("--tenants", type=int, default=1, help="that they belong to, in turn")
+    parser.add_argument("--output-tokens", type=int, default=0, help="mean tokens until a sequence ends; 0: never")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     options = parser.parse_args()
-    rows = [measure(options.policy, count, options.waiting, options.steps) for count in options.sequences]
-    print(f"python {platform.python_version()}, {platform.processor() or platform.machine()}, policy {options.policy}")
-    print(f"{'sequences':>9} {'step µs':>9} {'p90 µs':>9} {'µs/sequence':>12}")
-    for row in rows:
-        print(f"{row['sequences']:>9} {row['step_us']:>9} {row['step_p90_us']:>9} {row['us_per_sequence']:>12}")
+    policies = available_policies() if options.policy == ["all"] else options.policy
+    print(f"python {platform.python_version()}, {platform.processor() or platform.machine()}")
+    print(
+        f"{'policy':>10} {'sequences':>9} {'step µs':>9} {'mean µs':>9} {'p90 µs':>9} {'µs/sequence':>12} {'bar µs':>8}"
+    )
+    rows = []
+    for policy in policies:
+        for sequences in options.sequences:
+            load = Load(sequences, options.waiting, options.tenants, options.output_tokens)
+            row = measure(policy, load, options.steps)
+            columns = ("step_us", "step_mean_us", "step_p90_us")
+            numbers = " ".join(f"{row[name]:>9}" for name in columns)
+            print(f"{policy:>10} {sequences:>9} {numbers} {row['us_per_sequence']:>12} {row['bar_us']:>8}", flush=True)
+            rows.append(row)
     if options.json:
-        record = {**provenance("bench.scheduler", ("numpy", "protobuf")), "policy": options.policy, "rows": rows}
+        record = {**provenance("bench.scheduler", ("numpy", "protobuf")), "rows": rows}
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -27,45 +27,37 @@ struct Expanded {
     unsigned odd;
 };
 
-#ifndef FP8_SOFT
-#define FP8_SOFT (__CUDA_ARCH__ >= 890 ? 0 : 7)
-#endif
-
-// Two e4m3 in the upper bytes of two halves of a word.
-__device__ __forceinline__ unsigned expand_pair(unsigned two) {
-    return two & 0x80008000u | two >> 1 & 0x3f803f80u;
-}
-
-__device__ __forceinline__ Expanded expand_hard(unsigned four) {
-    Expanded expanded{};
 #if __CUDA_ARCH__ >= 890
+
+// What an expanded element is to be multiplied by.
+constexpr float kExpandedUnit = 1.0f;
+
+__device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
+    Expanded expanded;
     unsigned sorted = __byte_perm(four, 0, 0x3120);
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
         : "=r"(expanded.even), "=r"(expanded.odd)
         : "r"(sorted));
-#endif
     return expanded;
 }
 
+#else
+
 // e4m3's fields, moved to where fp16 has them, mean 2^8 times less, denormals too; NaN becomes 480.
-__device__ __forceinline__ Expanded expand_soft(unsigned four) {
+constexpr float kExpandedUnit = 256.0f;
+
+__device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
     constexpr unsigned kSigns = 0x80008000u, kRest = 0x3f803f80u;
     return {four << 8 & kSigns | four << 7 & kRest, four & kSigns | four >> 1 & kRest};
 }
 
-template <bool IsSoft>
-__device__ __forceinline__ Expanded expand(unsigned four) { return IsSoft ? expand_soft(four) : expand_hard(four); }
+#endif
 
 // What scores and outputs are to be multiplied by, for the head whose scale this is.
 __device__ __forceinline__ float cached_unit(const float* __restrict__ scales, int head) {
 #if FP8_CACHE
-    #ifdef RAW_STAGES
-    constexpr int bit = 4;
-#else
-    int bit = head < KV_HEADS ? 1 : 2;
-#endif
-    return __ldg(scales + head) * (FP8_SOFT & bit ? 256.0f : 1.0f);
+    return __ldg(scales + head) * kExpandedUnit;
 #else
     return 1.0f;
 #endif

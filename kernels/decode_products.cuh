@@ -55,7 +55,7 @@ __device__ __forceinline__ void score_keys(
         load_matrices(words, keys + CachedRows::offset(row, k + chunk));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            Expanded low = expand<FP8_SOFT & 1>(words[2 * i]), high = expand<FP8_SOFT & 1>(words[2 * i + 1]);
+            Expanded low = expand_e4m3(words[2 * i]), high = expand_e4m3(words[2 * i + 1]);
             unsigned a[4] = {low.even, high.even, low.odd, high.odd};
             multiply_keys(scores, a, queries, k + i);
         }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_values(
         load_matrices_transposed(words, values + CachedRows::offset(row, j + chunk));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            Expanded low = expand<(FP8_SOFT & 2) != 0>(words[2 * i]), high = expand<(FP8_SOFT & 2) != 0>(words[2 * i + 1]);
+            Expanded low = expand_e4m3(words[2 * i]), high = expand_e4m3(words[2 * i + 1]);
             unsigned a[4] = {low.even, low.odd, high.even, high.odd};
             multiply_values(accumulator, a, probabilities, j + i);
         }

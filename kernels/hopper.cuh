@@ -61,16 +61,6 @@ __device__ __forceinline__ void store_shared(unsigned address, uint4 data) {
                  : "memory");
 }
 
-__device__ __forceinline__ int load_shared_word(unsigned address) {
-    int word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-}
-
-__device__ __forceinline__ void store_shared_word(unsigned address, int word) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
 // A position in a ring of stages, with the parity of its barriers.
 template <int Stages>
 struct Ring {

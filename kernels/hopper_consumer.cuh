@@ -8,6 +8,7 @@
 struct Consumer {
     Shared shared;
     const int* plan;
+    int pieces;
     int window;
     float soft_cap;
     Scalar* output;
@@ -26,6 +27,7 @@ struct Consumer {
     Softmax softmax;
     Piece piece;
     int tile;  // of keys
+    int round;
     float scores[64];
     float outputs[kOutputs];
 
@@ -70,14 +72,9 @@ struct Consumer {
         pack(scores, p);
     }
 
-    // The index of the next piece, once its queries are in `query_ring.stage`; or kNoPiece.
-    __device__ __forceinline__ int wait_for_piece() {
+    // For a new piece, whose queries must have been copied to `query_ring.stage`.
+    __device__ __forceinline__ void wait_for_queries() {
         barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
-        return __shfl_sync(kFullWarp, load_shared_word(shared.piece_index(query_ring.stage)), 0);
-    }
-
-    // Makes the queries what the products read.
-    __device__ __forceinline__ void prepare_queries() {
 #if FP8_CACHE
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
@@ -91,12 +88,13 @@ struct Consumer {
 
     // Scores and probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        piece = Piece::load(plan, wait_for_piece());
+        piece = Piece::load(plan, dealt_piece(0));
+        round = 0;
         tile = piece.last_keys;
         reset_softmax(piece);
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
-        prepare_queries();
+        wait_for_queries();
         barrier_wait(shared.keys().full(0), 0);
         wgmma_fence();
         score();
@@ -113,9 +111,8 @@ struct Consumer {
         Piece next_piece = piece;
         int next_tile = tile - 1;
         if (ends_piece) {
-            query_ring.advance();
-            int next_index = wait_for_piece();
-            if (next_index == kNoPiece) {
+            int next_index = dealt_piece(++round);
+            if (next_index >= pieces) {
                 barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
                 wgmma_fence();
                 mix(present, !begins_piece);
@@ -126,7 +123,8 @@ struct Consumer {
             }
             next_piece = Piece::load(plan, next_index);
             next_tile = next_piece.last_keys;
-            prepare_queries();
+            query_ring.advance();
+            wait_for_queries();
         }
         barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
         take_turn();

@@ -7,10 +7,6 @@
 
 // Eight e4m3 as fp16, in order.
 __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
-#if FP8_SOFT & 4
-    return make_uint4(expand_pair(__byte_perm(low, 0, 0x1404)), expand_pair(__byte_perm(low, 0, 0x3424)),
-                      expand_pair(__byte_perm(high, 0, 0x1404)), expand_pair(__byte_perm(high, 0, 0x3424)));
-#else
     uint4 expanded;
     asm("{\n.reg .b16 a, b, c, d;\nmov.b32 {a, b}, %4;\nmov.b32 {c, d}, %5;\n"
         "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n"
@@ -18,7 +14,6 @@ __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
         : "=r"(expanded.x), "=r"(expanded.y), "=r"(expanded.z), "=r"(expanded.w)
         : "r"(low), "r"(high));
     return expanded;
-#endif
 }
 
 // Where 8 elements of a row lie in a tile of keys or of values.
@@ -29,18 +24,17 @@ __device__ __forceinline__ int converted_offset(int row, int chunk) {
     return row / kGroup * kGroupBytes + chunk / 8 * (kGroup * 128) + within % (kGroup * 128);
 }
 
-// Converts one stage of copies, the `copy`-th of a tile.
 template <bool IsValues>
-__device__ __forceinline__ void convert_copy(unsigned raw, unsigned tile, int copy) {
+__device__ __forceinline__ void convert_tile(unsigned raw, unsigned tile) {
     constexpr int kChunks = HEAD_DIM / 16;  // of 16 elements in a row
     int lane = threadIdx.x & 31;
     // Of the two halves of a long row, one begins with its second chunk: neighbours then write to different banks.
     int first = HEAD_DIM == 128 ? lane >> 2 & 1 : 0;
 #pragma unroll 4
-    for (int i = lane; i < kCopiedBytes / 16; i += 32) {
+    for (int i = lane; i < kKeys * kChunks; i += 32) {
         uint4 words = load_shared(raw + i * 16);
         uint4 low = expand_in_order(words.x, words.y), high = expand_in_order(words.z, words.w);
-        int row = copy * (kKeys / kCopiesOfTile) + i / kChunks, chunk = i % kChunks * 2;
+        int row = i / kChunks, chunk = i % kChunks * 2;
         store_shared(tile + converted_offset<IsValues>(row, chunk + first), first ? high : low);
         store_shared(tile + converted_offset<IsValues>(row, chunk + 1 - first), first ? low : high);
     }
@@ -49,26 +43,23 @@ __device__ __forceinline__ void convert_copy(unsigned raw, unsigned tile, int co
 }
 
 template <bool IsValues>
-__device__ __forceinline__ void convert(Shared shared, const int* plan) {
+__device__ __forceinline__ void convert(Shared shared, const int* plan, int pieces) {
     constexpr int kStages = IsValues ? VALUE_STAGES : KEY_STAGES;
     const Stages raw = IsValues ? shared.raw_values() : shared.raw_keys();
     const Stages tiles = IsValues ? shared.values() : shared.keys();
-    bool leads = (threadIdx.x & 31) == 0;
     Ring<RAW_STAGES> raw_ring(0);
     Ring<kStages> ring(1);
-    PieceReader reader{shared};
-    for (int index = reader.next(); index != kNoPiece; index = reader.next()) {
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
         Piece piece = Piece::load(plan, index);
         for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
+            barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);
             barrier_wait(tiles.empty(ring.stage), ring.parity);
-#pragma unroll
-            for (int copy = 0; copy < kCopiesOfTile; copy++) {
-                barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);
-                convert_copy<IsValues>(raw.tile(raw_ring.stage), tiles.tile(ring.stage), copy);
-                if (leads) barrier_arrive(raw.empty(raw_ring.stage));
-                raw_ring.advance();
+            convert_tile<IsValues>(raw.tile(raw_ring.stage), tiles.tile(ring.stage));
+            if ((threadIdx.x & 31) == 0) {
+                barrier_arrive(tiles.full(ring.stage));
+                barrier_arrive(raw.empty(raw_ring.stage));
             }
-            if (leads) barrier_arrive(tiles.full(ring.stage));
+            raw_ring.advance();
             ring.advance();
         }
     }

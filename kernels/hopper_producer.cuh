@@ -19,37 +19,20 @@ __device__ __forceinline__ int group_row(const int* table, int position, int len
     return __ldg(table + position / BLOCK_SIZE) * BLOCK_SIZE + position % BLOCK_SIZE;
 }
 
-// The launch's pieces, longest first: each block begins with the piece of its own number and takes the next that is left
-// whenever it is ready to copy one more.
-struct PieceQueue {
-    int* counters;  // pieces taken beyond the first of each block, blocks that are done; zero between launches
-    int pieces;
-
-    // By one thread.
-    __device__ __forceinline__ int take() const { return gridDim.x + atomicAdd(counters, 1); }
-    // By one thread, after it took an index that is no piece.
-    __device__ __forceinline__ void leave() const {
-        __threadfence();
-        if (atomicAdd(counters + 1, 1) == min(static_cast<int>(gridDim.x), pieces) - 1) counters[0] = counters[1] = 0;
-    }
-};
-
 __device__ __forceinline__ void produce_queries_and_keys(
     Shared shared, const TensorMap* query_map, const TensorMap* key_map, const int* block_tables, int table_stride,
-    const int* plan, PieceQueue queue) {
+    const int* plan, int pieces) {
     const Stages queries = shared.queries(), keys = shared.copied_keys();
     int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
-    for (int index = blockIdx.x, next = 0; index < queue.pieces; index = __shfl_sync(kFullWarp, next, 0)) {
-        if (lane == 0) next = queue.take();
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
         int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
         barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
         if (lane == 0) {
             unsigned full = queries.full(query_ring.stage);
-            store_shared_word(shared.piece_index(query_ring.stage), index);
             barrier_expect(full, kTileBytes);
             copy_tensor(queries.tile(query_ring.stage), query_map, 0, piece.tile.query, piece.head * kHalves, full);
         }
@@ -59,26 +42,16 @@ __device__ __forceinline__ void produce_queries_and_keys(
             if (tile > piece.first_keys) {  // looked up a tile ahead
                 row = group_row(table, (tile - 1) * kKeys + group % kGroups * kGroup, piece.tile.length);
             }
-#pragma unroll
-            for (int copy = 0; copy < kCopiesOfTile; copy++) {
-                unsigned full = keys.full(key_ring.stage);
-                barrier_wait(keys.empty(key_ring.stage), key_ring.parity);
-                if (lane == 0) barrier_expect(full, kCopiedBytes);
-                __syncwarp();
-                if (group / kCopiedGroups == copy) {
-                    int place = part * kCopiedGroups + group % kCopiedGroups;
-                    unsigned target = keys.tile(key_ring.stage) + place * (kCopiedGroupBytes / kParts);
-                    copy_tensor(target, key_map, 0, copied_row, piece.kv_head() * kParts + part, full);
-                }
-                key_ring.advance();
+            unsigned full = keys.full(key_ring.stage);
+            barrier_wait(keys.empty(key_ring.stage), key_ring.parity);
+            if (lane == 0) barrier_expect(full, kCopiedTileBytes);
+            __syncwarp();
+            if (group < kGroups) {
+                unsigned target = keys.tile(key_ring.stage) + (part * kGroups + group) * (kCopiedGroupBytes / kParts);
+                copy_tensor(target, key_map, 0, copied_row, piece.kv_head() * kParts + part, full);
             }
+            key_ring.advance();
         }
-    }
-    barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
-    if (lane == 0) {
-        store_shared_word(shared.piece_index(query_ring.stage), kNoPiece);
-        barrier_arrive(queries.full(query_ring.stage));
-        queue.leave();
     }
 }
 
@@ -86,15 +59,15 @@ __device__ __forceinline__ void produce_queries_and_keys(
 __device__ __forceinline__ void copy_partial_values(
     unsigned target, const char* values, int row, int kv_head, int valid) {
     constexpr int kRowBytes = HEAD_DIM * kCachedBytes, kChunks = kRowBytes / 16;
-    int chunk = threadIdx.x % kChunks;
-    long long first = (static_cast<long long>(row) * KV_HEADS + kv_head) * kChunks + chunk;
-    const uint4* source = reinterpret_cast<const uint4*>(values) + first;
-#pragma unroll 1
-    for (int line = threadIdx.x % 32 / kChunks; line < kGroup; line += 32 / kChunks) {
+    const uint4* source =
+        reinterpret_cast<const uint4*>(values + (static_cast<long long>(row) * KV_HEADS + kv_head) * kRowBytes);
+#pragma unroll 2
+    for (int i = threadIdx.x & 31; i < kGroup * kChunks; i += 32) {
+        int line = i / kChunks, chunk = i % kChunks;
         uint4 data = make_uint4(0, 0, 0, 0);
-        if (line < valid) data = __ldg(source + line * (KV_HEADS * kChunks));
-        int offset = line * 128 + ((chunk % 8 ^ line % 8) << 4) + chunk / 8 * (kGroup * 128);
-        store_shared(target + (FP8_CACHE ? line * kRowBytes + chunk * 16 : offset), data);
+        if (line < valid) data = __ldg(source + static_cast<long long>(line) * (KV_HEADS * kChunks) + chunk);
+        int offset = FP8_CACHE ? i * 16 : chunk / 8 * (kGroup * 128) + line * 128 + ((chunk % 8 ^ line % 8) << 4);
+        store_shared(target + offset, data);
     }
     fence_async_proxy();
     __syncwarp();
@@ -102,12 +75,11 @@ __device__ __forceinline__ void copy_partial_values(
 
 __device__ __forceinline__ void produce_values(
     Shared shared, const TensorMap* value_map, const char* values, const int* block_tables, int table_stride,
-    const int* plan) {
+    const int* plan, int pieces) {
     const Stages stages = shared.copied_values();
     int lane = threadIdx.x & 31, group = lane % kGroups;
     Ring<kCopiedValueStages> ring(1);
-    PieceReader reader{shared};
-    for (int index = reader.next(); index != kNoPiece; index = reader.next()) {
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
         Piece piece = Piece::load(plan, index);
         int kv_head = piece.kv_head();
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
@@ -117,26 +89,20 @@ __device__ __forceinline__ void produce_values(
             if (tile > piece.first_keys) {
                 row = group_row(table, (tile - 1) * kKeys + group * kGroup, piece.tile.length);
             }
+            unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
             int end = piece.tile.length - tile * kKeys;  // of the row, within this tile
             int partial = end < kKeys && end % kGroup ? end / kGroup : kGroups;
-#pragma unroll
-            for (int copy = 0; copy < kCopiesOfTile; copy++) {
-                unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
-                bool is_partial = partial / kCopiedGroups == copy && partial < kGroups;
-                barrier_wait(stages.empty(ring.stage), ring.parity);
-                if (is_partial) {
-                    int partial_row = __shfl_sync(kFullWarp, copied_row, partial);
-                    unsigned place = target + partial % kCopiedGroups * kCopiedGroupBytes;
-                    copy_partial_values(place, values, partial_row, kv_head, end % kGroup);
-                }
-                if (lane == 0) barrier_expect(full, kCopiedBytes - (is_partial ? kCopiedGroupBytes : 0));
-                __syncwarp();
-                if (lane < kGroups && group / kCopiedGroups == copy && group != partial) {
-                    unsigned place = target + group % kCopiedGroups * kCopiedGroupBytes;
-                    copy_tensor(place, value_map, 0, copied_row, kv_head * kParts, full);
-                }
-                ring.advance();
+            barrier_wait(stages.empty(ring.stage), ring.parity);
+            if (partial < kGroups) {
+                int partial_row = __shfl_sync(kFullWarp, copied_row, partial);
+                copy_partial_values(target + partial * kCopiedGroupBytes, values, partial_row, kv_head, end % kGroup);
             }
+            if (lane == 0) barrier_expect(full, kCopiedTileBytes - (partial < kGroups ? kCopiedGroupBytes : 0));
+            __syncwarp();
+            if (lane < kGroups && group != partial) {
+                copy_tensor(target + group * kCopiedGroupBytes, value_map, 0, copied_row, kv_head * kParts, full);
+            }
+            ring.advance();
         }
     }
 }

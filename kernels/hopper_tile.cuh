@@ -1,7 +1,7 @@
 // The tiles of the Hopper prefill in shared memory, and the pieces of work that they belong to.
 //
 // Rows of 128 bytes, swizzled: queries and keys [HEAD_DIM / 64][128 rows], values [8 groups][HEAD_DIM / 64][16 rows].
-// An FP8 cache's tiles arrive as they are, half a tile in a stage of [64 rows][HEAD_DIM bytes], to be converted.
+// An FP8 cache's tiles arrive as they are, [128 rows][HEAD_DIM bytes], in stages of their own, to be converted.
 #pragma once
 
 #include "cached.cuh"
@@ -17,15 +17,12 @@ constexpr int kTileBytes = kHalves * kHalfBytes;
 constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
-constexpr int kPieceReaders = kConsumers + (FP8_CACHE ? 3 : 1);  // with those that copy values, and convert
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "wgmma is used for heads of 64 and 128");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
 
-// What one stage of copies from the cache holds.
-constexpr int kCopiesOfTile = FP8_CACHE ? 2 : 1;
-constexpr int kCopiedGroups = kGroups / kCopiesOfTile;
-constexpr int kCopiedGroupBytes = kGroup * HEAD_DIM * kCachedBytes;
-constexpr int kCopiedBytes = kCopiedGroups * kCopiedGroupBytes;
+// As copied from the cache.
+constexpr int kCopiedTileBytes = kKeys * HEAD_DIM * kCachedBytes;
+constexpr int kCopiedGroupBytes = kCopiedTileBytes / kGroups;
 constexpr int kCopiedKeyStages = FP8_CACHE ? RAW_STAGES : KEY_STAGES;
 constexpr int kCopiedValueStages = FP8_CACHE ? RAW_STAGES : VALUE_STAGES;
 
@@ -41,29 +38,24 @@ struct Stages {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + kCount * 8; }
 };
 
-// Shared memory: tiles of queries, keys and values, unconverted keys and values, the barriers, and for each stage of
-// queries the index of its piece of work.
+// Shared memory: tiles of queries, keys and values, unconverted keys and values, then the barriers.
 struct Shared {
     unsigned base;
     static constexpr int kBarriers =
-        (QUERY_STAGES + KEY_STAGES + VALUE_STAGES) * kTileBytes + 2 * RAW_STAGES * kCopiedBytes;
+        (QUERY_STAGES + KEY_STAGES + VALUE_STAGES) * kTileBytes + 2 * RAW_STAGES * kCopiedTileBytes;
 
     __device__ __forceinline__ Stages queries() const { return {base, kTileBytes, base + kBarriers}; }
     __device__ __forceinline__ Stages keys() const { return after(queries(), QUERY_STAGES, kTileBytes); }
     __device__ __forceinline__ Stages values() const { return after(keys(), KEY_STAGES, kTileBytes); }
-    __device__ __forceinline__ Stages raw_keys() const { return after(values(), VALUE_STAGES, kCopiedBytes); }
-    __device__ __forceinline__ Stages raw_values() const { return after(raw_keys(), RAW_STAGES, kCopiedBytes); }
+    __device__ __forceinline__ Stages raw_keys() const { return after(values(), VALUE_STAGES, kCopiedTileBytes); }
+    __device__ __forceinline__ Stages raw_values() const { return after(raw_keys(), RAW_STAGES, kCopiedTileBytes); }
     // Where tensor copies of keys and values go.
     __device__ __forceinline__ Stages copied_keys() const { return FP8_CACHE ? raw_keys() : keys(); }
     __device__ __forceinline__ Stages copied_values() const { return FP8_CACHE ? raw_values() : values(); }
 
-    __device__ __forceinline__ unsigned piece_index(int query_stage) const {
-        return base + kBarriers + 2 * Stages::kCount * 8 + query_stage * 4;
-    }
-
     // By one thread, before any other uses them.
     __device__ __forceinline__ void init_barriers() const {
-        init(queries(), QUERY_STAGES, kPieceReaders);
+        init(queries(), QUERY_STAGES, kConsumers);
         init(keys(), KEY_STAGES, kConsumers);
         init(values(), VALUE_STAGES, kConsumers);
         init(raw_keys(), 2 * RAW_STAGES, 1);
@@ -79,25 +71,6 @@ private:
             barrier_init(stages.full(i), 1);
             barrier_init(stages.empty(i), readers);
         }
-    }
-};
-
-constexpr int kNoPiece = -1;
-
-// The pieces of a block of threads, in the order in which the producer of queries takes them, for a whole warp that does
-// not read the queries themselves.
-struct PieceReader {
-    Shared shared;
-    Ring<QUERY_STAGES> ring{0};
-
-    // The index of the next piece, or kNoPiece.
-    __device__ __forceinline__ int next() {
-        barrier_wait(shared.queries().full(ring.stage), ring.parity);
-        int index = load_shared_word(shared.piece_index(ring.stage));
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(shared.queries().empty(ring.stage));
-        ring.advance();
-        return index;
     }
 };
 

@@ -96,7 +96,7 @@ struct QueryRows {
                 load_matrices(words, keys + CachedRows::offset(n * 8 + row, k + chunk));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    Expanded first = expand<FP8_SOFT & 1>(words[2 * i]), second = expand<FP8_SOFT & 1>(words[2 * i + 1]);
+                    Expanded first = expand_e4m3(words[2 * i]), second = expand_e4m3(words[2 * i + 1]);
                     Tensor16<Operand>::mma(low, fragments[k + i], first.even, first.odd);
                     Tensor16<Operand>::mma(high, fragments[k + i], second.even, second.odd);
                 }
@@ -154,7 +154,7 @@ struct QueryRows {
                 load_matrices_transposed(words, values + CachedRows::offset(n * 8 + row, j + chunk));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    Expanded low = expand<(FP8_SOFT & 2) != 0>(words[2 * i]), high = expand<(FP8_SOFT & 2) != 0>(words[2 * i + 1]);
+                    Expanded low = expand_e4m3(words[2 * i]), high = expand_e4m3(words[2 * i + 1]);
                     Tensor16<Operand>::mma(output[2 * (j + i)], a, low.even, high.even);
                     Tensor16<Operand>::mma(output[2 * (j + i) + 1], a, low.odd, high.odd);
                 }

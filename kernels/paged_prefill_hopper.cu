@@ -1,6 +1,6 @@
 // Causal attention of chunks of queries over a paged KV cache for Hopper (sm_90a): TMA, wgmma, heads of 64 or 128.
 //
-// A block of three warpgroups stays for the whole launch and works off pieces as it gets to them, each of 128 queries of a row for one
+// A block of three warpgroups stays for the whole launch and works off its pieces, each of 128 queries of a row for one
 // query head, from the last tile of 128 keys to the first. In warpgroup 0, one warp copies queries and keys and
 // another copies values; warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product, across
 // pieces too: it issues the scores of the next tile, the values of the present one, and does the next one's softmax
@@ -25,16 +25,16 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 // of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
 // huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
-// [2, KV_HEADS] is what an FP8 cache's keys and values are in units of; `counters` [2] are zero between launches.
+// [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
 extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const char* __restrict__ values, Scalar* __restrict__ output,
     long long output_stride, const int* __restrict__ block_tables, int table_stride, const int* __restrict__ plan,
-    int window, const float* __restrict__ cache_scales, float scale, float soft_cap, int* counters) {
+    int window, const float* __restrict__ cache_scales, float scale, float soft_cap) {
     extern __shared__ __align__(1024) char shared_bytes[];
     Shared shared{shared_address(shared_bytes)};
     int pieces = __ldg(plan) * kHeads;
-    if (blockIdx.x >= pieces) return;
+    if (dealt_piece(0) >= pieces) return;
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
@@ -42,22 +42,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
         int warp = threadIdx.x >> 5;
         if (warp == 0) {
-            produce_queries_and_keys(shared, &query_map, &key_map, block_tables, table_stride, plan,
-                                     PieceQueue{counters, pieces});
+            produce_queries_and_keys(shared, &query_map, &key_map, block_tables, table_stride, plan, pieces);
         } else if (warp == 1) {
-            produce_values(shared, &value_map, values, block_tables, table_stride, plan);
+            produce_values(shared, &value_map, values, block_tables, table_stride, plan, pieces);
 #if FP8_CACHE
         } else if (warp == 2) {
-            convert<false>(shared, plan);
+            convert<false>(shared, plan, pieces);
         } else {
-            convert<true>(shared, plan);
+            convert<true>(shared, plan, pieces);
 #endif
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;
         Consumer consumer{
-            shared, plan, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
+            shared, plan, pieces, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
             thread == 0, index * 64 + thread / 32 * 16,
             matrix_descriptor(shared.queries().tile(0) + index * (64 * 128), 16),
             matrix_descriptor(shared.keys().tile(0), 16),

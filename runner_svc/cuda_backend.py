@@ -22,18 +22,19 @@ from torch import Tensor
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
 from runner_svc.cuda_graphs import Replay, StepGraphs, bucket_sizes, token_sizes
-from runner_svc.cuda_steps import CudaSteps, Launchers
+from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import FP8, KVCache
 from runner_svc.kv_scales import calibrated_scales
+from runner_svc.launchers import Launchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import decode_batch, largest_batch
-from runner_svc.sample_records import SampleRows, pack_rows
-from runner_svc.step_buffers import PackedStep, Placed, Ring, aligned
+from runner_svc.sample_records import pack_rows
+from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
 Progress = Callable[[str, float], None]
 
@@ -59,26 +60,6 @@ class CudaSizes:
     def max_table(self) -> int:
         """Most blocks of one sequence."""
         return -(-self.context_length // self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRecords:
-    """What the sampler reads of a step's rows, as it travels with the step."""
-
-    records: Placed
-    extra_ids: Placed
-    extra_values: Placed
-    adjusted: bool
-
-    @classmethod
-    def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
-        """Puts them into the step."""
-        return cls(
-            step.append(rows.records.view(np.int32)),
-            step.append(rows.extra_ids),
-            step.append(rows.extra_values.view(np.int32)),
-            rows.adjusted,
-        )
 
 
 class CudaBackend:

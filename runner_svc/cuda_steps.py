@@ -11,118 +11,23 @@ LM head, whose rows are few and vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Replay
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import KVCache
-from runner_svc.model.cuda_decoder import CudaDecoder, DecoderLaunchers, DeviceInputs, Hidden, StepAttention
-from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyLaunchers, matrices
+from runner_svc.launchers import Launchers
+from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
-
-
-class AttentionLauncher(Protocol):
-    """As `runner_svc.attention.cuda.CudaAttention`."""
-
-    def decode_plan_words(self, batch: int) -> int: ...
-
-    def plan_decode(
-        self,
-        lengths: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
-        plan: NDArray[np.int32],
-        query_rows: NDArray[np.int32] | None = None,
-        batch: int | None = None,
-    ) -> None: ...
-
-    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
-
-    def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
-
-    def plan_prefill(
-        self,
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
-        query_rows: NDArray[np.int32],
-        plan: NDArray[np.int32],
-    ) -> None: ...
-
-    def run_prefill(
-        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int
-    ) -> None: ...
-
-
-class GatherLauncher(Protocol):
-    """As `runner_svc.cuda.gather.GatherInputs`."""
-
-    def __call__(
-        self,
-        stream: int,
-        slots: Tensor,
-        starts: Tensor,
-        offsets: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-    ) -> None: ...
-
-
-class ScatterLauncher(Protocol):
-    """As `runner_svc.cuda.scatter.ScatterSegments`."""
-
-    def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None: ...
-
-
-class CopyLauncher(Protocol):
-    """As `runner_svc.cuda.copy.CopyWords`."""
-
-    def __call__(self, stream: int, source: Tensor, target: Tensor, num_words: int) -> None: ...
-
-
-class SamplingLauncher(Protocol):
-    """As `runner_svc.cuda.sampling.CudaSampler`."""
-
-    def __call__(
-        self,
-        stream: int,
-        logits: Tensor,
-        records: Tensor,
-        extra_ids: Tensor,
-        extra_values: Tensor,
-        tokens: Tensor,
-        finite: Tensor,
-        *,
-        adjusted: bool,
-    ) -> None: ...
-
-
-class Launchers(Protocol):
-    """Makes the launchers of one model; as `runner_svc.cuda.launchers.CudaLaunchers`."""
-
-    def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
-
-    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
-
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
-
-    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
-
-    def copy(self) -> CopyLauncher: ...
-
-    def scatter(self) -> ScatterLauncher: ...
-
-    def sampling(self, tokens: Tensor) -> SamplingLauncher: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +63,7 @@ class CudaSteps:
         tail_words: int,
     ) -> None:
         self._decoder = decoder
-        self._skinny = _skinny_decoders(decoder, launchers)
+        self._skinny = _skinny_parts(decoder, launchers)
         self._cache = cache
         self._num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -180,16 +85,20 @@ class CudaSteps:
         return rows
 
     def decode_passes(self, stream: Callable[[], int], bucket: int) -> list[Callable[[], None]]:
-        """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits."""
-        passes: list[Callable[[], None]] = []
-        if bucket <= MAX_ROWS:
-            passes += [partial(self._run_skinny, decoder, stream, bucket) for decoder in self._skinny]
-        return [*passes, partial(self._run_decode, stream, bucket)]
+        """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits.
 
-    def _run_decode(self, current_stream: Callable[[], int], bucket: int) -> None:
+        Which one is the fastest depends on the model's shape and the GPU.
+        """
+        passes: list[Callable[[], None]] = []
+        for skinny, mlps in self._skinny if bucket <= MAX_ROWS else []:
+            passes.append(partial(self._run_skinny, skinny, stream, bucket))
+            passes += [partial(self._run_decode, stream, bucket, mlp) for mlp in mlps]
+        return [*passes, partial(self._run_decode, stream, bucket, None)]
+
+    def _run_decode(self, current_stream: Callable[[], int], bucket: int, mlp: Mlp | None) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self._cache, self._decode_attention(bucket))
+        hidden = self._decoder.forward(stream, inputs, self._cache, self._decode_attention(bucket), mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
     def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
@@ -303,8 +212,14 @@ class CudaSteps:
         return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
 
 
-def _skinny_decoders(decoder: CudaDecoder, launchers: Launchers) -> list[SkinnyDecoder]:
-    """None for models that their products don't take."""
+def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[tuple[SkinnyDecoder, list[SkinnyMlp]]]:
+    """What can stand in for all of the decoder, or for its MLPs; nothing for models that the products don't take."""
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
-    return [SkinnyDecoder(decoder, each) for each in found]
+    return [
+        (
+            SkinnyDecoder(decoder, each),
+            [SkinnyMlp(decoder, each.products, own_down=own_down) for own_down in (True, False)],
+        )
+        for each in found
+    ]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import StepBatch
+from runner_svc.sample_records import SampleRows
 
 # Sections begin at multiples of this many words, so that kernels may read them 32 bytes at a time.
 ALIGNMENT = 8
@@ -125,6 +126,26 @@ class PackedStep:
         self.words[begin : begin + len(array)] = array
         self.used = end
         return Placed(array, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """What the sampler reads of a step's rows, as it travels with the step."""
+
+    records: Placed
+    extra_ids: Placed
+    extra_values: Placed
+    adjusted: bool
+
+    @classmethod
+    def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
+        """Puts them into the step."""
+        return cls(
+            step.append(rows.records.view(np.int32)),
+            step.append(rows.extra_ids),
+            step.append(rows.extra_values.view(np.int32)),
+            rows.adjusted,
+        )
 
 
 class Ring(Generic[Entry]):

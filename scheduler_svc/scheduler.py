@@ -41,7 +41,7 @@ class BadResult(ValueError):
     """A result that does not fit the oldest plan in flight: the runner must start a new session."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PlannedStep:
     """A plan ready to send, and what an observer may want to see of it."""
 
@@ -77,10 +77,10 @@ class Scheduler:
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
-        self._ledger = ledger or Ledger()
+        self.ledger = ledger or Ledger()
         self._last_result_s = 0.0
         self._step_clock = StepClock()
-        self.seating = Seating(self, self._ledger)
+        self.seating = Seating(self, self.ledger)
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -174,17 +174,17 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         room = self._continue_prompts(draft, queue, budget, room, may_admit)
         if may_admit:
-            self.seating.admit(draft, queue, self.seating.line(queue, policy), budget, room)
+            self.seating.admit_waiting(draft, queue, policy, budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
-        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self._ledger.now_s)
+        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self.ledger.now_s)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
         free_blocks = self.pool.num_free - self.seating.reserve
-        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self._ledger.now_s)
+        displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
         victims = displacement.choose(queue.in_order())
         for victim in victims:
             self._preempt(victim, queue)

@@ -6,7 +6,6 @@ A sequence takes the blocks that its prefix hits and fresh ones for all its othe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from scheduler_svc.admission import admission_message
@@ -14,9 +13,9 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import PlanDraft
 from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.views import Rank
-from scheduler_svc.request_view import waiting_view
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.tenant_queues import Queue
+from scheduler_svc.waiting_line import WaitingLine
 
 if TYPE_CHECKING:
     from scheduler_svc.scheduler import Scheduler
@@ -30,7 +29,7 @@ def chunk(lag: int, room: int, budget: Budget, max_step_tokens: int) -> int:
 
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
-    """Waiting sequences of a better rank than this, as `Seating.line` gives them."""
+    """Waiting sequences of a better rank than this. Each is out of the order before the next one is asked for."""
     while (sequence := queue.peek()) is not None and sequence.rank < rank:
         yield sequence
 
@@ -71,16 +70,11 @@ class Seating:
                 room -= count
         return room
 
-    def line(self, queue: Queue, policy: PolicyGuard) -> Iterator[Sequence]:
-        """Waiting sequences in the order to try them. Each is out of the order before the next one is asked for."""
-        if policy.rerank_window:
-            head = list(islice(queue.in_order(), policy.rerank_window))
-            size, now_s = self._pool.block_size, self._ledger.now_s
-            views = [waiting_view(s, len(self._prefix.match(s).blocks) * size, now_s) for s in head]
-            by_id = {sequence.id: sequence for sequence in head}
-            yield from [by_id[view.sequence_id] for view in policy.rerank(views)]
-        while (sequence := queue.peek()) is not None:
-            yield sequence
+    def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
+        """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
+        line = WaitingLine(queue, policy, self._prefix, self._ledger.now_s)
+        self.admit(draft, queue, line, budget, room)
+        line.close()
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting_queue import WaitingQueue
 
@@ -122,3 +124,10 @@ class TenantQueues:
 
 
 Queue: TypeAlias = WaitingQueue | TenantQueues
+
+
+def queue_for(policy: PolicyGuard, ledger: Ledger) -> Queue:
+    """An empty queue of the kind that the policy needs."""
+    if not policy.orders_tenants:
+        return WaitingQueue()
+    return TenantQueues(lambda tenant: policy.tenant_key(tenant, ledger), ledger.lift)

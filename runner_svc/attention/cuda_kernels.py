@@ -14,6 +14,8 @@ from runner_svc.attention.decode_plan import TILE
 # A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
 _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
+# More of an FP8 cache's small tiles in flight only make short rows slower.
+_MAX_FP8_STAGES = 4
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
 _SCALAR_BYTES = 2  # of a bf16 or fp16
@@ -98,7 +100,8 @@ class DecodeVariant:
             bare = cls(shape, warps, blocks, 0)
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
-                return cls(shape, warps, blocks, min(stages, _MAX_STAGES))
+                most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
+                return cls(shape, warps, blocks, min(stages, most))
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
@@ -200,17 +203,16 @@ class HopperPrefillVariant:
 
     @property
     def raw_stages(self) -> int:
-        """Of keys, and of values, as they lie in an FP8 cache: half a tile each."""
-        return (2 if self.shape.head_dim == 128 else 4) if self.shape.fp8_cache else 0
+        """Of keys, and of values, as they lie in an FP8 cache."""
+        return 1 if self.shape.fp8_cache else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles of 128 rows and two barriers for each, and an index for each stage of queries."""
+        """Tiles of 128 rows, and two barriers for each."""
         tile_bytes = 128 * self.shape.head_dim * _SCALAR_BYTES
-        raw_bytes = 64 * self.shape.cached_row_bytes
+        raw_bytes = 128 * self.shape.cached_row_bytes
         barriers = 2 * _BARRIER_BYTES
-        tiles = sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
-        return tiles + 4 * self.stages[0]
+        return sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant, PrefillVariant
@@ -88,8 +87,8 @@ class HopperPrefill:
             load("paged_prefill_hopper", variant.defines),
             "paged_prefill_hopper",
             # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
-            # scale, cap, counters
-            "128s128s128sPPqPiPiPffP",
+            # scale, cap
+            "128s128s128sPPqPiPiPff",
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
@@ -110,7 +109,6 @@ class HopperPrefill:
         self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
         self._scales = (scale, soft_cap)
-        self._counters = torch.zeros(2, dtype=torch.int32, device=cache.data.device)
         self._query_map = lru_cache(_MAX_QUERY_MAPS)(self._make_query_map)
 
     def _make_query_map(self, address: int, rows: int, row_stride: int) -> bytes:
@@ -130,5 +128,4 @@ class HopperPrefill:
             window,
             self._cache_scales[layer],
             *self._scales,
-            self._counters.data_ptr(),
         )

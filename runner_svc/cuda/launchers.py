@@ -27,7 +27,7 @@ from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:
-    """Implements `runner_svc.cuda_steps.Launchers`. `overlap`: a kernel may start while the one before it ends."""
+    """Implements `runner_svc.launchers.Launchers`. `overlap`: a kernel may start while the one before it ends."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, overlap: bool = True) -> None:
         self._config = config

@@ -73,6 +73,13 @@ class StepAttention(Protocol):
         """Queries [T, num_heads * head_dim], rows may be far apart, to an output of the same shape."""
 
 
+class Mlp(Protocol):
+    """An MLP of a layer."""
+
+    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
+        """Fills `product` from `normed`, both [T, hidden_size]."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceInputs:
     """A step's T positions on the device, int32 [T] each."""
@@ -146,27 +153,29 @@ class CudaDecoder:
         """Of T positions, int32 [T] each, that belong to `rows`."""
         return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
 
-    def forward(self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention) -> Hidden:
-        """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass."""
+    def forward(
+        self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, mlp: Mlp | None = None
+    ) -> Hidden:
+        """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass.
+
+        `mlp` stands in for the layers' own.
+        """
         num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
         space = self.workspace
         residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
-        product, activated = space.product[:num_tokens], space.activated[:num_tokens]
-        gate_up, qkv = space.gate_up[:num_tokens], space.qkv[:num_tokens]
-        attended = space.attended[:num_tokens]
+        product, qkv = space.product[:num_tokens], space.qkv[:num_tokens]
+        attended, mlp = space.attended[:num_tokens], mlp or self._mlp
         torch.index_select(self.embeddings, 0, inputs.tokens, out=residual)
         for index, layer in enumerate(self.layers):
             if index == 0:
                 norm.norm(stream, residual, layer.attention_norm, normed)
             else:
                 norm.add(stream, product, residual, layer.attention_norm, normed)
-            _multiply(normed, layer.qkv, layer.qkv_bias, qkv)
+            multiply(normed, layer.qkv, layer.qkv_bias, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
-            _multiply(attended, layer.output, layer.output_bias, product)
+            multiply(attended, layer.output, layer.output_bias, product)
             norm.add(stream, product, residual, layer.mlp_norm, normed)
-            _multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-            self._launchers.activation(stream, gate_up, activated)
-            _multiply(activated, layer.down, layer.down_bias, product)
+            mlp(stream, layer, normed, product)
         return self.hidden(num_tokens)
 
     def hidden(self, num_tokens: int) -> Hidden:
@@ -210,8 +219,15 @@ class CudaDecoder:
         )
         attention(stream, index, queries, attended)
 
+    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
+        gate_up = self.workspace.gate_up[: len(normed)]
+        activated = self.workspace.activated[: len(normed)]
+        multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+        self._launchers.activation(stream, gate_up, activated)
+        multiply(activated, layer.down, layer.down_bias, product)
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out = x W^T + b, with W [out, in]."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)

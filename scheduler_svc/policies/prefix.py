@@ -18,7 +18,7 @@ from scheduler_svc.policy import Policy, PolicyParameters, WaitingView
 class PrefixParameters(PolicyParameters):
     """Parameters of `prefix`."""
 
-    window: int = Field(default=32, ge=1, le=256, description="Requests at the head of the queue that are reordered.")
+    window: int = Field(default=16, ge=1, le=256, description="Requests at the head of the queue that are reordered.")
     max_wait_s: float = Field(
         default=10.0, ge=0, description="A request that has waited this many seconds goes before those that have not."
     )

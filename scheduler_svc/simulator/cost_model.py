@@ -26,7 +26,7 @@ class UnknownCostModel(ValueError):
     """No such cost model, or a file that is none; the message lists what is shipped."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class StepWork:
     """What one step does: see the module."""
 
@@ -41,7 +41,7 @@ class StepWork:
         starts = np.frombuffer(plan.extent_starts, "<i4")
         sequences = len(starts)
         if plan.extent_counts == _ones(sequences):
-            return cls(sequences, sequences, int(starts.sum()) + sequences, 0.0)
+            return cls(sequences, sequences, int(np.add.reduce(starts)) + sequences, 0.0)
         counts = np.frombuffer(plan.extent_counts, "<i4").astype(np.int64)
         pairs = counts * starts + counts * (counts + 1) / 2
         return cls(

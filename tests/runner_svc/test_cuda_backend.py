@@ -80,6 +80,21 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
     assert device.replays > 0
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("bucket", [1, 4])
+def test_all_ways_to_launch_a_decode_step_give_the_same_logits(family: str, bucket: int, tmp_path: Path) -> None:
+    backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
+    backend.cache.data.zero_()
+    logits = []
+    for launch in backend._decode_passes(bucket):
+        backend._steps.logits.fill_(torch.nan)
+        launch()
+        logits.append(backend._steps.logits[:bucket].clone())
+    assert len(logits) == 4
+    for others in logits[1:]:
+        torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 def test_captured_mixed_steps_give_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)

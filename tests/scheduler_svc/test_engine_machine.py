@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -10,6 +11,7 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
+from scheduler_svc.policy import available_policies, load_policy
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack, Submitted
 
@@ -25,7 +27,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         depth=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "orca", "static"]),
+        policy=st.sampled_from(available_policies()),
         sharing=st.sampled_from([True, True, False]),
         isolated=st.booleans(),
         runners=st.integers(1, 2),
@@ -33,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
         self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
         self.cancelled: set[int] = set()
+        self.kills = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -123,6 +126,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence_id, num_tokens=keep, stop_string="x"))
 
+    @rule(policy=st.sampled_from(available_policies()))
+    def swap_policy(self, policy: str) -> None:
+        self.stack.engine.change_policy(load_policy(policy, {}))
+
     @rule(seconds=st.floats(0.1, 2))
     def time_passes(self, seconds: float) -> None:
         self.stack.now_s += seconds
@@ -131,12 +138,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
         self.stack.runners.kill(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+        self.kills += 1
         self._add_runner()
 
     def _compare(self, request: Submitted) -> None:
-        assert request.first_sequence_id is not None
-        for index in range(request.submit.n):
-            stream = self.stack.streams[request.first_sequence_id + index]
+        for index, stream in enumerate(request.streams):
             expected = request.expected(index, EOS_PROBABILITY)
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
@@ -161,8 +167,12 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         self.stack.step()
         for request in self.stack.requests.values():
-            assert request.refused is None
-            self._compare(request)
+            if request.refused is None:
+                assert len(request.streams) == request.submit.n
+                self._compare(request)
+            else:  # it was alone on a runner that was killed, after it had been on others
+                assert request.refused.code == grpc.StatusCode.INTERNAL.value[0] and self.kills >= 3
+        assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 
 

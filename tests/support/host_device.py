@@ -85,7 +85,7 @@ class HostDevice:
 
 
 class HostLaunchers:
-    """Implements `runner_svc.cuda_steps.Launchers`."""
+    """Implements `runner_svc.launchers.Launchers`."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
