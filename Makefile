@@ -10,7 +10,7 @@ BUF    := .cache/buf/node_modules/.bin/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-frontend bench-serving clean
+.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-prefix bench-frontend bench-serving clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ docs: venv ## write docs/settings.md anew
 
 bench-scheduler: venv ## µs per sequence per step of the scheduler
 	$(BIN)/python -m bench.scheduler
+
+bench-prefix: venv ## prefix hits on whole traces, and what sharing costs the scheduler's step
+	$(BIN)/python -m bench.prefix_hits
+	$(BIN)/python -m bench.prefix_sharing
 
 bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
 	$(BIN)/python -m bench.frontend

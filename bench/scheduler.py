@@ -13,6 +13,7 @@ and the 90th percentile. The bar for every policy is 100 µs a step and 1.5 µs 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -25,6 +26,7 @@ import numpy as np
 
 from bench.provenance import provenance
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.engine_loop import GC_THRESHOLD
 from scheduler_svc.intake import build_request
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.observation import observation
@@ -119,6 +121,9 @@ def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
     queue = queue_for(policy, ledger)
     max_tokens = fill(queue, policy, ledger, load, steps)
     scheduler = Scheduler(hello(load.sequences, max_tokens), clock=time.perf_counter, ledger=ledger)
+    gc.collect()
+    gc.freeze()  # as the engine's loop does
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
     results: list[tuple[int, bytes]] = []
     times: list[float] = []
     stalled = False

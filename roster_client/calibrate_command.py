@@ -72,7 +72,12 @@ def started_runner(endpoint: str | None, flags: dict[str, object]) -> Iterator[C
     if endpoint is None:
         yield lambda: None
         return
-    given = [part for name, value in flags.items() if value is not None for part in (f"--{name}", str(value))]
+    given = [
+        part
+        for name, value in flags.items()
+        if value is not None
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     command = [sys.executable, "-m", "runner_svc.main", "--link", endpoint, *given]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

@@ -23,6 +23,7 @@ CHANNEL_OPTIONS = (
     # A server that vanished without a word is noticed within a minute, also in the middle of a silent stream.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
 )
 
 

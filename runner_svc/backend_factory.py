@@ -77,8 +77,9 @@ def _test_backend(settings: RunnerSettings) -> Backend:
     num_blocks = sizes.num_blocks(settings.block_size) or 1
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
     if settings.device == "hash":
-        from runner_svc.hash_model import HashBackend
+        from runner_svc.hash_model import HashBackend, Poison
 
+        token = settings.poison_token
         return HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
@@ -88,6 +89,7 @@ def _test_backend(settings: RunnerSettings) -> Backend:
             context_length=context_length,
             eos_probability=settings.eos_probability,
             step_ms=settings.step_ms,
+            poison=Poison(token, settings.poison) if token is not None else None,
         )
     from runner_svc.null_model import NullBackend
 

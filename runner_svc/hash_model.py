@@ -12,8 +12,13 @@ made-up numbers that `expected_logprobs` repeats.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +73,27 @@ def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> t
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
 
 
+class BrokenDevice(RuntimeError):
+    """As if the device were beyond use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A token that ends the step that computes it, for tests of what must survive that."""
+
+    token: int
+    effect: Literal["kill", "hang", "error", "broken"]
+    """SIGKILL for this process, an endless step, an error in the backend, or one that it can't survive."""
+
+    def take(self) -> None:
+        """Does what it does."""
+        if self.effect == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.effect == "hang":
+            threading.Event().wait()
+        raise (BrokenDevice if self.effect == "broken" else RuntimeError)("this token is poison")
+
+
 class HashBackend:
     """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take at least that long."""
 
@@ -84,7 +110,9 @@ class HashBackend:
         context_length: int = 2048,
         eos_probability: float = 1 / 64,
         step_ms: float = 0.0,
+        poison: Poison | None = None,
     ) -> None:
+        self._poison = poison
         self.num_slots = num_slots
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -103,11 +131,13 @@ class HashBackend:
 
     def is_broken_by(self, error: Exception) -> bool:
         """See `Backend`."""
-        return False
+        return isinstance(error, BrokenDevice)
 
     def step(self, batch: StepBatch) -> StepOutput:
         """See `Backend`."""
         begin_ns = time.perf_counter_ns()
+        if self._poison is not None and (batch.tokens == self._poison.token).any():
+            self._poison.take()
         with np.errstate(over="ignore"):
             self._write_kv(batch)
             rows = np.flatnonzero(batch.sample)

@@ -15,7 +15,13 @@ def configure_logs(log_format: Literal["console", "json"], level: Literal["debug
     if log_format == "json":
         rendering = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        rendering = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        rendering = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The prettier tracebacks show local variables, and those may hold somebody's prompt.
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+        ]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

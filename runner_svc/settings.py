@@ -94,6 +94,12 @@ class RunnerSettings(BaseSettings):
     eos_probability: float = Field(
         1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
     )
+    poison_token: int | None = Field(
+        None, ge=0, description="Token id that ends a step of the hash backend that computes it; for tests."
+    )
+    poison: Literal["kill", "hang", "error", "broken"] = Field(
+        "kill", description="What it does: SIGKILL, an endless step, an error, an error that ends the process."
+    )
     step_ms: float = Field(0.0, ge=0, description="Least time of a step of the test backends, in milliseconds.")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")

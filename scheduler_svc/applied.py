@@ -26,6 +26,10 @@ _MESSAGES: dict[int, str] = {
 }
 
 
+_NO_TIMES = np.zeros(0)
+_NO_TIMES.setflags(write=False)
+
+
 @dataclass(slots=True)
 class Applied:
     """What a result brought: token i is that of row `rows[i]` of the plan, live rows first, then late ones."""
@@ -41,7 +45,7 @@ class Applied:
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
     now_s: float = 0.0
     """When it was here."""
-    previous_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    previous_s: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
     """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
     """What the step took of the runner's time."""
@@ -97,9 +101,10 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
     """Every row is live and sampled."""
     slots = flight.slots
-    table.computed[slots] = flight.starts + flight.counts
+    positions = flight.starts + flight.counts
+    table.computed[slots] = positions
     applied = Applied(flight, _all_rows(len(slots)), tokens, table.sequence_id[slots])
-    _append(table, slots, applied, now_s)
+    _append(table, slots, positions, applied, now_s)
     return applied
 
 
@@ -108,18 +113,21 @@ def _all_rows(count: int) -> npt.NDArray[np.int64]:
     return _ALL_ROWS[:count] if count <= len(_ALL_ROWS) else np.arange(count)
 
 
-def _append(table: SlotTable, slots: npt.NDArray[np.int64], applied: Applied, now_s: float) -> None:
-    """Live rows get their tokens; collects the ends."""
+def _append(
+    table: SlotTable, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], applied: Applied, now_s: float
+) -> None:
+    """Live rows get their tokens, which stand at `positions`; collects the ends."""
     tokens = applied.tokens
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
-    table.append(slots, tokens)
-    ended = table.length[slots] >= table.limit[slots]
-    stopped = table.stops[slots] == tokens[:, None]
+    table.append(slots, tokens, positions)
+    ended = positions >= table.last[slots]
+    if table.num_stoppable:
+        stopped = table.stops[slots] == tokens[:, None]
+        if _TRUE in stopped.tobytes():  # cheaper than any()
+            ended |= stopped.any(axis=1)
     if table.num_many_stops:
         ended |= table.many_stops[slots]
-    if _TRUE in stopped.tobytes():  # cheaper than any()
-        ended |= stopped.any(axis=1)
     if _TRUE not in ended.tobytes():
         return
     for index in np.flatnonzero(ended).tolist():
@@ -149,12 +157,13 @@ def _apply_mixed(
 ) -> Applied:
     """Any mix of chunks, samples, stale and failed rows."""
     slots = flight.slots[live]
-    table.computed[slots] = (flight.starts + flight.counts)[live]
+    positions = flight.starts + flight.counts
+    table.computed[slots] = positions[live]
     index_of_token = np.cumsum(got) - 1
     rows = np.flatnonzero(live & got)
     slots = flight.slots[rows]
     applied = Applied(flight, rows, tokens[index_of_token[rows]], table.sequence_id[slots])
-    _append(table, slots, applied, now_s)
+    _append(table, slots, positions[rows], applied, now_s)
     late: list[int] = []
     for row in np.flatnonzero(~live | (statuses != OK)).tolist():
         sequence = flight.sequences[row]

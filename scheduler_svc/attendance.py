@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protos import plan_pb2
+from scheduler_svc.quarantine import suspects_of
 from scheduler_svc.recovery import Recovery, UnsoundSnapshot, read_snapshot
 from scheduler_svc.runner_events import Fenced, GotSnapshot, Joined, Leaving, Loss, Lost
 from scheduler_svc.scheduler import Scheduler
@@ -57,6 +58,8 @@ class Attendance:
 
     def _join(self, event: Joined) -> None:
         engine = self._engine
+        if event.former:
+            engine.quarantine.absolve(event.former)
         reason = engine.pool.unfit(event.hello)
         if reason:
             log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
@@ -66,7 +69,7 @@ class Attendance:
             engine.runners.resume(event.session)
         else:
             engine.runners.welcome(event.session)
-            self._enter(engine.pool.add(event.session, event.hello))
+            self._enter(event.session, engine.pool.add(event.session, event.hello))
 
     def _resume(self, event: GotSnapshot) -> None:
         """The runner goes on with what it holds."""
@@ -82,10 +85,11 @@ class Attendance:
         self._recovering_until_s = engine.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
-        self._enter(scheduler)
+        self._enter(event.session, scheduler)
 
-    def _enter(self, scheduler: Scheduler) -> None:
+    def _enter(self, session: int, scheduler: Scheduler) -> None:
         hello = scheduler.hello
+        self._engine.placement.join(session, scheduler)
         self.alone_since_s = None
         log.info(
             "a runner joined",
@@ -117,7 +121,10 @@ class Attendance:
         scheduler = engine.pool.remove(event.session)
         if scheduler is None:
             return
+        suspects = suspects_of(scheduler)
         waiting = scheduler.evacuate(engine.queue)
+        engine.placement.leave(event.session)
+        engine.quarantine.lost(event.session, suspects, event.loss)
         engine.totals.keep(scheduler)
         if not engine.pool.schedulers:
             self.alone_since_s = engine.ledger.now_s

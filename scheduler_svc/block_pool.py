@@ -48,6 +48,11 @@ class BlockPool:
         return len(self._blank) + len(self._cached)
 
     @property
+    def num_pending(self) -> int:
+        """Blocks that are named and being computed."""
+        return len(self._pending)
+
+    @property
     def num_cached(self) -> int:
         """Free blocks whose content may still be hit."""
         return len(self._cached)

@@ -44,9 +44,10 @@ class Doorkeeper:
         refusal = self._unfit(request, known) or self._over_limit(request) or self._late(request)
         if refusal is not None:
             return refusal
-        answer = self._engine.policy.admit(request_view(request), self._load())
-        if isinstance(answer, Refuse):
-            return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
+        if self._engine.policy.admits:
+            answer = self._engine.policy.admit(request_view(request), self._load())
+            if isinstance(answer, Refuse):
+                return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
         return self._make_room(request)
 
     def _unfit(self, request: Request, known: Request | None) -> EngineRefusal | None:

@@ -24,7 +24,9 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
+from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
+from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -35,7 +37,7 @@ from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Se
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
-from scheduler_svc.tenant_queues import queue_for
+from scheduler_svc.tenant_queues import Queue, queue_for
 from scheduler_svc.tenant_shares import TenantShares
 
 log = structlog.get_logger()
@@ -73,6 +75,8 @@ class Engine:
         self._serial = 0
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
+        self.placement = Placement(lambda: self.queue, self.pool.wake)
+        self.quarantine = Quarantine(self)
 
     # ------------------------------------------------------------------ the step
 
@@ -105,6 +109,7 @@ class Engine:
             return
         if applied is None:
             return
+        self.pool.wake(event.session)
         self._record(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
@@ -112,6 +117,7 @@ class Engine:
         if self.policy.observes:
             self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
             self._ended.clear()
+        self.placement.touch(event.session)
         if scheduler.leaving:
             self.attendance.farewell(event.session)
 
@@ -148,19 +154,27 @@ class Engine:
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
         plans = []
-        idle: set[int] = set()
-        while ready := [item for item in self.pool.ready() if item[0] not in idle]:
-            session, scheduler = ready[0]
-            step = scheduler.plan(self.queue, self.policy)
-            if step is None:
-                idle.add(session)
+        if self.quarantine.active:
+            self.quarantine.settle()
+        self.placement.place()
+        for session, scheduler in self.pool.ready():
+            queue = self._queue_of(session)
+            if not scheduler.table.num_running and not queue:
+                self.pool.rest(session)
                 continue
-            plans.append((session, step))
-            for sequence, _ in step.joined:
-                self.shares.started(sequence)
-            if self.settings.check:
-                check_roster(scheduler)
+            while self.pool.takes_plan(scheduler) and (step := scheduler.plan(queue, self.policy)) is not None:
+                plans.append((session, step))
+                for sequence, _ in step.joined:
+                    self.shares.started(sequence)
+                if self.settings.check:
+                    check_roster(scheduler)
+            self.placement.settle(session)
         return plans
+
+    def _queue_of(self, session: int) -> Queue:
+        """Where the runner's next plan takes sequences from."""
+        trial = self.quarantine.trial_queue(session)
+        return self.placement.queue_for(session) if trial is None else trial
 
     def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
         for session, step in plans:
@@ -215,7 +229,7 @@ class Engine:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
         else:
-            self.queue.discard(sequence)
+            self.discard_waiting(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
         self.shares.ended(sequence, self.queue)
@@ -226,6 +240,12 @@ class Engine:
         self.outbox.end(sequence)
         if request.finished:
             self.book.retire(request, self.ledger.now_s)
+
+    def discard_waiting(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of whichever queue it is in."""
+        self.queue.discard(sequence)
+        self.placement.discard(sequence)
+        self.quarantine.discard(sequence)
 
     def finish_all(self, end: End) -> None:
         """Ends everything that lives."""
@@ -265,6 +285,7 @@ class Engine:
 
     def change_policy(self, policy: Policy) -> None:
         """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        self.placement.recall_all()
         waiting = list(self.queue)
         self.policy.install(policy)
         self.queue = queue_for(self.policy, self.ledger)

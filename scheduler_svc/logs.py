@@ -15,7 +15,11 @@ def configure_logs(log_format: Literal["console", "json"], level: Literal["debug
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # The prettier tracebacks show local variables, and those may hold somebody's prompt.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

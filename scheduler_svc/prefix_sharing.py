@@ -62,6 +62,7 @@ class PrefixSharing:
         """Positions that may be shared; a longer prompt shares none."""
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
+        self._owners: dict[int, Sequence] = {}  # of announced blocks that no result has confirmed
         self._aside: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the block that they wait for
         self._returning: deque[Sequence] = deque()
 
@@ -69,9 +70,13 @@ class PrefixSharing:
 
     def match(self, sequence: Sequence) -> Match:
         """What the sequence would hit now. It always computes its last token itself."""
+        return self._pool.match(self.prompt_names(sequence))
+
+    def prompt_names(self, sequence: Sequence) -> list[bytes]:
+        """Names of the prefixes that the sequence could hit, the shortest first."""
         if sequence.request.sampling.HasField("prompt_logprobs"):
-            return Match([], None)
-        return self._pool.match(self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1)))
+            return []
+        return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Positions that the sequence would hit now."""
@@ -93,6 +98,8 @@ class PrefixSharing:
                 return Candidate(sequence, match.blocks)
             queue.step_aside(sequence)
             self._aside[match.awaited].append(sequence)
+            owner = self._owners[match.awaited]
+            owner.rank = min(owner.rank, sequence.rank)  # or who waits for it would rank as low as it does
         return None
 
     def _shareable(self, sequence: Sequence, positions: int) -> int:
@@ -103,9 +110,12 @@ class PrefixSharing:
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
         """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
-        hashes = sequence.hashes
+        hashes, size = sequence.hashes, self._pool.block_size
+        if sequence.hashed_block_size != size:  # none yet, or those of a runner that is gone
+            hashes.clear()
+            sequence.hashed_block_size = size
         if len(hashes) < count:
-            size, parent = self._pool.block_size, hashes[-1] if hashes else self._root(sequence)
+            parent = hashes[-1] if hashes else self._root(sequence)
             hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
         return hashes[:count]
 
@@ -118,11 +128,15 @@ class PrefixSharing:
     def announce(self, sequence: Sequence, num_hit: int, table: SlotTable) -> None:
         """The sequence was just seated: the full blocks of its tokens after the `num_hit` that it hit are PENDING."""
         count = self._shareable(sequence, len(sequence.log))
-        self._pool.announce(sequence.blocks[num_hit:count], self._names(sequence, count)[num_hit:])
+        blocks = sequence.blocks[num_hit:count]
+        self._pool.announce(blocks, self._names(sequence, count)[num_hit:])
+        self._owners.update(dict.fromkeys(blocks, sequence))
         table.announced[sequence.slot] = count * self._pool.block_size
 
     def confirm(self, flight: InFlight, table: SlotTable) -> None:
         """A plan's result is here and applied: announced blocks that it filled are READY."""
+        if not self._pool.num_pending:
+            return
         rows = flight.starts < table.announced[flight.slots]
         if not rows.any():  # nothing but decoding: most steps
             return
@@ -132,7 +146,7 @@ class PrefixSharing:
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)
-            self._wake(blocks)
+            self._settled(blocks)
 
     def keep(self, sequence: Sequence, table: SlotTable) -> None:
         """Names the blocks that decoding filled, READY: the sequence is about to leave."""
@@ -151,18 +165,19 @@ class PrefixSharing:
     def release(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""
         self._pool.release(sequence.blocks, plan)
-        if self._aside:
-            self._wake([block for block in sequence.blocks if not self._pool.is_pending(block)])
+        self._settled([block for block in sequence.blocks if self._owners.get(block) is sequence])
 
     # ------------------------------------------------------------------ waiting
 
-    def _wake(self, blocks: Iterable[int]) -> None:
-        if self._aside:
-            for block in blocks:
-                self._returning.extend(self._aside.pop(block, ()))
+    def _settled(self, blocks: Iterable[int]) -> None:
+        """These announced blocks are READY, or will never be: who waits for one of them comes back."""
+        for block in blocks:
+            self._owners.pop(block, None)
+            if block in self._aside:
+                self._returning.extend(self._aside.pop(block))
 
     def dissolve(self, queue: Queue) -> None:
-        """The runner is gone: everybody who stepped aside is back in the queue's order."""
+        """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
         for sequences in [*self._aside.values(), self._returning]:
             for sequence in sequences:
                 queue.come_back(sequence)
@@ -170,7 +185,10 @@ class PrefixSharing:
         self._returning.clear()
 
     def check(self) -> None:
-        """Raises RuntimeError if a sequence waits for a block that nobody computes."""
+        """Raises RuntimeError if a sequence waits for a block that nobody computes, or a block's owner has left it."""
         for block, sequences in self._aside.items():
             if not self._pool.is_pending(block):
                 raise RuntimeError(f"{len(sequences)} sequences wait for block {block}, which is not PENDING")
+        for block, owner in self._owners.items():
+            if block not in owner.blocks:
+                raise RuntimeError(f"block {block} was announced for sequence {owner.id}, which does not hold it")

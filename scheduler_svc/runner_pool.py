@@ -1,4 +1,8 @@
-"""The runners behind one engine, each with its roster; which may join, and which get the next plan."""
+"""The runners behind one engine, each with its roster; which may join, and which get the next plan.
+
+A turn looks only at runners that can take a plan (after a result, that is), and at those without sequences only while
+somebody waits: what it costs does not grow with the number of runners.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,10 @@ class RunnerPool:
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
+        self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
+        self._max_tokens = 0
+        lead_ms = settings.plan_lead_ms
+        self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
         self._settings = settings
         self._clock = clock
@@ -25,8 +33,11 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV."""
-        return max((s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values()), default=0)
+        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+
+        While no runner is there, what the last one could: it is expected back.
+        """
+        return self._max_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
         """Why a runner can't serve here, as a sentence; "" if it can."""
@@ -57,13 +68,22 @@ class RunnerPool:
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
-        self.schedulers[session] = scheduler
+        depth = self._settings.depth
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
+        self.schedulers[session] = self._open[session] = scheduler
+        self._note_sizes()
         return scheduler
 
     def remove(self, session: int) -> Scheduler | None:
         """Takes the session's roster out."""
-        return self.schedulers.pop(session, None)
+        self._open.pop(session, None)
+        scheduler = self.schedulers.pop(session, None)
+        self._note_sizes()
+        return scheduler
+
+    def _note_sizes(self) -> None:
+        sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
+        self._max_tokens = max(sizes, default=self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""
@@ -71,15 +91,23 @@ class RunnerPool:
         return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
 
     def ready(self) -> list[tuple[int, Scheduler]]:
-        """Runners that get another plan now, the least loaded first."""
-        ready = [
-            (session, scheduler)
-            for session, scheduler in self.schedulers.items()
-            if self._has_room(scheduler) and not self._is_early(scheduler)
-        ]
-        if len(ready) > 1:
-            ready.sort(key=lambda item: item[1].table.num_running / item[1].table.num_slots)
-        return ready
+        """Runners that get another plan now, if there is something to put into it."""
+        for session in [session for session, scheduler in self._open.items() if not self._has_room(scheduler)]:
+            del self._open[session]
+        return [item for item in self._open.items() if not self._is_early(item[1])]
+
+    def takes_plan(self, scheduler: Scheduler) -> bool:
+        """Whether the runner gets another plan now."""
+        return self._has_room(scheduler) and not self._is_early(scheduler)
+
+    def rest(self, session: int) -> None:
+        """The runner has nothing to do: nobody looks at it until it is woken."""
+        self._open.pop(session, None)
+
+    def wake(self, session: int) -> None:
+        """A result of this runner was applied, or somebody waits for it: it may take another plan."""
+        if session in self.schedulers:
+            self._open[session] = self.schedulers[session]
 
     @property
     def computes(self) -> bool:
@@ -96,15 +124,8 @@ class RunnerPool:
         return min(held, default=math.inf)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
-        return not scheduler.leaving and len(scheduler.in_flight) < min(
-            self._settings.depth, scheduler.hello.max_depth or 1
-        )
+        return len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving
 
     def _is_early(self, scheduler: Scheduler) -> bool:
         """Whether a plan is better made later, when it can take in who comes until then."""
         return self._lead_s is not None and self._clock() < scheduler.due_s(self._lead_s)
-
-    @property
-    def _lead_s(self) -> float | None:
-        lead_ms = self._settings.plan_lead_ms
-        return lead_ms / 1000 if lead_ms is not None else None

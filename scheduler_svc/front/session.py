@@ -17,6 +17,7 @@ from functools import partial
 import grpc
 
 from protos import inference_pb2
+from scheduler_svc.front.decoding import Undecodable
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer
 from scheduler_svc.front.preparation import PreparedRequest, Preparer
@@ -24,6 +25,10 @@ from scheduler_svc.front.refusal import Refusal, invalid
 from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session_columns import SessionColumns
+
+MOST_OPEN_TAGS = 8192
+"""Requests of one session at once. With as many, no more actions are read until an end has been written: what a client
+that does not read can cost is bounded."""
 
 ROWS_PER_MESSAGE_COST = 2
 """Rows of a message that cost as much as a message of its own, for the pacer."""
@@ -62,6 +67,8 @@ class Session:
         self._tagged: dict[int, _Tagged] = {}
         self._dirty: list[_Tagged] = []
         self._preparing: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._room.set()
         self._half_closed = False
         self._violation: Refusal | None = None
 
@@ -87,10 +94,15 @@ class Session:
     async def _read(self) -> None:
         try:
             while True:
+                await self._room.wait()
                 request = await self._context.read()
                 if request is grpc.aio.EOF:
                     break
+                if isinstance(request, Undecodable):
+                    raise request.refusal()
                 self._act(request)
+                if len(self._tagged) >= MOST_OPEN_TAGS:
+                    self._room.clear()
         except Refusal as violation:
             self._violation = violation
         self._half_closed = True
@@ -174,6 +186,7 @@ class Session:
             tagged.dirty = False
             if self._take(tagged, columns):
                 del self._tagged[tagged.tag]
+                self._room.set()
         self._gate.weight = 1.0 + len(columns.tags) / ROWS_PER_MESSAGE_COST
         return columns.response()
 

@@ -13,8 +13,6 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine
-from typing import Any
 
 import grpc
 import structlog
@@ -24,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import admin_pb2_grpc, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
+from scheduler_svc.front.decoding import DecodingInterceptor
 from scheduler_svc.front.doors import Doors, TokenGate
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.health import (
@@ -79,6 +78,7 @@ class FrontWorker:
         self._settings = settings
         self._worker = worker
         self._doors = Doors.open(settings)
+        self._health = WorkerHealth()
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
         self._client = EngineClient(engine_endpoint, worker, self._served.announce)
@@ -87,7 +87,6 @@ class FrontWorker:
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def num_requests(self) -> int:
@@ -99,7 +98,6 @@ class FrontWorker:
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(gone_fd, gone.set)
-        self._health = WorkerHealth()
         servers = await self._start_servers()
         self._client.open()
         heartbeat = loop.create_task(self._heartbeat.run())
@@ -122,8 +120,7 @@ class FrontWorker:
         pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
         service = InferenceService(self._client, self._served, self._preparer, pacer, self._doors.tenants)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        await self._health.start()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
@@ -132,14 +129,14 @@ class FrontWorker:
     async def _start_admin(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.admins)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((ADMIN_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._doors.listen(server, self._settings.admin_listen)
         await server.start()
         return server
 
     async def _stop(self, servers: list[grpc.aio.Server]) -> None:
-        await self._health.tell({READINESS: False, ENGINE: False, RUNNER: False})
+        self._health.tell({READINESS: False, ENGINE: False, RUNNER: False})
         await asyncio.sleep(LAST_MESSAGES_S)
         self._client.lose()
         self._admin.lose()
@@ -150,23 +147,21 @@ class FrontWorker:
     def _tell_health(self) -> None:
         beat = self._heartbeat
         ready = self._served.ready and beat.engine_turns
-        self._spawn(self._health.tell({READINESS: ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress}))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._health.tell({READINESS: ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress})
 
 
 def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
     return grpc.aio.server(
-        interceptors=[TokenGate(tenants)] if tenants.need_tokens else None,
+        maximum_concurrent_rpcs=settings.max_calls,
+        interceptors=[*([TokenGate(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(settings.keepalive_s * 1000)),
+            # While data flows, this one counts: a minute by default, whatever the timeout above says.
+            ("grpc.http2.ping_timeout_ms", int(settings.keepalive_s * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", CLIENT_PINGS_APART_MS),
         ),
     )

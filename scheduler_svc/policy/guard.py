@@ -32,6 +32,7 @@ class PolicyGuard:
     def install(self, policy: Policy) -> None:
         """From now on `policy` decides."""
         self.policy = policy
+        self.admits = _overrides(policy, "admit")
         self.orders_tenants = _overrides(policy, "tenant_key")
         self.displaces = _overrides(policy, "displace")
         self.observes = _overrides(policy, "observe")

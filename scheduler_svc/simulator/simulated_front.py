@@ -60,12 +60,11 @@ class SimulatedFront:
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
         """Takes what the engine publishes."""
-        kind = message.WhichOneof("message")
-        if kind == "step":
+        if message.HasField("step"):
             self._take_step(message.step)
-        elif kind == "accepted":
+        elif message.HasField("accepted"):
             self.first_ids[message.accepted.handle - 1] = message.accepted.first_sequence_id
-        elif kind == "refused":
+        elif message.HasField("refused"):
             self.refusals[message.refused.handle - 1] = message.refused.message
         return True
 
@@ -85,7 +84,7 @@ class SimulatedFront:
     def stamp(self) -> None:
         """What was published in this turn leaves the engine now."""
         arrival_s = self._clock.now_s + self._front_s
-        while len(self.token_times_s) < len(self.token_counts):
+        for _ in range(len(self.token_counts) - len(self.token_times_s)):
             self.token_times_s.append(arrival_s)
 
     def _take_step(self, step: engine_pb2.Step) -> None:

@@ -87,7 +87,7 @@ class Simulation:
     """One engine, its simulated clients and runners. `run` plays the trace to its end."""
 
     def __init__(self, trace: Trace, setup: Setup) -> None:
-        """Raises UnknownPolicy for a policy or parameters that do not exist."""
+        """Raises UnknownPolicy or WrongParameters."""
         self.setup = setup
         self.clock = VirtualClock()
         policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
@@ -166,7 +166,7 @@ class Simulation:
 
 
 def simulate(trace: Trace, setup: Setup) -> Outcome:
-    """Plays the trace. Raises UnknownPolicy, SimulationStuck, or ValueError for a runner that can't be."""
+    """Plays the trace. Raises SimulationStuck, or ValueError for a policy, parameters or a runner that can't be."""
     return Simulation(trace, setup).run()
 
 

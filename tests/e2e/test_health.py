@@ -137,3 +137,15 @@ def test_without_a_runner_nothing_is_ready_and_the_rest_is_well(tmp_path: Path) 
     finally:
         watches.close()
         processes.stop()
+
+
+def test_a_watcher_that_leaves_or_does_not_read_holds_up_nobody(roster: RosterProcesses, watches: Watches) -> None:
+    leaving = Watches(roster.address)
+    leaving.wait(ENGINE=True)
+    leaving.close()
+    with grpc.insecure_channel(roster.address) as channel:
+        lazy = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=ENGINE))
+        with stopped(roster.pid("scheduler")):
+            watches.wait(ENGINE=False, READINESS=False)
+        watches.wait(ENGINE=True, READINESS=True)
+        lazy.cancel()

@@ -75,7 +75,8 @@ def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> N
 
 
 @pytest.mark.parametrize("command", [("generate", "-s", NOBODY, "hi"), ("chat", "-s", NOBODY), ("health", "-s", NOBODY),
-                                     ("status", "--admin", NOBODY)])  # fmt: skip
+                                     ("status", "--admin", NOBODY), ("policy", "list", "--admin", NOBODY),
+                                     ("policy", "set", "fcfs", "--admin", NOBODY)])  # fmt: skip
 def test_nobody_there(command: tuple[str, ...]) -> None:
     result = roster(*command)
     assert result.exit_code == ExitCode.UNAVAILABLE
@@ -136,5 +137,6 @@ def test_chat_needs_a_template(server: ScriptedServer) -> None:
 
 def test_help_names_units_and_exit_status() -> None:
     assert "Exit status: 0 done" in " ".join(roster("--help").stdout.split())
-    for command in ("generate", "chat", "status", "health"):
-        assert roster(command, "--help").exit_code == ExitCode.OK
+    for command in ("generate", "chat", "status", "health", "policy list", "policy show", "policy set"):
+        assert roster(*command.split(), "--help").exit_code == ExitCode.OK
+    assert "step_tokens=512" in roster("policy", "set", "--help").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -34,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
         self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
         self.cancelled: set[int] = set()
+        self.kills = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -136,12 +138,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
         self.stack.runners.kill(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+        self.kills += 1
         self._add_runner()
 
     def _compare(self, request: Submitted) -> None:
-        assert request.first_sequence_id is not None
-        for index in range(request.submit.n):
-            stream = self.stack.streams[request.first_sequence_id + index]
+        for index, stream in enumerate(request.streams):
             expected = request.expected(index, EOS_PROBABILITY)
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
@@ -166,8 +167,12 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         self.stack.step()
         for request in self.stack.requests.values():
-            assert request.refused is None
-            self._compare(request)
+            if request.refused is None:
+                assert len(request.streams) == request.submit.n
+                self._compare(request)
+            else:  # it was alone on a runner that was killed, after it had been on others
+                assert request.refused.code == grpc.StatusCode.INTERNAL.value[0] and self.kills >= 3
+        assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 
 

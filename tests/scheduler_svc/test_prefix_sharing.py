@@ -163,6 +163,21 @@ def test_others_pass_those_who_wait_for_a_block() -> None:
     assert sorted(served.cached(request) for request in [*requests, passing]) == [0, 0, 2 * SIZE, 2 * SIZE]
 
 
+def test_who_computes_a_block_ranks_as_high_as_who_waits_for_it() -> None:
+    """Higher classes keep coming and take every step; the waiting one of them must not wait for the lowest class."""
+    served = service(slots=8, step_tokens=SIZE, policy="priority", num_blocks=256)
+    low = served.stack.submit(prompt(12 * SIZE), 40 * SIZE, priority=-5)
+    served.advance()
+    high = served.stack.submit(prompt(12 * SIZE), OUTPUT, priority=5)
+    for number in range(60):
+        served.stack.submit(prompt(2 * SIZE, seed=100 + number), 1, priority=5)
+        served.advance()
+    assert high.first_sequence_id is not None
+    assert served.cached(high) == 11 * SIZE
+    served.stack.front.put(cancel=engine_pb2.Cancel(handle=low.handle))
+    served.finish()
+
+
 @pytest.mark.parametrize("how", ["cancel", "disconnect"])
 def test_when_the_owner_of_a_pending_block_goes_another_computes_it(how: str) -> None:
     served = service(step_tokens=SIZE)
@@ -222,6 +237,23 @@ def test_a_runner_that_dies_takes_its_index_along() -> None:
     assert served.cached(done) == 0
     assert served.scheduler.prefill_tokens == 5 * SIZE + 4
     assert [served.cached(request) for request in requests] == [3 * SIZE, *[5 * SIZE] * 3]
+
+
+def test_names_are_made_anew_for_a_runner_with_other_blocks() -> None:
+    served = service(slots=2, step_tokens=SIZE)
+    prompts = [prompt(3 * SIZE) + prompt(4 * SIZE, seed=seed) for seed in (2, 3, 2)]
+    requests = [served.stack.submit(tokens, 4 * SIZE) for tokens in prompts]
+    served.advance(5)
+    served.stack.runners.kill(served.session)
+    served.stack.step()
+    backend = HashBackend(
+        num_slots=2, block_size=2 * SIZE, num_blocks=64, max_step_tokens=64, context_length=1024, eos_probability=NO_EOS
+    )
+    served.session = served.stack.add_runner(backend)
+    served.finish()
+    for request in requests:
+        served.cached(request)
+    assert served.scheduler.cached_tokens > 0
 
 
 def test_a_prefix_evicted_while_its_request_waits_is_computed_again() -> None:

@@ -13,6 +13,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.model.source import model_folder
+from runner_svc.model.weights import checkpoint_files
 from runner_svc.torch_backend import TorchBackend
 from tests.support.tiny_gguf import VOCAB_SIZE, write_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
@@ -108,3 +109,16 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
         model_folder(str(broken), tmp_path / "cache", ignore)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
+def test_weights_that_may_run_code_are_refused_with_a_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n")
+    sentence = rf"{name} is a pickle, which may run code .* convert it to safetensors"
+    with pytest.raises(ModelNotFound, match=sentence):
+        model_folder(str(tmp_path / name), tmp_path / "cache", ignore)
+    with pytest.raises(ModelNotFound, match=sentence):
+        model_folder(str(tmp_path), tmp_path / "cache", ignore)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match=sentence):
+        checkpoint_files(model_folder(str(tmp_path), tmp_path / "cache", ignore))

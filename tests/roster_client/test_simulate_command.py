@@ -1,0 +1,136 @@
+"""`roster simulate` and `roster calibrate` through typer's runner."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from roster_client.cli import app
+from roster_client.exit_codes import ExitCode
+from scheduler_svc.simulator.cost_model import CostModel
+from tests.support.simulated_cost import round_cost
+
+TRACE = """arrival_s,prompt_tokens,output_tokens,tenant
+0.0,40,5,a
+0.1,300,20,b
+0.2,20,3,a
+0.5,64,9,b
+"""
+
+
+def roster(*arguments: str, step_ms: int = 0) -> Result:
+    environment = {"COLUMNS": "200", "NO_COLOR": "1", "ROSTER_STEP_MS": str(step_ms)}
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    trace, cost = tmp_path / "trace.csv", tmp_path / "cost.json"
+    trace.write_text(TRACE)
+    cost.write_text(round_cost().model_dump_json())
+    return str(trace), str(cost)
+
+
+def test_one_policy(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--json", str(out))
+    assert result.exit_code == ExitCode.OK, result.output
+    for words in ("TTFT p50 / p90 / p99, ms", "fairness over tenants (Jain)", "of 2", "4 / 0", "trace.csv, 4 requests"):
+        assert words in result.stdout
+    (report,) = json.loads(out.read_text())["reports"]
+    assert report["policy"] == "fcfs" and report["requests"] == 4 and report["ttft"]["p50"] > 0
+
+
+def test_policies_compared_with_a_plot(files: tuple[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "plot.svg"
+    result = roster(
+        "simulate", "--trace", files[0], "--cost", files[1], "--compare", "fcfs,static", "--plot", str(plot)
+    )
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "fcfs" in result.stdout and "static" in result.stdout
+    assert "<svg" in plot.read_text()
+
+
+def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> None:
+    def plans(parameters: str) -> int:
+        out = tmp_path / "out.json"
+        result = roster(
+            "simulate", "--trace", files[0], "--cost", files[1], "--parameters", parameters, "--json", str(out)
+        )
+        assert result.exit_code == ExitCode.OK, result.output
+        return int(json.loads(out.read_text())["reports"][0]["plans"])
+
+    assert plans('{"step_tokens": 16}') > plans("{}") + 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "nonsense"], "there is no policy 'nonsense'; installed are: "),
+        (["--compare", "fcfs,nonsense"], "there is no policy 'nonsense'"),
+        (["--parameters", "{"], "--parameters must be JSON"),
+        (["--parameters", "[]"], "must be a JSON object"),
+        (["--parameters", '{"x": 1}'], "does not take these parameters"),
+        (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of h200-"),
+        (["--rate-scale", "0"], "choose a number above 0"),
+        (["--plot", "plot.gif"], "a plot's file must end in .png, .svg, .pdf"),
+        (["--slots", "300"], "max_step_tokens (256) must be at least its slots (300)"),
+    ],
+)
+def test_mistakes_are_one_sentence(files: tuple[str, str], arguments: list[str], words: str) -> None:
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], *arguments)
+    assert result.exit_code == ExitCode.USAGE, result.output
+    assert words in result.stderr and "Traceback" not in result.output
+
+
+def test_wrong_rows_are_named(files: tuple[str, str]) -> None:
+    Path(files[0]).write_text(TRACE + "0.6,0,3,a\n")
+    result = roster("simulate", "--trace", files[0], "--cost", files[1])
+    assert result.exit_code == ExitCode.USAGE
+    assert "line 6: prompt_tokens is '0': it must be a whole number from 1 on" in result.stderr
+
+
+def test_missing_packages_are_named(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def without(names: tuple[str, ...]) -> Any:
+        def import_(name: str, *rest: Any) -> Any:
+            if name.startswith(names):
+                raise ImportError(f"No module named {name!r}")
+            return real(name, *rest)
+
+        return import_
+
+    monkeypatch.setattr(builtins, "__import__", without(("matplotlib",)))
+    result = roster("simulate", "--trace", files[0], "--cost", files[1], "--plot", "plot.png")
+    assert result.exit_code == ExitCode.USAGE and "roster-serve[plot]" in result.stderr
+    monkeypatch.setattr(builtins, "__import__", without(("scheduler_svc.simulator",)))
+    for command in (["simulate", "--trace", files[0], "--cost", files[1]], ["calibrate", str(tmp_path / "x.json")]):
+        result = roster(*command)
+        assert result.exit_code == ExitCode.USAGE and "roster-serve[scheduler]" in result.stderr
+
+
+def test_calibrate_times_a_runner(tmp_path: Path) -> None:
+    """The hash runner takes at least 20 ms a step, whatever the step: fixed time, and little else."""
+    file, steps = tmp_path / "slow.json", tmp_path / "steps.json"
+    flags = ["--device", "hash", "--slots", "4", "--seconds", "0", "--steps", str(steps)]
+    result = roster("calibrate", str(file), *flags, step_ms=20)
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "error of the model" in result.stdout
+    model = CostModel.model_validate_json(file.read_text())
+    assert model.name == "slow" and model.runner.slots == 4
+    assert model.fixed_s > 0.015  # a busy machine adds to it
+    assert len(json.loads(steps.read_text())) > 50
+
+
+def test_calibrate_says_when_the_runner_dies(tmp_path: Path) -> None:
+    result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--model", "x", "--slots", "5000")
+    assert result.exit_code == ExitCode.USAGE and "the runner ended with exit status" in result.stderr
+    result = roster("calibrate", str(tmp_path / "x.json"), "--device", "hash", "--listen", "ipc:///tmp/x")
+    assert result.exit_code == ExitCode.USAGE and "--listen waits for a runner that you start" in result.stderr
