@@ -162,8 +162,8 @@ class Placement:
         shared = self._shared()
         if len(self._schedulers) < 2:
             if shared:
-                for session in self._schedulers:
-                    self._wake(session)
+                for only in self._schedulers:
+                    self._wake(only)
             return
         while (sequence := shared.peek()) is not None and not sequence.stale:
             session = self._choose(sequence)

@@ -177,13 +177,12 @@ class PrefixSharing:
                 self._returning.extend(self._aside.pop(block))
 
     def dissolve(self, queue: Queue) -> None:
-        """The runner is gone: everybody who stepped aside is back in the queue's order."""
+        """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
         for sequences in [*self._aside.values(), self._returning]:
             for sequence in sequences:
                 queue.come_back(sequence)
         self._aside.clear()
         self._returning.clear()
-        self._owners.clear()
 
     def check(self) -> None:
         """Raises RuntimeError if a sequence waits for a block that nobody computes, or a block's owner has left it."""

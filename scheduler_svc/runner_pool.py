@@ -24,6 +24,8 @@ class RunnerPool:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
         self._max_tokens = 0
+        lead_ms = settings.plan_lead_ms
+        self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
         self._settings = settings
         self._clock = clock
@@ -31,7 +33,10 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV."""
+        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+
+        While no runner is there, what the last one could: it is expected back.
+        """
         return self._max_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
@@ -63,7 +68,8 @@ class RunnerPool:
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        depth = self._settings.depth
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
         self.schedulers[session] = self._open[session] = scheduler
         self._note_sizes()
         return scheduler
@@ -77,7 +83,7 @@ class RunnerPool:
 
     def _note_sizes(self) -> None:
         sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=0)
+        self._max_tokens = max(sizes, default=self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""
@@ -118,15 +124,8 @@ class RunnerPool:
         return min(held, default=math.inf)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
-        return not scheduler.leaving and len(scheduler.in_flight) < min(
-            self._settings.depth, scheduler.hello.max_depth or 1
-        )
+        return len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving
 
     def _is_early(self, scheduler: Scheduler) -> bool:
         """Whether a plan is better made later, when it can take in who comes until then."""
         return self._lead_s is not None and self._clock() < scheduler.due_s(self._lead_s)
-
-    @property
-    def _lead_s(self) -> float | None:
-        lead_ms = self._settings.plan_lead_ms
-        return lead_ms / 1000 if lead_ms is not None else None

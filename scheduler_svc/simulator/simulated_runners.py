@@ -42,7 +42,8 @@ class SimulatedRunners:
         stops: dict[str, int],
         noise: Callable[[], float] | None,
     ) -> None:
-        self._cost = cost
+        self._step_seconds = cost.timer()
+        self._link_s = cost.link_s
         self._clock = clock
         self._noise = noise
         self._stops = StopPositions(count, shape.slots, stops) if stops else None
@@ -100,18 +101,20 @@ class SimulatedRunners:
 
     def dispatch(self) -> None:
         """The plans of this turn leave the scheduler now."""
-        sent, self._sent = self._sent, []
-        for session, number, plan in sent:
+        link_s = self._link_s
+        arrival_s = self._clock.now_s + link_s
+        for session, number, plan in self._sent:
             work = StepWork.of_plan(plan)
-            seconds = self._cost.step_seconds(work)
+            seconds = self._step_seconds(work)
             if self._noise is not None:
                 seconds *= self._noise()
-            start_s = max(self._free_at_s[session], self._clock.now_s + self._cost.link_s)
-            self._free_at_s[session] = end_s = start_s + seconds
+            end_s = max(self._free_at_s[session], arrival_s) + seconds
+            self._free_at_s[session] = end_s
             self.tallies.add(work, seconds)
             self._serial += 1
             event = GotResult(session, number, self._result(session, plan))
-            heapq.heappush(self._done, (end_s + self._cost.link_s, self._serial, event))
+            heapq.heappush(self._done, (end_s + link_s, self._serial, event))
+        self._sent.clear()
 
     def _result(self, session: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
         flags = plan.extent_flags  # 1 where a token is sampled: the very column of token counts

@@ -42,7 +42,9 @@ class RosterProcesses:
         runner: Mapping[str, object] | None = None,
         ready_s: float = READY_S,
         credentials: Credentials = IN_THE_CLEAR,
+        runners: int = 1,
     ) -> None:
+        """`runners` > 1: "runner", "runner-2", "runner-3", ..., each under its name as runner_id."""
         endpoints = Endpoints.free()
         self.address = endpoints.listen
         self.admin_address = endpoints.admin_listen
@@ -55,6 +57,9 @@ class RosterProcesses:
             },
             "runner": {"link": endpoints.link, **(runner or {})},
         }
+        for number in range(2, runners + 1):
+            name = f"runner-{number}"
+            self._settings[name] = {**self._settings["runner"], "runner_id": name}
         self._folder = folder
         self._ready_s = ready_s
         self._credentials = credentials
@@ -62,7 +67,7 @@ class RosterProcesses:
 
     def start(self) -> None:
         """Starts both and waits until requests are taken. Raises AssertionError with their logs if that fails."""
-        for name in MODULES:
+        for name in self._settings:
             self.start_one(name)
         self.wait_ready()
 
@@ -72,7 +77,7 @@ class RosterProcesses:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", MODULES[name], *flags],
+                [sys.executable, "-m", MODULES[name.partition("-")[0]], *flags],
                 env=environment | {"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -131,7 +136,7 @@ class RosterProcesses:
 
     def stop(self) -> dict[str, int]:
         """Ends what still runs, the scheduler first, and returns the exit statuses."""
-        return {name: self.end(name) for name in MODULES if name in self._processes}
+        return {name: self.end(name) for name in self._settings if name in self._processes}
 
     def logs(self) -> str:
         """The end of what each service printed."""

@@ -1,0 +1,252 @@
+"""A load of mixed requests, and what breaks things under it: for tests of what must survive.
+
+Every request is made from its number and a seed, and its answer is known: `RequestSpec.check` compares it exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from protos import admin_pb2
+from roster_client.admin import AdminClient
+from roster_client.client import RosterClient
+from roster_client.errors import NotFoundError, OverloadedError, RosterError, UnavailableError
+from roster_client.events import Completion, Delta, FinishReason
+from roster_client.requests import Options
+from runner_svc.byte_tokenizer import IM_END_ID
+from runner_svc.hash_model import expected_tokens
+from tests.support.processes import RosterProcesses
+
+EOS_PROBABILITY = 1 / 64
+MAX_TOKENS = 60
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """What the byte tokenizer makes of tokens."""
+    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request of the load, made from its number."""
+
+    number: int
+    prompt: list[int]
+    max_tokens: int
+    n: int
+    seed: int
+    temperature: float
+    logprobs: int | None
+    stop: str | None
+    in_session: bool
+    cancel_after: int | None
+    """Tokens after which the client goes away; None: it stays."""
+
+    @classmethod
+    def of(cls, number: int, seed: int) -> RequestSpec:
+        """The request of this number."""
+        rng = random.Random(f"{seed}-{number}")
+        stem = [7, 3, 1, 4] * 8 if rng.random() < 0.3 else []
+        spec = cls(
+            number=number,
+            prompt=[*stem, *(rng.randrange(256) for _ in range(rng.randrange(1, 24)))],
+            max_tokens=rng.randrange(1, MAX_TOKENS),
+            n=rng.choice([1, 1, 1, 1, 2]),
+            seed=rng.randrange(1 << 60),
+            temperature=rng.choice([0.0, 1.0]),
+            logprobs=1 if rng.random() < 0.1 else None,
+            stop=None,
+            in_session=rng.random() < 0.5,
+            cancel_after=rng.randrange(1, 20) if rng.random() < 0.1 else None,
+        )
+        if rng.random() < 0.1 and spec.n == 1:
+            text = text_of(spec.expected(0))
+            if len(text) > 12:
+                begin = rng.randrange(4, len(text) - 4)
+                return cls(**{**{f: getattr(spec, f) for f in cls.__slots__}, "stop": text[begin : begin + 4]})
+        return spec
+
+    def expected(self, index: int) -> list[int]:
+        """The choice's tokens where no stop string cuts them."""
+        return expected_tokens(
+            self.prompt,
+            self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            sample_index=index,
+            stop_ids=[IM_END_ID],
+            eos_probability=EOS_PROBABILITY,
+        )
+
+    @property
+    def options(self) -> Options:
+        """As the client sends it."""
+        options: Options = {
+            "request_id": f"chaos-{self.number}", "max_tokens": self.max_tokens, "n": self.n, "seed": self.seed,
+            "temperature": self.temperature,
+        }  # fmt: skip
+        if self.logprobs is not None:
+            options["logprobs"] = self.logprobs
+        if self.stop is not None:
+            options["stop"] = [self.stop]
+        return options
+
+    def check(self, completion: Completion) -> None:
+        """A whole answer is the one that it would have been alone; part of one is its beginning."""
+        for index in range(self.n):
+            expected = self.expected(index)
+            choice = completion.choices[index]
+            assert choice.token_ids == expected[: len(choice.token_ids)], f"request {self.number}, choice {index}"
+            if self.logprobs is not None:
+                assert len(choice.logprobs) == len(choice.token_ids)
+            assert choice.finish is not None
+            if self.stop is not None and choice.finish.stop_string is not None:
+                text = text_of(expected)
+                assert choice.text == text[: text.index(self.stop)], f"request {self.number}: stop string"
+            else:
+                assert choice.token_ids == expected, f"request {self.number}, choice {index} ends early"
+                assert choice.text == text_of(expected)
+                assert choice.finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the load."""
+
+    completed: int = 0
+    cancelled: int = 0
+    refused: list[str] = field(default_factory=list)
+    """Refused as poison: killed while it was alone on trial."""
+    resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": []})
+    """Of each stream that had tokens when something was killed, from then to its next token."""
+    kills: list[tuple[float, str]] = field(default_factory=list)
+
+
+class Load:
+    """Sends `count` requests, `concurrency` at a time, each until it has its answer."""
+
+    def __init__(self, roster: RosterProcesses, count: int, concurrency: int, seed: int) -> None:
+        self._roster = roster
+        self._count = count
+        self._concurrency = concurrency
+        self._seed = seed
+        self._next = 0
+        self.outcome = Outcome()
+
+    @property
+    def done(self) -> bool:
+        """Every request has been taken up."""
+        return self._next >= self._count
+
+    async def run(self) -> Outcome:
+        """Returns once all are done. Raises AssertionError at the first wrong answer."""
+        async with RosterClient(self._roster.address, reconnect_s=60) as client, client.session() as session:
+            await asyncio.gather(*[self._work(client, session) for _ in range(self._concurrency)])
+        return self.outcome
+
+    async def _work(self, client: RosterClient, session: Any) -> None:
+        while self._next < self._count:
+            spec = RequestSpec.of(self._next, self._seed)
+            self._next += 1
+            deadline = time.monotonic() + 120
+            while not await self._attempt(spec, session if spec.in_session else client):
+                assert time.monotonic() < deadline, f"request {spec.number} was never taken"
+                await asyncio.sleep(0.1)
+
+    async def _attempt(self, spec: RequestSpec, target: Any) -> bool:
+        """One try; False when it never began."""
+        stream = target.generate(spec.prompt, **spec.options)
+        try:
+            tokens, heard_s = 0, None
+            async for event in stream:
+                if isinstance(event, Delta):
+                    heard_s = self._note(heard_s)
+                    tokens += len(event.token_ids)
+                if spec.cancel_after is not None and tokens >= spec.cancel_after:
+                    stream.cancel()
+                    self.outcome.cancelled += 1
+                    return True
+            spec.check(await stream.completion())
+            self.outcome.completed += 1
+        except (UnavailableError, OverloadedError, NotFoundError):
+            return False
+        except RosterError as error:
+            if error.code is not grpc.StatusCode.INTERNAL:
+                raise
+            self.outcome.refused.append(str(error))
+        return True
+
+    def _note(self, heard_s: float | None) -> float:
+        """A delta came; `heard_s` is when the last one did. Counts from the first kill in between, if there was any."""
+        now_s = time.monotonic()
+        since = [kill for kill in self.outcome.kills if heard_s is not None and kill[0] >= heard_s]
+        if since:
+            at_s, name = since[0]
+            self.outcome.resumed_s[name.partition("-")[0]].append(now_s - at_s)
+        return now_s
+
+
+class Havoc:
+    """Kills and restarts runners and the scheduler, and swaps policies, until it is cancelled."""
+
+    POLICIES = ("fcfs", "orca", "fair", "sjf", "priority", "deadline")
+
+    def __init__(self, roster: RosterProcesses, outcome: Outcome, seed: int, runners: Sequence[str]) -> None:
+        self._roster = roster
+        self._outcome = outcome
+        self._rng = random.Random(seed)
+        self._runners = runners
+
+    async def runners(self, every_s: float) -> None:
+        """A runner dies and is started again."""
+        while True:
+            await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.5))
+            await asyncio.to_thread(self._kill, self._rng.choice(self._runners))
+
+    async def scheduler(self, every_s: float) -> None:
+        """The scheduler dies and is started again."""
+        while True:
+            await asyncio.sleep(every_s * self._rng.uniform(0.7, 1.3))
+            await asyncio.to_thread(self._kill, "scheduler")
+
+    def _kill(self, name: str) -> None:
+        self._outcome.kills.append((time.monotonic(), name))
+        self._roster.end(name, signal.SIGKILL)
+        self._roster.start_one(name)
+
+    async def policies(self, every_s: float) -> None:
+        """Another policy decides."""
+        async with AdminClient(self._roster.admin_address) as admin:
+            while True:
+                await asyncio.sleep(every_s)
+                try:
+                    await admin.set_policy(self._rng.choice(self.POLICIES), deadline_s=2)
+                except RosterError:
+                    continue  # the scheduler is being started
+
+
+async def settled(roster: RosterProcesses, runners: int, within_s: float = 30.0) -> admin_pb2.GetStatusResponse:
+    """The status once nothing waits, runs or holds a block on any of so many runners."""
+    deadline = time.monotonic() + within_s
+    async with AdminClient(roster.admin_address) as admin:
+        while True:
+            try:
+                status = await admin.get_status(deadline_s=5)
+                idle = not status.waiting and not status.waiting_tokens and len(status.runners) == runners
+                clean = all(
+                    not r.running and not r.plans_in_flight and r.free_blocks == r.blocks for r in status.runners
+                )
+                if idle and clean:
+                    return status
+            except RosterError:
+                status = admin_pb2.GetStatusResponse()
+            assert time.monotonic() < deadline, f"still busy:\n{status}\n{roster.logs()}"
+            await asyncio.sleep(0.1)
