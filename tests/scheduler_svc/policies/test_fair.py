@@ -137,5 +137,5 @@ def test_a_thousand_tenants() -> None:
 
 
 def test_unknown_parameters_are_told() -> None:
-    with pytest.raises((UnknownPolicy, ValueError), match="It knows: .*weights, input_weight, output_weight"):
+    with pytest.raises((UnknownPolicy, ValueError), match=r"It knows: .*weights, input_weight, output_weight"):
         load_policy("fair", {"weight": {}})
