@@ -66,7 +66,7 @@ class RecoveryMachine(EngineMachine):
 
 
 RecoveryMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.generate,),
