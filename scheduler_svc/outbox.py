@@ -26,6 +26,12 @@ class Outbox:
 
     def tokens(self, applied: Applied, sole_owner: bytes | None) -> None:
         """What a result brought. `sole_owner`: the worker that owns every live request, if there is just one."""
+        if sole_owner is not None and not applied.logprobs and not applied.prompt_logprobs:  # nearly always
+            message = engine_pb2.FromEngine()
+            step = message.step
+            step.sequence_ids, step.tokens = applied.sequence_ids.tobytes(), applied.tokens.tobytes()
+            self.message(sole_owner, message)
+            return
         for worker, step in _steps(applied, sole_owner).items():
             self.message(worker, engine_pb2.FromEngine(step=step))
 

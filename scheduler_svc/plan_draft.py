@@ -10,6 +10,7 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.sequence import Sequence
 
+_INT32 = np.dtype("<i4")
 SAMPLE = 1
 """Extent flag: sample a token after the last position."""
 
@@ -35,11 +36,12 @@ def ones(count: int) -> npt.NDArray[np.int64]:
 class InFlight:
     """A plan on its way: rows by index. `epochs` tells rows whose sequence has left the slot since.
 
-    Columns about who the rows are (slots, epochs, sequences, tenants) may be the very objects of the plan before.
+    Columns about who the rows are (packed_slots, sequences, tenants) may be the very objects of the plan before.
     """
 
     number: int
     slots: npt.NDArray[np.int64]
+    packed_slots: bytes
     epochs: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
@@ -108,8 +110,8 @@ class PlanDraft:
         num_rows = len(flight.starts)
         steady = not self.slots and num_rows <= len(_ONES)
         plan = plan_pb2.Plan(
-            extent_slots=flight.slots.astype("<i4").tobytes(),
-            extent_starts=flight.starts.astype("<i4").tobytes(),
+            extent_slots=flight.packed_slots,
+            extent_starts=flight.starts.astype(_INT32).tobytes(),
             extent_counts=_PACKED_ONES[: 4 * num_rows] if steady else pack(flight.counts),
             extent_flags=flight.flags,
         )

@@ -24,6 +24,8 @@ class RunnerPool:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
         self._max_tokens = 0
+        lead_ms = settings.plan_lead_ms
+        self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
         self._settings = settings
         self._clock = clock
@@ -66,7 +68,8 @@ class RunnerPool:
         if self.model is None:
             self.model = hello.model
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
-        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger)
+        depth = self._settings.depth
+        scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
         self.schedulers[session] = self._open[session] = scheduler
         self._note_sizes()
         return scheduler
@@ -121,15 +124,8 @@ class RunnerPool:
         return min(held, default=math.inf)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
-        return not scheduler.leaving and len(scheduler.in_flight) < min(
-            self._settings.depth, scheduler.hello.max_depth or 1
-        )
+        return len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving
 
     def _is_early(self, scheduler: Scheduler) -> bool:
         """Whether a plan is better made later, when it can take in who comes until then."""
         return self._lead_s is not None and self._clock() < scheduler.due_s(self._lead_s)
-
-    @property
-    def _lead_s(self) -> float | None:
-        lead_ms = self._settings.plan_lead_ms
-        return lead_ms / 1000 if lead_ms is not None else None

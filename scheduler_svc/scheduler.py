@@ -22,7 +22,7 @@ from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import InFlight, PlanDraft
+from scheduler_svc.plan_draft import InFlight, PlanDraft, pack
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
@@ -62,8 +62,11 @@ class Scheduler:
         sharing: SharingRules = SharingRules(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = lambda: 0.0,
         ledger: Ledger | None = None,
+        depth: int = 2,
     ) -> None:
         self.hello = hello
+        self.depth = min(depth, hello.max_depth or 1)
+        """Most plans in flight."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
@@ -262,13 +265,15 @@ class Scheduler:
         epochs = table.epoch[slots]
         last = self.in_flight[-1] if self.in_flight else None
         if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
-            sequences, tenants = last.sequences, last.tenants
+            packed_slots, sequences, tenants = last.packed_slots, last.sequences, last.tenants
         else:
             by_slot: list[Any] = table.sequences  # rows name occupied slots only
-            sequences, tenants = [by_slot[slot] for slot in slots.tolist()], table.tenant[slots]
+            packed_slots, tenants = pack(slots), table.tenant[slots]
+            sequences = [by_slot[slot] for slot in slots.tolist()]
         flight = InFlight(
             self.last_plan,
             slots,
+            packed_slots,
             epochs,
             starts,
             counts,

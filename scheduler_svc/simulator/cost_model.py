@@ -11,6 +11,7 @@ quadratic term of long prompts). *free_tokens* ride along while reading the weig
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,13 +96,24 @@ class CostModel(BaseModel):
 
     def step_seconds(self, work: StepWork) -> float:
         """How long the runner computes a step."""
-        return (
-            self.fixed_s
-            + self.token_s * max(0, work.tokens - self.free_tokens)
-            + self.sequence_s * work.sequences
-            + self.context_s * work.context_tokens
-            + self.pair_s * work.prefill_pairs
-        )
+        return self.timer()(work)
+
+    def timer(self) -> Callable[[StepWork], float]:
+        """`step_seconds` for those who call it often: attributes of a pydantic model are slow."""
+        fixed_s, token_s, free_tokens = self.fixed_s, self.token_s, self.free_tokens
+        sequence_s, context_s, pair_s = self.sequence_s, self.context_s, self.pair_s
+
+        def seconds(work: StepWork) -> float:
+            charged = work.tokens - free_tokens
+            return (
+                fixed_s
+                + (token_s * charged if charged > 0 else 0.0)
+                + sequence_s * work.sequences
+                + context_s * work.context_tokens
+                + pair_s * work.prefill_pairs
+            )
+
+        return seconds
 
 
 def shipped_cost_models() -> list[str]:
