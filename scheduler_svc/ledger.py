@@ -38,12 +38,12 @@ class Ledger:
         """The tenant had `tokens` prompt tokens computed."""
         self._prompt[self.index_of(tenant)] += tokens
 
-    def charge_sampled(self, tenants: npt.NDArray[np.int64]) -> None:
-        """A token for each of these rows (a tenant may occur often)."""
+    def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
+        """A token for each of these rows of `tenants` (a tenant may occur often)."""
         if len(self._index) == 1:
-            self._sampled[0] += len(tenants)
+            self._sampled[0] += len(rows)
             return
-        counts = np.bincount(tenants)
+        counts = np.bincount(tenants[rows])
         self._sampled[: len(counts)] += counts
 
     def lift(self, tenant: str, by: float) -> None:
