@@ -26,6 +26,7 @@ from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
 from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
 from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
+from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
 
@@ -191,16 +192,18 @@ class CudaSteps:
     def _gathered(self, stream: int, num_rows: int, num_tokens: int) -> DeviceInputs:
         tokens, positions, slot_mapping = self._inputs[:, :num_tokens].unbind()
         layout = self.layout
+        offsets = self._section(layout.offsets, num_rows + 1)
         self._gather(
             stream,
             self._section(layout.slots, num_rows),
             self._section(layout.starts, num_rows),
-            self._section(layout.offsets, num_rows + 1),
+            offsets,
             tokens,
             positions,
             slot_mapping,
         )
-        return DeviceInputs(tokens, positions, slot_mapping)
+        rows = StepRows(offsets, self._section(layout.prompt_lens, num_rows))
+        return self._decoder.inputs(tokens, positions, slot_mapping, rows)
 
     def _section(self, begin: int, words: int) -> Tensor:
         return self.packed[begin : begin + words]

@@ -6,6 +6,7 @@ the device is beyond use (a CUDA error, say) and a new process must take over.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,9 @@ from runner_svc.settings import RunnerSettings
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002
+
+# Objects between collections: a step makes a few hundred, nearly none of them in cycles.
+_GC_THRESHOLD = 20_000
 
 log = structlog.get_logger()
 
@@ -79,6 +83,9 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         context_length=backend.model.context_length,
         link=settings.link,
     )
+    gc.collect()
+    gc.freeze()  # what is here now stays: no collection needs to look at it
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     try:
         link.run()
     except Rejected as rejection:

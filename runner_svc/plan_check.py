@@ -179,7 +179,8 @@ class PlanCheck:
 
 
 def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
-    """Whether the request's own data can't be computed with: ids outside the vocabulary, parameters not finite."""
+    """Whether the request's own data can't be computed with: ids outside the vocabulary, more log-probabilities than it
+    has tokens, parameters not finite."""
     sampling = admission.sampling
     for column in (admission.tokens, sampling.bias_ids, sampling.stop_ids):
         ids = np.frombuffer(column, "<i4")
@@ -194,7 +195,8 @@ def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
         sampling.frequency_penalty,
     )
     return (
-        not all(map(math.isfinite, numbers))
+        max(sampling.logprobs, sampling.prompt_logprobs) > vocab_size
+        or not all(map(math.isfinite, numbers))
         or sampling.temperature < 0
         or sampling.repetition_penalty <= 0
         or not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all()

@@ -8,6 +8,7 @@ host's side is a ring of pinned buffers: while the device computes one step from
 | slots, starts | rows each | of the step's rows; padding rows name the dummy slot and position 0 |
 | offsets | rows + 1 | index of each row's first position among the step's, then their number |
 | last_positions | rows | of the rows that sample: index of their last position among the step's |
+| prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE goes by; 0 for padding rows |
 | plan | as attention asks | made by the attention's planners |
 | tail | the rest | what differs in size from step to step: roster changes, sampling records |
 """
@@ -45,6 +46,7 @@ class StepLayout:
     starts: int
     offsets: int
     last_positions: int
+    prompt_lens: int
     plan: int
     tail: int
     words: int  # of the whole
@@ -53,9 +55,9 @@ class StepLayout:
     def of(cls, max_rows: int, plan_words: int, tail_words: int) -> StepLayout:
         """The layout for steps of so many rows, plan words and words of tail at most."""
         section = aligned(max_rows + 1)
-        plan = 4 * section
+        plan = 5 * section
         tail = plan + aligned(plan_words)
-        return cls(0, section, 2 * section, 3 * section, plan, tail, tail + aligned(tail_words))
+        return cls(0, section, 2 * section, 3 * section, 4 * section, plan, tail, tail + aligned(tail_words))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +108,9 @@ class PackedStep:
         sample_rows = np.flatnonzero(batch.sample)
         last_positions = words[layout.last_positions : layout.last_positions + len(sample_rows)]
         np.subtract(offsets[sample_rows + 1], 1, out=last_positions)
+        prompt_lens = words[layout.prompt_lens : layout.prompt_lens + num_rows]
+        prompt_lens[:real] = batch.params["prompt_len"]
+        prompt_lens[real:] = 0
         return PackedRows(slots, starts, offsets, sample_rows)
 
     def plan(self, begin: int, words: int) -> NDArray[np.int32]:

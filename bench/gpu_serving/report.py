@@ -168,7 +168,7 @@ def print_decode(shape: str, loads: Sequence[dict[str, Any]]) -> None:
             f"({_verdict(idle['p50'], IDLE_BARS_US[0])} {IDLE_BARS_US[0]:g}), p99 {idle['p99']:.1f} "
             f"({_verdict(idle['p99'], IDLE_BARS_US[1])} {IDLE_BARS_US[1]:g}), max {idle['max']:.0f}"
         )
-        if "profiler_gap_us" in load:
+        if load.get("profiler_gap_us"):
             gaps = load["profiler_gap_us"]
             print(f"  torch's profiler, {load['profiler_steps']} gaps: p50 {gaps['p50']:.1f}, p99 {gaps['p99']:.1f} µs")
         for name, values in load["decode"]["host_us"].items():

@@ -117,7 +117,9 @@ class Service:
         return ClientRecord.load(record)
 
     def kernels(self) -> tuple[np.ndarray, list[str]]:
-        """Begin and end of each kernel in µs, [K, 2], and their names, of the last profile."""
+        """Begin and end of each kernel in µs, [K, 2], and their names, of the last profile; none without one."""
+        if not (self._folder / "kernels.npz").exists():
+            return np.zeros((0, 2)), []
         with np.load(self._folder / "kernels.npz") as arrays:
             return arrays["times_us"], arrays["names"].tolist()
 

@@ -14,6 +14,8 @@ from runner_svc.attention.decode_plan import TILE
 # A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
 _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
+# More of an FP8 cache's small tiles in flight only make short rows slower.
+_MAX_FP8_STAGES = 4
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
 _SCALAR_BYTES = 2  # of a bf16 or fp16
@@ -98,7 +100,8 @@ class DecodeVariant:
             bare = cls(shape, warps, blocks, 0)
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
-                return cls(shape, warps, blocks, min(stages, _MAX_STAGES))
+                most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
+                return cls(shape, warps, blocks, min(stages, most))
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )

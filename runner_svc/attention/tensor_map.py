@@ -1,7 +1,8 @@
 """Tensor maps (CUtensorMap): how Hopper's copy engine finds rows of heads in queries and in the paged cache.
 
 What has 16-bit elements is seen as [planes, rows, 64]: rows are positions, a plane is one of the 64-element parts of
-one of the heads. An FP8 cache is seen as [heads, rows, head_dim] bytes, and copied as it is. The driver is called through ctypes: it is one function.
+one of the heads. An FP8 cache is seen as [heads, rows, head_dim] bytes, and copied as it is. The driver is called
+through ctypes: it is one function.
 """
 
 from __future__ import annotations

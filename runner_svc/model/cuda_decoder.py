@@ -19,9 +19,7 @@ from torch import Tensor
 
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.rope import RotaryEmbedding
-from runner_svc.model.rope_config import RopeType
+from runner_svc.model.step_rotations import StepRotations, StepRows
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
 
@@ -90,6 +88,9 @@ class DeviceInputs:
     positions: Tensor
     # Where each position's keys and values are written: block * block_size + offset.
     slot_mapping: Tensor
+    # float32 [rows, rotary_dim], cosines of the pairs, then their sines; and each position's row of that, int32 [T].
+    rotations: Tensor
+    rotation_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,12 +132,7 @@ class CudaDecoder:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:
-        """`max_tokens`: most positions of a forward pass.
-
-        Raises UnsupportedModel where RoPE's frequencies depend on a sequence's length: they are tabulated here.
-        """
-        if config.rope.type is RopeType.DYNAMIC:
-            raise UnsupportedModel("RoPE type 'dynamic' is not supported on a GPU: set device to 'cpu'.")
+        """`max_tokens`: most positions of a forward pass."""
         self.config = config
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
@@ -146,12 +142,16 @@ class CudaDecoder:
         self.head = weights.head
         self.workspace = Workspace(config, max_tokens, self.dtype, self.device)
         self._launchers = launchers
-        self._rotations = _rotations(config, self.device)
+        self._rope = StepRotations(config, max_tokens, self.device)
 
     @property
     def weights(self) -> ModelWeights:
         """What another decoder of the same model can be made from."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
+
+    def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
+        """Of T positions, int32 [T] each, that belong to `rows`."""
+        return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
 
     def forward(
         self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, mlp: Mlp | None = None
@@ -210,8 +210,8 @@ class CudaDecoder:
             qkv,
             queries,
             cache.data[index],
-            self._rotations,
-            inputs.positions,
+            inputs.rotations,
+            inputs.rotation_rows,
             inputs.slot_mapping,
             layer.q_norm,
             layer.k_norm,
@@ -233,11 +233,3 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Non
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)
-
-
-def _rotations(config: ModelConfig, device: torch.device) -> Tensor:
-    """float32 [context_length, rotary_dim]: cosines of the pairs, then their sines, of every position."""
-    positions = torch.arange(config.context_length, device=device)
-    rotation = RotaryEmbedding(config.rope, device).rotation(positions, torch.zeros_like(positions))
-    half = rotation.cos.shape[-1] // 2
-    return torch.cat((rotation.cos[:, 0, :half], rotation.sin[:, 0, half:]), dim=-1).contiguous()

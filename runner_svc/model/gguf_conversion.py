@@ -12,15 +12,19 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.weights import Progress, sample_bytes
 
 # Part of the cache folder's name: raise it when a change here makes older conversions wrong.
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 # Pre-tokenizers by a GGUF file's `tokenizer.ggml.pre` that transformers rebuilds as a plain ByteLevel: numbers would
 # be split into other ids than the model was trained on.
 _DIGITS_THEN_BYTES = {"smollm"}
+# Vocabularies by `tokenizer.ggml.model` whose tokens are spelled in bytes, and decoded as such: some versions of
+# transformers put a decoder for SentencePiece around that.
+_BYTE_LEVEL = {"gpt2"}
 
 
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
@@ -63,12 +67,7 @@ def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
         )
     except (ValueError, KeyError, NotImplementedError, OSError) as error:
         raise UnsupportedModel(f"{gguf_file} can't be converted: {error}") from error
-    if _pre_tokenizer_name(gguf_file) in _DIGITS_THEN_BYTES:
-        from tokenizers import pre_tokenizers
-
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+    _restore_text_steps(tokenizer.backend_tokenizer, gguf_file)
     progress(what, 0.9)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -76,11 +75,20 @@ def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
     progress(what, 1.0)
 
 
-def _pre_tokenizer_name(gguf_file: Path) -> str:
+def _restore_text_steps(tokenizer: Any, gguf_file: Path) -> None:
+    """Gives the tokenizer (of the library `tokenizers`) the steps that the file names and transformers gets wrong."""
     from gguf import GGUFReader
+    from tokenizers import decoders, pre_tokenizers
 
-    field = GGUFReader(gguf_file).get_field("tokenizer.ggml.pre")
-    return str(field.contents()) if field else ""
+    reader = GGUFReader(gguf_file)
+    fields = (reader.get_field(name) for name in ("tokenizer.ggml.pre", "tokenizer.ggml.model"))
+    splitting, vocabulary = (str(field.contents()) if field else "" for field in fields)
+    if splitting in _DIGITS_THEN_BYTES:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    if vocabulary in _BYTE_LEVEL:
+        tokenizer.decoder = decoders.ByteLevel()
 
 
 def _drop_quantization(config_file: Path) -> None:

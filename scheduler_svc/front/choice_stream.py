@@ -80,8 +80,11 @@ class ChoiceStream:
         """The engine's last word on the sequence, which may echo a stop string found here."""
         self._push()
         if self._waiting is not None:
-            self._stream.cursor_missed(self.index, self._cursor, len(self._waiting))
-            return
+            if end.reason in (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH):
+                self._stream.cursor_missed(self.index, self._cursor, len(self._waiting))
+                return
+            end.num_tokens += self._cursor - len(self._waiting)  # cut short on the way to what the client has
+            self._waiting = None
         self._match_stop()
         self._end(end)
         self._stream.choice_ended()

@@ -22,6 +22,7 @@ class ServedModel:
         self._on_change = on_change
         self._announced = engine_pb2.ModelState()
         self._update: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._text: ModelText | None = None
         self._unusable: str | None = None
         self.state = engine_pb2.ModelState()
@@ -68,8 +69,7 @@ class ServedModel:
     async def _build(self, model: plan_pb2.Model) -> None:
         try:
             text = await asyncio.to_thread(ModelText, model)
-            if problem := await asyncio.to_thread(text.check_template):
-                log.error("chats are refused", name=model.name, reason=problem)
+            self._checking = asyncio.get_running_loop().create_task(_check_template(text))  # holds up nobody
             if self._text is not None:
                 self._text.close()
             self._text, self._unusable = text, None
@@ -78,3 +78,9 @@ class ServedModel:
             self._text = None
             self._unusable = str(error)
             log.error("the runner's model can not be served", name=model.name, error=str(error))
+
+
+async def _check_template(text: ModelText) -> None:
+    """Compiles the chat template before the first chat does, and logs if it can't be used."""
+    if problem := await asyncio.to_thread(text.check_template):
+        log.error("chats are refused", name=text.model.name, reason=problem)

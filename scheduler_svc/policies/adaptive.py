@@ -50,7 +50,7 @@ class Adaptive(Policy):
 
     def budget(self, load: Load) -> Budget:
         """The largest budget that keeps the target; all of the step when nobody decodes."""
-        most = max(1, load.max_step_tokens - load.decoding)
+        most = super().budget(load).prefill_tokens
         if not load.decoding:
             return Budget(most)
         if self._model.num_steps < _LEARNING_STEPS:

@@ -104,7 +104,7 @@ class Deadline(Policy):
         return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
 
     def _prefill_tokens(self, load: Load) -> float:
-        most = max(1, load.max_step_tokens - load.decoding)
+        most = super().budget(load).prefill_tokens
         if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
             return most
         tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context)

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 
 
-@dataclass(slots=True, frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """What a step may do besides decoding.
 
     prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).

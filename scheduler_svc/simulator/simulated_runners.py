@@ -19,6 +19,8 @@ from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
+MOST_RESULTS = 4096
+"""Results that are kept: those of steps in which the same rows sample are alike, and nobody changes them."""
 STOP_TOKEN = 1
 """Ends a sequence that was asked for more tokens than its trace's output."""
 _TOKEN = 2
@@ -51,6 +53,7 @@ class SimulatedRunners:
         self._done: list[tuple[float, int, GotResult]] = []  # a heap by the time at which the engine gets the result
         self._free_at_s = [0.0] * (count + 1)
         self._serial = 0
+        self._results: dict[bytes, plan_pb2.Result] = {}
         self._joining: list[RunnerEvent] = [Joined(session, _hello(session, shape)) for session in range(1, count + 1)]
         self.tallies = StepTallies()
 
@@ -118,10 +121,17 @@ class SimulatedRunners:
 
     def _result(self, session: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
         flags = plan.extent_flags  # 1 where a token is sampled: the very column of token counts
-        tokens = _column(_TOKENS, 4 * flags.count(1))
-        if self._stops is not None:
-            tokens = self._stops.tokens(session, plan, tokens)
-        return plan_pb2.Result(statuses=_column(_STATUSES, len(flags)), token_counts=flags, tokens=tokens)
+        result = self._results.get(flags)
+        if result is None:
+            tokens = _column(_TOKENS, 4 * flags.count(1))
+            result = plan_pb2.Result(statuses=_column(_STATUSES, len(flags)), token_counts=flags, tokens=tokens)
+            if len(self._results) < MOST_RESULTS:
+                self._results[flags] = result
+        if self._stops is None:
+            return result
+        stopped = plan_pb2.Result(statuses=result.statuses, token_counts=flags)
+        stopped.tokens = self._stops.tokens(session, plan, result.tokens)
+        return stopped
 
 
 class StopPositions:

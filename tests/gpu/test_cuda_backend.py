@@ -31,6 +31,7 @@ FAMILIES = {
     "llama": {"hidden_size": 256},
     "llama-tied": {"hidden_size": 256},
     "llama-biases": {"hidden_size": 256},
+    "llama-dynamic": {"hidden_size": 256},
     "llama-llama3": {"hidden_size": 512},
     "llama-yarn": {"hidden_size": 256},
     "mistral": {"hidden_size": 384},

@@ -161,6 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stack.runners.deliver(session)
             if (
                 self.stack.engine.idle
+                and not self.stack.front.commands
                 and not self.stack.runners.events
                 and not any(self.stack.runners.results.values())
             ):

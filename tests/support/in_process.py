@@ -19,6 +19,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
 
 WORKER = b"worker"
@@ -61,7 +62,8 @@ class FakeRunners:
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
         """The session ends; the runner is returned for those that survive it."""
-        runner = self.dismiss(session)
+        runner = self.runners[session]
+        self.dismiss(session)
         self.events.append(Lost(session, "killed by the test", loss))
         return runner
 
@@ -69,10 +71,10 @@ class FakeRunners:
         """The runner says goodbye; what it has it still does."""
         self.events.append(Leaving(session))
 
-    def dismiss(self, session: int) -> Runner:
-        for table in (self.plans, self.results):
-            table.pop(session)
-        return self.runners.pop(session)
+    def dismiss(self, session: int) -> Runner | None:
+        self.plans.pop(session, None)
+        self.results.pop(session, None)
+        return self.runners.pop(session, None)
 
     def receive(self) -> list[RunnerEvent]:
         events, self.events = self.events, []
@@ -134,10 +136,11 @@ class Stream:
 
     def finish(self, end: engine_pb2.End) -> None:
         """The end, which a new engine may tell again."""
-        assert self.at == len(self.tokens), "the end came before tokens that the client has"
+        whole = end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert self.at == len(self.tokens) or not whole, "the end came before tokens that the client has"
         assert self.end is None or self.again, "ended twice"
-        assert self.end is None or self.end.reason == end.reason
-        self.end, self.again = end, False
+        assert self.end is None or self.end.reason == end.reason or not whole
+        self.end, self.again = self.end or end, False
 
     def begin_again(self) -> None:
         """A new engine tells it from the first token on."""
@@ -182,6 +185,7 @@ class Stack:
         self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
         self._clock = clock or (lambda: self.now_s)
         self._attaching: set[int] = set()
+        self.restarts = 0
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
@@ -197,13 +201,16 @@ class Stack:
 
     def restart_scheduler(self) -> None:
         """The engine dies and a new one starts: runners keep what they hold, clients attach as soon as it serves."""
+        self.restarts += 1
         self.front.commands, self.front.messages = [], []
         self.runners.events = []
         self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
         for session in list(self.runners.runners):
             self._sessions += 1
-            self.runners.connect(self._sessions, self.runners.dismiss(session), former=session, holds=True)
+            runner = self.runners.runners[session]
+            self.runners.dismiss(session)
+            self.runners.connect(self._sessions, runner, former=session, holds=True)
         self.step()
         self.step()
         self.now_s += RECOVERY_S  # from now on an unknown request is unknown
@@ -278,6 +285,9 @@ class Stack:
     def _refused(self, request: Submitted, refused: engine_pb2.Refused) -> None:
         if refused.code == grpc.StatusCode.NOT_FOUND.value[0]:
             self._send_again(request)
+        elif refused.code == grpc.StatusCode.UNAVAILABLE.value[0] and self.restarts:
+            self.now_s += refused.retry_after_ms / 1000
+            self.attach(request)
         else:
             request.refused = refused
 

@@ -55,9 +55,9 @@ def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[f
 def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> None:
     """Both ask for more than half of the runner."""
     rng = random.Random(1)
-    trace = merged(requests(rng, "a", 120, 0, 12), requests(rng, "b", 12, 0, 12))
+    trace = merged(requests(rng, "a", 120, 0, 7), requests(rng, "b", 12, 0, 7))
     fair, fcfs = run(trace), run(trace, "fcfs")
-    gap, unfair_gap = largest_gap(fair, (1, 12)), largest_gap(fcfs, (1, 12))
+    gap, unfair_gap = largest_gap(fair, (1, 7)), largest_gap(fcfs, (1, 7))
     print(f"bound {BOUND}, fair {gap}, fcfs {unfair_gap}")
     assert gap <= BOUND
     assert gap < 0.1 * BOUND, "in practice far below"
@@ -67,7 +67,7 @@ def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> No
 def test_a_light_tenant_does_not_feel_a_heavy_one() -> None:
     """b asks for less than its half: it is served as if a were not there (but for the slots that a holds)."""
     rng = random.Random(2)
-    heavy, light = requests(rng, "a", 60, 0, 15), requests(rng, "b", 2, 0, 15)
+    heavy, light = requests(rng, "a", 60, 0, 8), requests(rng, "b", 2, 0, 8)
     alone = run(merged(light)).ttft_s.mean()
     mine = {policy: run(merged(heavy, light), policy) for policy in ("fair", "fcfs")}
     ttft_s = {
@@ -81,22 +81,22 @@ def test_a_light_tenant_does_not_feel_a_heavy_one() -> None:
 
 def test_weights() -> None:
     rng = random.Random(3)
-    trace = merged(requests(rng, "a", 60, 0, 12), requests(rng, "b", 60, 0, 12))
+    trace = merged(requests(rng, "a", 40, 0, 9), requests(rng, "b", 40, 0, 9))
     outcome = run(trace, weights={"a": 3.0})
-    assert largest_gap(outcome, (1, 12), weights=(3, 1)) <= BOUND
-    a, b = (service(outcome, tenant, 12) - service(outcome, tenant, 1) for tenant in "ab")
+    assert largest_gap(outcome, (1, 9), weights=(3, 1)) <= BOUND
+    a, b = (service(outcome, tenant, 9) - service(outcome, tenant, 1) for tenant in "ab")
     assert a / b == pytest.approx(3, rel=0.1)
     with pytest.raises(ValueError, match="weights of 'a' must be numbers above 0"):
         load_policy("fair", {"weights": {"a": 0}})
 
 
 def test_a_tenant_that_was_away_is_owed_nothing() -> None:
-    """b comes after 8 s of a alone: from then on each gets its half, and a is not shut out until b has caught up."""
+    """b comes after 4 s of a alone: from then on each gets its half, and a is not shut out until b has caught up."""
     rng = random.Random(4)
-    trace = merged(requests(rng, "a", 60, 0, 14), requests(rng, "b", 60, 8, 14))
+    trace = merged(requests(rng, "a", 40, 0, 9), requests(rng, "b", 60, 4, 9))
     outcome = run(trace)
-    assert largest_gap(outcome, (8.5, 14)) <= BOUND
-    a, b = (service(outcome, tenant, 14) - service(outcome, tenant, 8.5) for tenant in "ab")
+    assert largest_gap(outcome, (4.5, 9)) <= BOUND
+    a, b = (service(outcome, tenant, 9) - service(outcome, tenant, 4.5) for tenant in "ab")
     assert a / b == pytest.approx(1, rel=0.15)
 
 
@@ -129,7 +129,7 @@ def test_counters_survive_swaps() -> None:
 
 def test_a_thousand_tenants() -> None:
     rng = random.Random(6)
-    trace = merged([TraceRequest(0.0, 16, 4, tenant=str(i % 1000)) for i in range(2000)])
+    trace = merged([TraceRequest(0.0, 16, 4, tenant=str(i % 1000)) for i in range(1500)])
     outcome = run(merged(list(trace.requests), requests(rng, "late", 20, 0, 1)))
     order = np.argsort(outcome.first_token_s, kind="stable")
     first_half = {outcome.tenants[i] for i in order[:1000].tolist()}
@@ -137,5 +137,5 @@ def test_a_thousand_tenants() -> None:
 
 
 def test_unknown_parameters_are_told() -> None:
-    with pytest.raises((UnknownPolicy, ValueError), match="It knows: victim, weights, input_weight, output_weight"):
+    with pytest.raises((UnknownPolicy, ValueError), match=r"It knows: .*weights, input_weight, output_weight"):
         load_policy("fair", {"weight": {}})

@@ -45,7 +45,7 @@ def test_a_cold_request_is_passed_over_for_its_bound_at_most() -> None:
     rng = random.Random(2)
     hot = [
         TraceRequest(t, 520, 16, prefix_hash_ids=(1, 10_000 + number))
-        for number, t in enumerate(poisson(rng, 30, 0, 12))
+        for number, t in enumerate(poisson(rng, 30, 0, 9))
     ]
     trace = merged(hot, [TraceRequest(3.0, 600, 16, prefix_hash_ids=(2, 3))])
     cold = next(i for i, request in enumerate(trace.requests) if request.prompt_tokens == 600)

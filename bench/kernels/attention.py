@@ -1,26 +1,22 @@
-"""Times the attention kernels on the GPU at hand: `python -m bench.attention_kernels [--output results.json]`.
+"""Attention: decode by the bytes of KV that it reads, prefill by the arithmetic of the causal triangle.
 
-Decode is measured by the bytes of KV that it reads (µs and TB/s), prefill by the arithmetic of the causal triangle
-(µs and TFLOP/s). Every number is the median over replays of a CUDA graph; decode graphs walk over several copies of
-the cache, so that nothing is found in L2 that a model's other layers would have pushed out.
+Decode graphs walk over several copies of the cache, so that nothing is found in L2 that a model's other layers would
+have pushed out.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from bench.gpu_timing import graph_microseconds
-from bench.provenance import provenance
+from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
-from runner_svc.kv_cache import KVCache
+from runner_svc.kv_cache import FP8, KVCache
 
 # Caches are copied until a graph reads this many bytes, which no L2 holds.
 _ROTATED_BYTES = 300_000_000
@@ -28,22 +24,24 @@ _MAX_COPIES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """One case; `rate` is in TB/s for decode and in TFLOP/s for prefill."""
-
-    kernel: str
-    case: str
-    microseconds: float
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
+    """A model's attention."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    block_size: int
-    dtype: torch.dtype
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    fp8_cache: bool = False
+
+    @property
+    def cached_bytes(self) -> int:
+        """Of one position, keys and values."""
+        return 2 * self.num_kv_heads * self.head_dim * (1 if self.fp8_cache else 2)
+
+    def __str__(self) -> str:
+        heads = f"{self.num_heads}+{self.num_kv_heads} heads of {self.head_dim}"
+        return f"{heads}, FP8 cache" if self.fp8_cache else heads
 
 
 DECODE_CASES: dict[str, list[int]] = {
@@ -78,10 +76,14 @@ class Bench:
         for row, ids_of_row in enumerate(np.split(ids, np.cumsum(blocks)[:-1])):
             tables[row, : len(ids_of_row)] = ids_of_row
         config = SimpleNamespace(num_layers=copies, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
-        cache = KVCache(config, int(blocks.sum()), shape.block_size, shape.dtype, torch.device("cuda"))
-        cache.data.normal_()
+        dtype = FP8 if shape.fp8_cache else shape.dtype
+        cache = KVCache(config, int(blocks.sum()), shape.block_size, dtype, torch.device("cuda"))
+        if shape.fp8_cache:
+            cache.data.view(torch.uint8).random_(0, 0x50)  # up to 8
+        else:
+            cache.data.normal_()
         block_tables = torch.from_numpy(tables).cuda()
-        self.attention = CudaAttention(cache, block_tables, shape.num_heads, [None] * copies, len(lengths))
+        self.attention = CudaAttention(cache, block_tables, shape.num_heads, [None] * copies, len(lengths), shape.dtype)
         self.rows = np.arange(len(lengths), dtype=np.int32)
 
     def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +94,7 @@ class Bench:
 
 
 def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
-    layer_bytes = 2 * sum(lengths) * shape.num_kv_heads * shape.head_dim * 2
+    layer_bytes = sum(lengths) * shape.cached_bytes
     bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)))
     queries, output = bench.tensors(len(lengths))
     plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
@@ -105,7 +107,7 @@ def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
         )
 
     microseconds = graph_microseconds([launch(layer) for layer in range(bench.copies)])
-    return Measurement("decode", name, microseconds, layer_bytes / microseconds / 1e6)
+    return Measurement(f"decode, {shape}", name, microseconds, layer_bytes / microseconds / 1e6, "TB/s", "read")
 
 
 def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int) -> Measurement:
@@ -123,36 +125,14 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
 
     microseconds = graph_microseconds([launch], repeats=20)
     pairs = rows * (count * (length - count) + count * (count + 1) // 2)
-    return Measurement("prefill", name, microseconds, 4 * shape.head_dim * shape.num_heads * pairs / microseconds / 1e6)
+    rate = 4 * shape.head_dim * shape.num_heads * pairs / microseconds / 1e6
+    return Measurement(f"prefill, {shape}", name, microseconds, rate, "TFLOP/s", "matmul")
 
 
 def measurements(shape: Shape) -> Iterator[Measurement]:
+    """Each case, decode first."""
     for name, lengths in DECODE_CASES.items():
         yield measure_decode(shape, name, lengths)
         torch.cuda.empty_cache()
     for name, (rows, count, length) in PREFILL_CASES.items():
         yield measure_prefill(shape, name, rows, count, length)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--output", type=Path, help="write the numbers as JSON")
-    arguments = parser.parse_args()
-    shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_dim, arguments.block_size, torch.bfloat16)
-    origin = provenance("bench.attention_kernels", ["torch"]) | {"card": torch.cuda.get_device_name()}
-    print(f"{origin['card']}, torch {origin['versions']['torch']}, {origin['date']}: {origin['command']}")
-    results = []
-    for result in measurements(shape):
-        unit = "TB/s" if result.kernel == "decode" else "TFLOP/s"
-        print(f"{result.kernel:8}{result.case:15}{result.microseconds:9.1f} µs{result.rate:9.2f} {unit}", flush=True)
-        results.append(asdict(result))
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps({"origin": origin, "measurements": results}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,29 +1,24 @@
-"""Times the kernels beside attention on the GPU at hand: `python -m bench.small_kernels [--output results.json]`.
-
-Every number is the median over replays of a CUDA graph that walks over several sets of tensors, so that nothing is
-found in L2 that a model's other work would have pushed out; the share is that of the copy bandwidth measured first.
-Bytes count each input and output once; sampling's are those of one pass over the logits.
+"""The kernels beside attention: what of each is timed. Bytes count each input and output once; sampling's are those of
+one pass over the logits.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
-from bench.provenance import provenance
+from bench.gpu_timing import Launch, graph_microseconds
+from bench.kernels.measurement import Measurement
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
+from runner_svc.kv_cache import FP8
 from runner_svc.sample_records import SAMPLE_RECORD
 
 _ROTATED_BYTES = 200_000_000
@@ -84,26 +79,33 @@ def activation_cases() -> Iterator[Case]:
 def rope_cases() -> Iterator[Case]:
     table = normal(16384, 128, dtype=torch.float32)
     norm = normal(128)
-    for heads, kv_heads, qk_norm, num_tokens in (
-        (16, 8, True, 1), (16, 8, True, 64), (32, 8, False, 1), (32, 8, False, 64), (32, 8, False, 256),
-        (32, 8, False, 8192),
+    for heads, kv_heads, qk_norm, fp8_cache, num_tokens in (
+        (16, 8, True, False, 1), (16, 8, True, False, 64), (32, 8, False, False, 1), (32, 8, False, False, 64),
+        (32, 8, False, False, 256), (32, 8, False, False, 8192), (32, 8, False, True, 64), (32, 8, False, True, 8192),
     ):  # fmt: skip
         kernel = RopeKvWrite(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rotary_dim=128, dtype=BF16, eps=1e-6, qk_norm=qk_norm
-        )
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=128, rotary_dim=128, dtype=BF16, eps=1e-6, qk_norm=qk_norm,
+            fp8_cache=fp8_cache,
+        )  # fmt: skip
+        scales = torch.ones(2, kv_heads, device="cuda") if fp8_cache else None
 
         def make(
-            kernel: RopeKvWrite = kernel, heads: int = heads, kv_heads: int = kv_heads, num_tokens: int = num_tokens
+            kernel: RopeKvWrite = kernel,
+            heads: int = heads,
+            kv_heads: int = kv_heads,
+            num_tokens: int = num_tokens,
+            scales: torch.Tensor | None = scales,
         ) -> Launch:
             qkv = normal(num_tokens, (heads + 2 * kv_heads) * 128)
             blocks = num_tokens // 16 + 2
-            cache = normal(2, blocks, 16, kv_heads, 128)
+            cache = normal(2, blocks, 16, kv_heads, 128).to(BF16 if scales is None else FP8)
             positions = int32(np.random.randint(0, 16384, num_tokens))
             slots = int32(np.random.permutation(blocks * 16)[:num_tokens])
-            return lambda: kernel(stream(), qkv, qkv, cache, table, positions, slots, norm, norm)
+            return lambda: kernel(stream(), qkv, qkv, cache, table, positions, slots, norm, norm, scales)
 
-        name = f"{num_tokens} x {heads}+{kv_heads}{', QK-norm' if qk_norm else ''}"
-        yield Case("rope_kv_write", name, num_tokens * (heads + 2 * kv_heads) * 128 * 4, make)
+        name = f"{num_tokens} x {heads}+{kv_heads}{', QK-norm' if qk_norm else ''}{', FP8' if fp8_cache else ''}"
+        row_bytes = (4 * heads + (3 if fp8_cache else 4) * 2 * kv_heads) * 128
+        yield Case("rope_kv_write", name, num_tokens * row_bytes, make)
 
 
 def gather_cases() -> Iterator[Case]:
@@ -177,29 +179,10 @@ def eager_launch_microseconds() -> float:
     return (time.perf_counter() - started) / 500 * 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    output = parser.parse_args().output
-    ceiling = copy_bandwidth()
-    results = []
-    print(f"{card()['card']}: copy {ceiling:.2f} TB/s")
+def measurements() -> Iterator[Measurement]:
+    """Each case, as a median over replays that walk over sets of tensors which L2 does not hold."""
     for cases in (norm_cases, activation_cases, rope_cases, gather_cases, sample_cases):
         for case in cases():
             sets = max(1, min(_MAX_SETS, _ROTATED_BYTES // case.bytes))
             microseconds = graph_microseconds([case.make() for _ in range(sets)])
-            rate = case.bytes / microseconds / 1e6
-            results.append(asdict(case) | {"microseconds": microseconds, "tb_per_s": rate, "of_copy": rate / ceiling})
-            del results[-1]["make"]
-            print(f"{case.kernel:14} {case.name:44} {microseconds:8.2f} µs {rate:6.2f} TB/s {rate / ceiling:6.0%}")
-    launch = eager_launch_microseconds()
-    print(f"eager launch: {launch:.2f} µs of the host")
-    if output:
-        source = provenance("bench.small_kernels", ["torch", "cupy-cuda13x"])
-        document = {**source, **card(), "copy_tb_per_s": ceiling, "eager_launch_us": launch, "results": results}
-        output.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"repeat: python -m bench.small_kernels on {card()['card']}, torch {torch.__version__}")
-
-
-if __name__ == "__main__":
-    main()
+            yield Measurement(case.kernel, case.name, microseconds, case.bytes / microseconds / 1e6, "TB/s", "copy")

@@ -1,0 +1,82 @@
+"""Coverage-guided fuzzing of the runner's plan decoder and checker (atheris, which is libFuzzer for Python).
+
+    python -m bench.fuzz_plan --seconds 300
+
+An input is a little program: plans, each either raw bytes for the decoder or columns that mostly fit the roster, with
+some values spoilt. A plan may be executed or refused with a PlanFault; anything else (another exception, a slot or
+block out of range reaching the backend, a roster that a refused plan has changed) is a crash, and becomes a test in
+tests/fuzz/test_plans.py. atheris comes for Python 3.11 to 3.13: `pip install atheris`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["runner_svc"]):
+    from runner_svc import batch_state, plan_check, plan_columns, runner  # noqa: F401
+
+from bench.provenance import provenance
+from tests.support.random_plans import PlanFuzzer
+
+
+class Campaign:
+    """Inputs until the time is over. libFuzzer never returns, so the report is written from within."""
+
+    def __init__(self, seconds: float, output: Path | None) -> None:
+        self._began = time.monotonic()
+        self._seconds = seconds
+        self._output = output
+        self._inputs = 0
+        self._plans: Counter[str] = Counter()
+
+    def one_input(self, data: bytes) -> None:
+        """What libFuzzer calls."""
+        source = atheris.FuzzedDataProvider(data)
+        fuzzer = PlanFuzzer(source.ConsumeIntInRange, source.ConsumeBytes)
+        for _ in range(source.ConsumeIntInRange(1, 6)):
+            self._plans[fuzzer.turn()] += 1
+        self._inputs += 1
+        if time.monotonic() - self._began > self._seconds:
+            self._report()
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _report(self) -> None:
+        result = {
+            "seconds": round(time.monotonic() - self._began, 1),
+            "inputs": self._inputs,
+            "plans": dict(self._plans),
+            "crashes": 0,  # libFuzzer ends the process at the first
+            **provenance("bench.fuzz_plan", ["atheris", "numpy", "protobuf"]),
+        }
+        print(json.dumps(result, indent=1))
+        if self._output is not None:
+            self._output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> None:
+    """Runs for a time, then prints what came of the plans."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=300, help="how long")
+    parser.add_argument("--corpus", type=Path, default=None, help="folder of inputs, kept between runs")
+    parser.add_argument("--output", type=Path, default=None, help="file for the counts, as JSON")
+    arguments = parser.parse_args()
+    flags = [sys.argv[0], "-max_len=2048", "-timeout=20"]
+    if arguments.corpus is not None:
+        arguments.corpus.mkdir(parents=True, exist_ok=True)
+        flags.append(str(arguments.corpus))
+    campaign = Campaign(arguments.seconds, arguments.output)
+    atheris.Setup(flags, campaign.one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

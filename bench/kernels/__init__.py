@@ -1,0 +1,1 @@
+"""Times every kernel on the GPU at hand: `python -m bench.kernels`."""

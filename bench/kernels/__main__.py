@@ -1,0 +1,72 @@
+"""Prints every kernel's time, rate and share of the measured ceiling: `python -m bench.kernels`.
+
+Times are medians over replays of CUDA graphs. The numbers go to bench/results/DATE-CARD-kernels.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from bench.gpu_timing import card
+from bench.kernels import attention, small
+from bench.kernels.ceilings import ceilings, empty_node_microseconds
+from bench.kernels.measurement import Measurement, as_json, row
+from bench.provenance import provenance
+
+_RESULTS = Path(__file__).parents[1] / "results"
+
+PARTS = {
+    "small": small.measurements,
+    "attention": lambda: attention.measurements(attention.Shape(32, 8, 128)),
+    "fp8": lambda: attention.measurements(attention.Shape(32, 8, 128, fp8_cache=True)),
+    "attention-64": lambda: attention.measurements(attention.Shape(32, 8, 64)),
+}
+
+
+def results_path(card_name: str) -> Path:
+    """bench/results/DATE-CARD-kernels.json; of a card's name the part that tells it from others."""
+    short = card_name.removeprefix("NVIDIA ").split()[0].lower()
+    return _RESULTS / f"{datetime.now(UTC).date()}-{short}-kernels.json"
+
+
+def measured(parts: list[str]) -> Iterator[Measurement]:
+    """The parts' cases, one after another."""
+    for part in parts:
+        yield from PARTS[part]()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
+    parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
+    arguments = parser.parse_args()
+    origin = {**provenance("bench.kernels", ["torch", "cupy-cuda13x"]), **card()}
+    limits = ceilings()
+    empty_node, launch = empty_node_microseconds(), small.eager_launch_microseconds()
+    print(f"{origin['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}")
+    print(f"copy {limits['copy']:.2f} TB/s, read {limits['read']:.2f} TB/s, matmul {limits['matmul']:.0f} TFLOP/s")
+    print(f"an empty graph node {empty_node:.2f} µs, a launch without a graph {launch:.2f} µs of the host")
+    results = []
+    for measurement in measured(arguments.part or list(PARTS)):
+        print(row(measurement, limits), flush=True)
+        results.append(as_json(measurement, limits))
+    document = {
+        **origin,
+        "ceilings": limits,
+        "empty_node_us": empty_node,
+        "eager_launch_us": launch,
+        "results": results,
+    }
+    path = arguments.output or results_path(origin["card"])
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"written to {path}; repeat: {origin['command']}")
+
+
+if __name__ == "__main__":
+    main()

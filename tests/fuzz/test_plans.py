@@ -1,0 +1,43 @@
+"""Random plans against the runner's decoder and checker; the coverage-guided twin is bench/fuzz_plan.py.
+
+`ROSTER_FUZZ_PLANS=1000000 pytest tests/fuzz/test_plans.py` runs it longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+from protos import plan_pb2
+from runner_svc.hash_model import HashBackend
+from runner_svc.runner import Runner
+from tests.support.plans import SAMPLE, admission, plan, sampling
+from tests.support.random_plans import PlanFuzzer
+
+PLANS = int(os.environ.get("ROSTER_FUZZ_PLANS", "8000"))
+SEED = int(os.environ.get("ROSTER_FUZZ_SEED", random.randrange(1 << 32)))
+
+
+def test_random_plans_are_executed_or_refused() -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    counts: Counter[str] = Counter()
+    for number in range(PLANS):
+        if number % 500 == 0:
+            fuzzer = PlanFuzzer(rng.randint, rng.randbytes)
+        counts[fuzzer.turn()] += 1
+    print(dict(counts))
+    assert counts["executed"] > PLANS / 4 and counts["refused"] > PLANS / 20
+
+
+def test_more_logprobs_than_tokens_fail_the_sequence_and_not_the_runner() -> None:
+    """Found here: a count of 2**31 kept the backend busy for ever."""
+    runner = Runner(HashBackend(num_slots=2, block_size=4, num_blocks=4, max_step_tokens=8, context_length=16))
+    for field in ("logprobs", "prompt_logprobs"):
+        runner.reset()
+        hostile = admission(0, [1, 2], [1], sampling=sampling(**{field: 2**31 - 1}))
+        result = runner.execute(
+            1, plan(admissions=[hostile, admission(1, [3], [2])], extents=[(0, 0, 2, SAMPLE), (1, 0, 1, SAMPLE)])
+        )
+        assert list(result.statuses) == [plan_pb2.ROW_STATUS_FAILED, plan_pb2.ROW_STATUS_UNSPECIFIED]
