@@ -2,7 +2,8 @@
 
 A step's time is that between its result and the one before, where its plan was waiting at the runner by then: what a
 step takes in service, with all that surrounds the computation. A plan that met an idle runner tells the link as well:
-its round trip, less what the runner says that it took, is two messages; the rest of its round trip is its step.
+its round trip, less its step (as the other steps foretell it, or as the runner timed it, whichever leaves less), is two
+messages; the rest of its round trip is its step.
 """
 
 from __future__ import annotations
@@ -242,9 +243,18 @@ class Calibrator:
 
     def _fit(self, name: str, source: str, shape: RunnerShape) -> Calibration:
         recorder = self._recorder
-        trips = recorder.round_trips
-        link_s = max(0.0, float(np.median([trip.seconds - trip.runner_s for trip in trips])) / 2) if trips else 0.0
         share = recorder.runner_s / sum(step.seconds for step in recorder.steps)
-        steps = recorder.steps + [TimedStep(trip.work, max(trip.runner_s, trip.seconds - 2 * link_s)) for trip in trips]
+        link_s = _link_seconds(fit_cost_model(name, source, recorder.steps, shape)[0], recorder.round_trips)
+        alone = [TimedStep(trip.work, trip.seconds - 2 * link_s) for trip in recorder.round_trips]
+        steps = recorder.steps + [step for step in alone if step.seconds > 0]
         model, error = fit_cost_model(name, source, steps, shape, link_s)
         return Calibration(model, error, share, steps)
+
+
+def _link_seconds(model: CostModel, trips: list[RoundTrip]) -> float:
+    """One message between scheduler and runner; 0 when no plan met an idle runner."""
+    if not trips:
+        return 0.0
+    foretold = float(np.median([trip.seconds - model.step_seconds(trip.work) for trip in trips]))
+    timed = float(np.median([trip.seconds - trip.runner_s for trip in trips]))
+    return max(0.0, min(foretold, timed)) / 2
