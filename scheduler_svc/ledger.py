@@ -7,6 +7,12 @@ import numpy.typing as npt
 
 from scheduler_svc.policy import Account
 
+MOST_TENANTS = 65_536
+"""Accounts of their own. Where no tokens are asked for, clients invent tenants: all further ones share one account."""
+
+OTHERS = "\0others"
+"""No tenant's name: metadata can't carry it."""
+
 
 class Ledger:
     """Accounts by tenant, as columns: a step charges all its tokens at once. Policies read it as a `LedgerView`."""
@@ -21,6 +27,8 @@ class Ledger:
         """The tenant's row, opened if it has none."""
         index = self._index.get(tenant)
         if index is None:
+            if len(self._index) >= MOST_TENANTS and tenant != OTHERS:
+                return self.index_of(OTHERS)
             index = self._index[tenant] = len(self._index)
             self._lift.append(0.0)
             if index == len(self._prompt):
@@ -30,6 +38,8 @@ class Ledger:
     def account(self, tenant: str) -> Account:
         """The tenant's account; an empty one if it was never served."""
         index = self._index.get(tenant)
+        if index is None and len(self._index) >= MOST_TENANTS:
+            index = self._index.get(OTHERS)
         if index is None:
             return Account()
         return Account(int(self._prompt[index]), int(self._sampled[index]), self._lift[index])

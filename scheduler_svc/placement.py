@@ -83,7 +83,7 @@ class Placement:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """A runner is there."""
         if len(self._schedulers) == 1:  # its queue was the shared one: who stepped aside there for it comes back
-            next(iter(self._schedulers.values())).prefix.dissolve(self._shared())
+            next(iter(self._schedulers.values())).prefix.dissolve()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
         self.touch(session)
@@ -115,7 +115,7 @@ class Placement:
         """The runner gets nothing from here, until `open`."""
         self._closed.add(session)
         if self._queues[session]:
-            self._schedulers[session].prefix.dissolve(self._queues[session])
+            self._schedulers[session].prefix.dissolve()
             self._recall(self._queues[session])
 
     def open(self, session: int) -> None:
@@ -147,7 +147,7 @@ class Placement:
         """Everybody who is placed waits in the shared queue again."""
         for session, queue in self._queues.items():
             if queue:
-                self._schedulers[session].prefix.dissolve(queue)
+                self._schedulers[session].prefix.dissolve()
                 self._recall(queue)
 
     def _recall(self, queue: PlacedQueue) -> None:

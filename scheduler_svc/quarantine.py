@@ -212,6 +212,7 @@ class Quarantine:
         for request in cohort:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
+                    self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)

@@ -156,7 +156,7 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
-        self.prefix.dissolve(queue)
+        self.prefix.dissolve()
         return len(running)
 
     def expel(self, slot: int, blocks: list[int]) -> None:
