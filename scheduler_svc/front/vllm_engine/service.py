@@ -29,8 +29,6 @@ from scheduler_svc.front.vllm_engine.load_report import LoadReporter
 from scheduler_svc.front.vllm_engine.request_mapping import to_generate_request
 from scheduler_svc.front.vllm_engine.tokenizer_bundle import bundle_chunks, model_type, special_token_ids
 
-Context = grpc.aio.ServicerContext
-
 
 class VllmEngineService(vllm_grpc.VllmEngineServicer):
     """Serves a gateway in one worker."""
@@ -53,13 +51,17 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         self._is_ready = is_ready
         self._loads = LoadReporter()
 
-    async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:
+    async def HealthCheck(
+        self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.HealthCheckResponse:
         """Whether requests are taken now; a gateway sends none while they are not."""
         if self._is_ready():
             return vllm.HealthCheckResponse(healthy=True, message="requests are taken")
         return vllm.HealthCheckResponse(healthy=False, message="no model yet, a drain, or an engine that hangs")
 
-    async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
+    async def GetModelInfo(
+        self, request: vllm.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.GetModelInfoResponse:
         """Describes the model."""
         try:
             model = self._served.model
@@ -81,7 +83,9 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             bos_token_id=ids.get("bos_token", 0),
         )
 
-    async def GetServerInfo(self, request: vllm.GetServerInfoRequest, context: Context) -> vllm.GetServerInfoResponse:
+    async def GetServerInfo(
+        self, request: vllm.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.GetServerInfoResponse:
         """What a gateway tells workers apart by."""
         status = await self._status(context)
         runners = status.runners
@@ -95,11 +99,11 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             max_num_seqs=sum(runner.slots for runner in runners),
         )
 
-    async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
+    async def GetLoads(self, request: vllm.GetLoadsRequest, context: grpc.aio.ServicerContext) -> vllm.GetLoadsResponse:
         """Queue, slots and KV in use, now."""
         return self._loads.report(await self._status(context))
 
-    async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: Context) -> None:
+    async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> None:
         """The model's tokenizer as a zip."""
         try:
             model = self._served.model
@@ -108,7 +112,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         for chunk in bundle_chunks(model):
             await context.write(chunk)
 
-    async def Generate(self, request: vllm.GenerateRequest, context: Context) -> None:
+    async def Generate(self, request: vllm.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the answer to one request, or writes it whole."""
         gate = FlushGate(self._pacer)
         try:
@@ -122,7 +126,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         except Refusal as refusal:
             await abort(context, refusal)
 
-    async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
+    async def Abort(self, request: vllm.AbortRequest, context: grpc.aio.ServicerContext) -> vllm.AbortResponse:
         """Ends requests of this tenant; those that are not there have ended already."""
         try:
             tenant = self._tenants.of(context.invocation_metadata())
@@ -133,7 +137,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         return vllm.AbortResponse()
 
     async def FlushCache(
-        self, request: common_pb2.FlushCacheRequest, context: Context
+        self, request: common_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.FlushCacheResponse:
         """Forgets all prefixes. Running requests go on, and so nothing has to wait: `timeout_s` is not needed."""
         handle = self._client.new_handle()
@@ -153,7 +157,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             if refusal.code is not grpc.StatusCode.NOT_FOUND:
                 raise
 
-    async def _status(self, context: Context) -> admin_pb2.GetStatusResponse:
+    async def _status(self, context: grpc.aio.ServicerContext) -> admin_pb2.GetStatusResponse:
         handle = self._client.new_handle()
         command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
         try:
