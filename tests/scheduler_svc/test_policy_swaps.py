@@ -100,7 +100,7 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     assert scheduler.preemptions > NUM_SWAPS / 100
 
 
-@pytest.mark.parametrize("seed", [8, 20, 45, 59, 76, 1 << 20])
+@pytest.mark.parametrize("seed", [3, 4, 10, 11, 21, 26])
 def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
     """Requests that share prefixes, held by quarantine, placed on runners that die, under policies that change."""
     rng = random.Random(seed)
