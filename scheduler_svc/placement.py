@@ -86,14 +86,15 @@ class Placement:
             next(iter(self._schedulers.values())).prefix.dissolve()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
-        self.touch(session)
+        for other in self._schedulers if len(self._schedulers) == 2 else (session,):
+            self.touch(other)
 
     def leave(self, session: int) -> None:
         """A runner is gone: who waited for it waits for any."""
         self._closed.discard(session)
         if self._schedulers.pop(session, None) is None:
             return
-        del self._loads[session]
+        self._loads.pop(session, None)
         self._recall(self._queues.pop(session))
         if len(self._schedulers) == 1:
             self.recall_all()
@@ -101,7 +102,7 @@ class Placement:
     def touch(self, session: int) -> None:
         """The runner's load may have changed."""
         scheduler = self._schedulers.get(session)
-        if scheduler is None:
+        if scheduler is None or len(self._schedulers) == 1:  # with one runner there is nothing to choose
             return
         load = (scheduler.table.num_running + self._queues[session].num_placed) / scheduler.table.num_slots
         if self._loads.get(session) != load:

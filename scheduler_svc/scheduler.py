@@ -79,6 +79,7 @@ class Scheduler:
         self.dropped_rows = 0
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
+        self._block_size = np.array(hello.block_size)
         self._clock = clock
         self.ledger = ledger or Ledger()
         self._last_result_s = clock()  # none yet: since it joined it has been idle
@@ -173,12 +174,15 @@ class Scheduler:
             return None
         displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        budget = policy.budget(self.load(queue, draft.decode))
-        room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
-        room = self._continue_prompts(draft, queue, budget, room, may_admit)
-        if may_admit:
-            self.seating.admit_waiting(draft, queue, policy, budget, room)
+        if (
+            may_admit or len(draft.decode) < self.table.num_running
+        ):  # else everybody decodes: there is nothing to budget
+            budget = policy.budget(self.load(queue, draft.decode))
+            room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
+            room = self._continue_prompts(draft, queue, budget, room, may_admit)
+            if may_admit:
+                self.seating.admit_waiting(draft, queue, policy, budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -222,7 +226,7 @@ class Scheduler:
             blocks = self._at(slot).blocks
             draft.add_append(slot, len(blocks), block)
             blocks.append(block)
-        self.table.capacity[needy] += self.pool.block_size
+        self.table.capacity[needy] += self._block_size
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
         return self._at(slot).rank
