@@ -1,7 +1,7 @@
 """What results and ends tell about latency and batches, counted in bulk.
 
-A result costs a step one append to a list. Every `BATCH` results, and when somebody asks, all that came since is counted
-at once: a few numpy calls for thousands of tokens. The engine's loop does it after a step's plans and tokens have left.
+A result costs a step one append to a list. Every `BATCH` results, and when somebody asks, all that came since is
+counted at once: a few numpy calls for thousands of tokens, made after a step's plans and tokens have left.
 """
 
 from __future__ import annotations
