@@ -67,7 +67,7 @@ class Commands:
         request = build_request(submit, worker, self._ids.take(submit.n), engine.ledger.now_s)
         refusal = self._doorkeeper.refusal(request, known)
         if refusal is not None:
-            engine.totals.refused += 1
+            engine.totals.refuse(refusal.reason)
             engine.outbox.message(worker, refusal.to_message(submit.handle))
             return
         accepted = engine_pb2.Accepted(
