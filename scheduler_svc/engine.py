@@ -22,11 +22,14 @@ from scheduler_svc.drain import Drain
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.metrics.measurements import Measurements
+from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -69,6 +72,8 @@ class Engine:
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
+        self.measurements = Measurements()
+        self.phases = StepPhases()
         self.workers: dict[int, bytes] = {}
         self.watchers: set[bytes] = set()
         self.drain = Drain(settings.drain_s)
@@ -89,8 +94,11 @@ class Engine:
         self._apply(events)
         self._admit(commands)
         plans = self._plan()
+        self.phases.end(StepPhase.SCHEDULE)
         self._send(plans)
+        self.phases.end(StepPhase.SEND)
         self._publish(plans)
+        self.phases.end(StepPhase.PUBLISH)
 
     def _apply(self, events: list[RunnerEvent]) -> None:
         for event in events:
@@ -113,6 +121,7 @@ class Engine:
             return
         self.pool.wake(event.session)
         self._record(applied)
+        self.measurements.applied(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
         self.rate.observe(self.ledger.now_s, len(applied.tokens), len(applied.ends), len(self.queue))
@@ -184,6 +193,8 @@ class Engine:
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
         for worker in self.outbox.flush(self.fronts):
             self.forget_worker(worker)
+        if self.measurements.due:
+            self.measurements.count()
 
     @property
     def wake_s(self) -> float:
@@ -230,6 +241,7 @@ class Engine:
         sequence.end = end
         self.shares.ended(sequence, self.queue)
         self.totals.finished += 1
+        self.measurements.ended(sequence, end.reason, self.ledger.now_s)
         request = sequence.request
         if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._ended.append(Ended(request_view(request), sequence.num_generated))
@@ -255,7 +267,7 @@ class Engine:
 
     def shed(self, request: Request, refusal: EngineRefusal) -> None:
         """Takes back a request that waits, for the sake of another; its client hears the refusal."""
-        self.totals.refused += 1
+        self.totals.refuse(RefusalReason.SHED)
         self.outbox.message(request.owner, refusal.to_message(request.handle))
         self.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 

@@ -123,6 +123,16 @@ class Placement:
         """The runner is like any other again."""
         self._closed.discard(session)
 
+    @property
+    def num_placed(self) -> int:
+        """Sequences that wait in a runner's own queue."""
+        return sum(queue.num_placed for queue in self._queues.values())
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens of those."""
+        return sum(queue.placed_tokens for queue in self._queues.values())
+
     # ------------------------------------------------------------------ queues
 
     @property

@@ -82,7 +82,7 @@ class Scheduler:
         self._block_size = np.array(hello.block_size)
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_s = 0.0
+        self._last_result_s = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
         self.seating = Seating(self, self.ledger)
         self._releases: list[int] = []
@@ -103,6 +103,7 @@ class Scheduler:
         flight, now_s = self.in_flight[0], self._clock()
         applied = apply_rows(self.table, flight, result, now_s)
         applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
+        applied.idle_s = max(0.0, flight.sent_s - self._last_result_s)
         self._last_result_s = now_s
         self._step_clock.record(flight.positions, applied.step_s)
         self.in_flight.popleft()
