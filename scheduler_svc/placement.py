@@ -135,11 +135,6 @@ class Placement:
 
     # ------------------------------------------------------------------ queues
 
-    @property
-    def num_placed(self) -> int:
-        """Sequences that wait for a certain runner."""
-        return sum(queue.num_placed for queue in self._queues.values())
-
     def queue_for(self, session: int) -> Queue:
         """Where the runner's next plan takes sequences from."""
         if len(self._schedulers) == 1 and session not in self._closed:
