@@ -101,7 +101,7 @@ def running_stack(arguments: argparse.Namespace, folder: Path) -> Iterator[Stack
     scheduler = subprocess.Popen(
         [
             *(sys.executable, "-m", "scheduler_svc.main", f"--listen={endpoints.listen}", f"--link={endpoints.link}"),
-            *(f"--admin-listen={endpoints.admin_listen}", f"--front-workers={arguments.workers}"),
+            *(f"--admin-listen={endpoints.admin_listen}", "--metrics-listen=", f"--front-workers={arguments.workers}"),
             *(f"--depth={arguments.depth}", "--log-level=warning"),
         ],
         env=environment,

@@ -140,7 +140,7 @@ def main() -> None:
         "threads": options.threads,
     }
     calibration = calibrate(flags, options.calibration_s, Endpoints.free().link)
-    print(calibration)
+    print(f"{calibration.model!r}\n{calibration.error}")
     trace = read_trace(TRACE, options.requests).divided(PROMPT_DIVISOR, OUTPUT_DIVISOR).at_rate(options.rate_scale)
     live = asyncio.run(serve(flags, options.policy, trace, calibration.model.runner.vocab_size))
     setup = Setup(calibration.model, policy=options.policy, spread=calibration.error.spread)

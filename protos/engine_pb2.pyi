@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "drain", "ping")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Command(_message.Message):
     WATCH_FIELD_NUMBER: _ClassVar[int]
     POLICIES_QUERY_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
@@ -40,9 +41,10 @@ class Command(_message.Message):
     watch: Watch
     policies_query: PoliciesQuery
     policy_change: PolicyChange
+    flush_prefixes: FlushPrefixes
     drain: Drain
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -165,6 +167,12 @@ class PolicyChange(_message.Message):
     handle: int
     policy: _admin_pb2.SetPolicyRequest
     def __init__(self, handle: _Optional[int] = ..., policy: _Optional[_Union[_admin_pb2.SetPolicyRequest, _Mapping]] = ...) -> None: ...
+
+class FlushPrefixes(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class Watch(_message.Message):
     __slots__ = ("on",)

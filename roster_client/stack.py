@@ -36,6 +36,7 @@ class Endpoints:
     listen: str = "127.0.0.1:50061"
     admin_listen: str = "127.0.0.1:50062"
     link: str = "tcp://127.0.0.1:50063"
+    metrics_listen: str = "127.0.0.1:50064"
 
     @classmethod
     def from_settings(cls, **given: str | None) -> Self:
@@ -44,13 +45,13 @@ class Endpoints:
 
         explicit: Any = {name: value for name, value in given.items() if value is not None}
         settings = SchedulerSettings(**explicit)
-        return cls(settings.listen, settings.admin_listen, settings.link)
+        return cls(settings.listen, settings.admin_listen, settings.link, settings.metrics_listen)
 
     @classmethod
     def free(cls) -> Self:
         """Loopback ports that are free right now."""
-        ports = free_ports(3)
-        return cls(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", f"tcp://127.0.0.1:{ports[2]}")
+        api, admin, link, metrics = (f"127.0.0.1:{port}" for port in free_ports(4))
+        return cls(api, admin, f"tcp://{link}", metrics)
 
 
 class ServiceDiedError(Exception):
@@ -90,6 +91,7 @@ class Stack:
                 "listen": endpoints.listen,
                 "admin_listen": endpoints.admin_listen,
                 "link": endpoints.link,
+                "metrics_listen": endpoints.metrics_listen,
                 **(scheduler or {}),
             },
             RUNNER: {"link": endpoints.link, **(runner or {})},

@@ -49,6 +49,8 @@ class Applied:
     """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
     """What the step took of the runner's time."""
+    idle_s: float = 0.0
+    """How long the runner had had no plan when this one was sent."""
 
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:

@@ -84,6 +84,7 @@ class Attendance:
         scheduler = engine.pool.add(event.session, hello)
         self._recovering_until_s = engine.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
+        engine.totals.adopted += going_on
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
         self._enter(event.session, scheduler)
 
@@ -126,9 +127,12 @@ class Attendance:
         engine.placement.leave(event.session)
         engine.quarantine.lost(event.session, suspects, event.loss)
         engine.totals.keep(scheduler)
+        engine.totals.losses[event.loss] += 1
+        engine.totals.recomputed += waiting
         if not engine.pool.schedulers:
             self.alone_since_s = engine.ledger.now_s
-        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
+        tell = log.info if event.loss is Loss.LEFT else log.error
+        tell("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
         engine.announce()
 
     def _fence(self, event: Fenced) -> None:

@@ -103,6 +103,13 @@ class BlockPool:
             del self._block_of[name]
             self._pending.discard(block)
 
+    def flush(self) -> None:
+        """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
+        self._blank += self._cached
+        self._cached.clear()
+        for block in list(self._hash_of):
+            self.forget(block)
+
     def match(self, hashes: Iterable[bytes]) -> Match:
         """Looks up a chain of block hashes, front to back. Takes no reference: `share` does."""
         blocks: list[int] = []

@@ -40,6 +40,7 @@ class Commands:
             "watch": self._watch,
             "drain": self._drain,
             "ping": self._ping,
+            "flush_prefixes": self._flush_prefixes,
             "policies_query": self.policies.list,
             "policy_change": self.policies.change,
         }
@@ -66,7 +67,7 @@ class Commands:
         request = build_request(submit, worker, self._ids.take(submit.n), engine.ledger.now_s)
         refusal = self._doorkeeper.refusal(request, known)
         if refusal is not None:
-            engine.totals.refused += 1
+            engine.totals.refuse(refusal.reason)
             engine.outbox.message(worker, refusal.to_message(submit.handle))
             return
         accepted = engine_pb2.Accepted(
@@ -121,11 +122,16 @@ class Commands:
     def _disconnect(self, worker: bytes, disconnect: engine_pb2.Disconnect) -> None:
         request = self._engine.book.by_handle(disconnect.handle)
         if request is not None:
-            self._engine.cut_stream(request)
+            self._engine.unattended.cut(request)
 
     def _status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
         reply = engine_pb2.StatusReply(handle=query.handle, status=status(self._engine))
         self._engine.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
+
+    def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
+        for scheduler in self._engine.pool.schedulers.values():
+            scheduler.pool.flush()
+        self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
 
     def _watch(self, worker: bytes, watch: engine_pb2.Watch) -> None:
         if watch.on:

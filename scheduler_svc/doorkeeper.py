@@ -21,6 +21,7 @@ import numpy as np
 
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.policy import Load, Refuse
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import Request
 
@@ -47,22 +48,34 @@ class Doorkeeper:
         if self._engine.policy.admits:
             answer = self._engine.policy.admit(request_view(request), self._load())
             if isinstance(answer, Refuse):
-                return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s)
+                return EngineRefusal(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s, RefusalReason.POLICY
+                )
         return self._make_room(request)
 
     def _unfit(self, request: Request, known: Request | None) -> EngineRefusal | None:
         engine = self._engine
         if known is not None:
             message = f"request_id {request.request_id!r} is in use with another body: choose another id"
-            return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id")
+            return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id", reason=RefusalReason.ID_IN_USE)
         if engine.drain.begun:
-            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "the service is shutting down: use another one", "", 1.0)
+            return EngineRefusal(
+                grpc.StatusCode.UNAVAILABLE,
+                "the service is shutting down: use another one",
+                "",
+                1.0,
+                RefusalReason.DRAINING,
+            )
         if engine.pool.model is None:
-            return EngineRefusal(grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0)
+            return EngineRefusal(
+                grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0, RefusalReason.NO_RUNNER
+            )
         most, needed = engine.pool.max_tokens, request.prompt_len + request.max_tokens
         if engine.pool.schedulers and needed > most:
             message = f"prompt and max_tokens ({needed} tokens) can never fit the KV pool of {most}: lower max_tokens"
-            return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens")
+            return EngineRefusal(
+                grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens", reason=RefusalReason.TOO_LONG
+            )
         return None
 
     def _over_limit(self, request: Request) -> EngineRefusal | None:
@@ -71,7 +84,9 @@ class Doorkeeper:
             return None
         waiting = self._engine.shares.waiting(request.tenant)
         message = f"tenant {request.tenant!r} is at its limit ({excess}): try again later"
-        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", self._retry_s(waiting // 8 + 1))
+        return EngineRefusal(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", self._retry_s(waiting // 8 + 1), RefusalReason.TENANT_LIMIT
+        )
 
     def _late(self, request: Request) -> EngineRefusal | None:
         """Its deadline would pass before it is served: better told now than then."""
@@ -85,7 +100,7 @@ class Doorkeeper:
         if late_s <= 0:
             return None
         message = f"it would take about {needed_s:.1f} s at the present load, longer than its deadline: try again later"
-        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(late_s))
+        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(late_s), RefusalReason.DEADLINE)
 
     def _ahead(self, request: Request) -> int:
         """About how many sequences go first: by a sample of their ranks, or by turns where tenants take them."""
@@ -110,7 +125,7 @@ class Doorkeeper:
             bound = f"{len(queue)} sequences with {queue.num_tokens} tokens wait"
             message = f"the queue is full ({bound}): try again later"
             retry_s = self._retry_s(len(queue) // 8)
-            return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s)
+            return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.QUEUE_FULL)
         message = "the queue is full, and tenant {!r} has the greatest part of it: try again later"
         for other in shed:
             refusal = EngineRefusal(

@@ -22,11 +22,14 @@ from scheduler_svc.drain import Drain
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.metrics.measurements import Measurements
+from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -39,6 +42,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
 from scheduler_svc.tenant_queues import Queue, queue_for
 from scheduler_svc.tenant_shares import TenantShares
+from scheduler_svc.unattended import Unattended
 
 log = structlog.get_logger()
 
@@ -68,6 +72,8 @@ class Engine:
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
         self.outbox = Outbox()
         self.totals = Totals()
+        self.measurements = Measurements()
+        self.phases = StepPhases()
         self.workers: dict[int, bytes] = {}
         self.watchers: set[bytes] = set()
         self.drain = Drain(settings.drain_s)
@@ -75,6 +81,7 @@ class Engine:
         self._serial = 0
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
+        self.unattended = Unattended(self)
         self.placement = Placement(lambda: self.queue, self.pool.wake)
         self.quarantine = Quarantine(self)
 
@@ -87,8 +94,11 @@ class Engine:
         self._apply(events)
         self._admit(commands)
         plans = self._plan()
+        self.phases.end(StepPhase.SCHEDULE)
         self._send(plans)
+        self.phases.end(StepPhase.SEND)
         self._publish(plans)
+        self.phases.end(StepPhase.PUBLISH)
 
     def _apply(self, events: list[RunnerEvent]) -> None:
         for event in events:
@@ -111,6 +121,7 @@ class Engine:
             return
         self.pool.wake(event.session)
         self._record(applied)
+        self.measurements.applied(applied)
         for sequence, end in applied.ends:
             self.finish(sequence, end)
         self.rate.observe(self.ledger.now_s, len(applied.tokens), len(applied.ends), len(self.queue))
@@ -143,13 +154,7 @@ class Engine:
                 log.exception("a command failed", command=command.WhichOneof("command"))
         if self._commands.policies.busy:
             self._commands.policies.finish()
-        now_s = self.ledger.now_s
-        for request in self.book.due(now_s):
-            self._fall_due(request, now_s)
-        self.book.expire(now_s)
-        alone_since_s = self.attendance.alone_since_s
-        if alone_since_s is not None and now_s - alone_since_s > self.settings.no_runner_s:
-            self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
+        self.unattended.expire()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
@@ -188,6 +193,8 @@ class Engine:
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
         for worker in self.outbox.flush(self.fronts):
             self.forget_worker(worker)
+        if self.measurements.due:
+            self.measurements.count()
 
     @property
     def wake_s(self) -> float:
@@ -215,7 +222,7 @@ class Engine:
         """The request is known, and its sequences have their ranks."""
         self.book.add(request)
         if request.owner == NOBODY:
-            self._keep(request, max(request.keep_s, self.settings.attach_s))
+            self.unattended.orphan(request)
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
             self._serial += 1
@@ -234,6 +241,7 @@ class Engine:
         sequence.end = end
         self.shares.ended(sequence, self.queue)
         self.totals.finished += 1
+        self.measurements.ended(sequence, end.reason, self.ledger.now_s)
         request = sequence.request
         if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._ended.append(Ended(request_view(request), sequence.num_generated))
@@ -259,27 +267,9 @@ class Engine:
 
     def shed(self, request: Request, refusal: EngineRefusal) -> None:
         """Takes back a request that waits, for the sake of another; its client hears the refusal."""
-        self.totals.refused += 1
+        self.totals.refuse(RefusalReason.SHED)
         self.outbox.message(request.owner, refusal.to_message(request.handle))
         self.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
-
-    def cut_stream(self, request: Request) -> None:
-        """The client's stream is gone: cancelled, or kept for its time."""
-        if request.finished or not request.keep_s:
-            self.finish_request(request, End(FinishReason.CANCELLED))
-            return
-        self._keep(request, request.keep_s)
-
-    def _keep(self, request: Request, for_s: float) -> None:
-        """Nobody listens: the client has this long to attach."""
-        request.gone_until_s = self.ledger.now_s + for_s
-        self.book.remind(request.gone_until_s, request)
-
-    def _fall_due(self, request: Request, now_s: float) -> None:
-        if request.deadline_s is not None and request.deadline_s <= now_s:
-            self.finish_request(request, End(FinishReason.DEADLINE))
-        elif request.gone_until_s is not None and request.gone_until_s <= now_s:
-            self.finish_request(request, End(FinishReason.CANCELLED))
 
     # ------------------------------------------------------------------ the policy
 
@@ -317,7 +307,7 @@ class Engine:
             if request.owner == worker:
                 self.book.abandon(request)
                 if request.gone_until_s is None:
-                    self._keep(request, max(request.keep_s, self.settings.attach_s))
+                    self.unattended.orphan(request)
 
     def begin_drain(self, seconds: float | None = None) -> None:
         """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
@@ -337,6 +327,11 @@ class Engine:
         for worker in self.workers.values():
             self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
         self.outbox.flush(self.fronts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot: in the queue, placed on a runner, or held as suspects."""
+        return len(self.queue) + self.placement.num_placed + self.quarantine.num_waiting
 
     @property
     def idle(self) -> bool:

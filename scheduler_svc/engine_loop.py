@@ -12,6 +12,8 @@ import zmq
 from scheduler_svc.curve import CurveServer
 from scheduler_svc.engine import Engine
 from scheduler_svc.front_link import FrontLink
+from scheduler_svc.metrics.snapshot_exchange import SnapshotExchange
+from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_link import RunnerLink
 from scheduler_svc.settings import SchedulerSettings
@@ -45,6 +47,8 @@ class EngineLoop:
             curve=curve,
         )
         self.engine = Engine(settings, policy, self._fronts, self._runners)
+        self.snapshots = SnapshotExchange()
+        """Where other threads ask for the engine's numbers."""
         self._failures_told = 0
         self._told_s = -math.inf
         self._stops = 0
@@ -60,13 +64,16 @@ class EngineLoop:
         gc.freeze()  # what is here now stays: no collection needs to look at it
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
+        poller.register(self.snapshots.reader, zmq.POLLIN)
         for socket in self._runners.sockets:
             poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.drained:
             engine.step()
+            self.snapshots.answer(engine)
             self._tell_failures()
             self._wait(poller, min(engine.wake_s, self._runners.wake_s))
+            engine.phases.end(StepPhase.WAIT)
             if self._stops:
                 engine.begin_drain(None if self._stops == 1 else 0.0)
         engine.end()
@@ -99,6 +106,7 @@ class EngineLoop:
     def close(self) -> None:
         """Closes the sockets, and ends the policy's watchdog."""
         self.engine.policy.close()
+        self.snapshots.close()
         self._fronts.close()
         self._runners.close()
         self._context.term()

@@ -5,6 +5,7 @@
 | `listen`       | TLS                                          |
 | `admin_listen` | TLS, and client certificates or admin tokens |
 | `link`         | CURVE, where it is TCP                       |
+| `metrics_listen` | none: loopback, or a private network      |
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def exposed(settings: SchedulerSettings) -> str:
     if settings.admin_listen and not is_loopback(settings.admin_listen) and not admin_locked:
         todo = "set tls_cert, tls_key and admin_tokens (or tls_client_ca)"
         return _sentence("admin_listen", settings.admin_listen, todo)
+    if settings.metrics_listen and not is_loopback(settings.metrics_listen):
+        return _sentence("metrics_listen", settings.metrics_listen, "it has no lock, put a proxy in front")
     address = settings.link.removeprefix("tcp://")
     if address != settings.link and not is_loopback(address) and settings.link_key is None:
         return _sentence("link", settings.link, "set link_key and link_runners")

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 
 from protos import engine_pb2
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.sequence import Request, Sequence
 
 
@@ -21,6 +22,8 @@ class EngineRefusal:
     message: str
     field: str = ""
     retry_after_s: float = 0.0
+    reason: RefusalReason | None = None
+    """What it counts as; None for calls that are no new requests."""
 
     def to_message(self, handle: int) -> engine_pb2.FromEngine:
         """The answer to the worker."""

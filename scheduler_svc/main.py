@@ -23,6 +23,8 @@ from scheduler_svc.exposure import exposed
 from scheduler_svc.front.doors import Doors
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.logs import configure_logs
+from scheduler_svc.metrics.collector import RosterCollector
+from scheduler_svc.metrics.server import MetricsServer
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_supervisor import WorkerSupervisor
 
@@ -50,6 +52,7 @@ def serve(settings: SchedulerSettings) -> int:
             if reason := exposed(settings):
                 return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
+            metrics = _metrics_server(settings, loop)
         except (ValueError, OSError) as error:
             return _complain(str(error))
         except zmq.ZMQError as error:
@@ -57,17 +60,31 @@ def serve(settings: SchedulerSettings) -> int:
         settings = _with_addresses(settings, addresses)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: _stop(loop, number, frame))
-        log.info("listening", address=settings.listen, admin=settings.admin_listen, workers=settings.front_workers)
+        log.info(
+            "listening",
+            address=settings.listen,
+            admin=settings.admin_listen,
+            metrics=metrics.address if metrics is not None else "",
+            workers=settings.front_workers,
+        )
         try:
             if settings.front_workers:
                 _serve_with_workers(settings, loop, f"ipc://{folder}/engine")
             else:
                 _serve_in_process(settings, loop, f"ipc://{folder}/engine")
         finally:
+            if metrics is not None:
+                metrics.close()
             for address in addresses:
                 address.close()
     log.info("stopped")
     return FENCED if loop.fenced else 0
+
+
+def _metrics_server(settings: SchedulerSettings, loop: EngineLoop) -> MetricsServer | None:
+    if not settings.metrics_listen:
+        return None
+    return MetricsServer(settings.metrics_listen, RosterCollector(loop.snapshots.ask))
 
 
 def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:

@@ -53,11 +53,12 @@ class Outbox:
 
     def flush(self, fronts: Fronts) -> list[bytes]:
         """Sends everything; returns the workers that are gone."""
-        gone = [
-            worker
-            for worker, messages in self._messages.items()
-            if not all(fronts.send(worker, message) for message in messages)
-        ]
+        gone = []
+        for worker, messages in self._messages.items():
+            for message in messages:
+                if not fronts.send(worker, message):
+                    gone.append(worker)
+                    break
         self._messages.clear()
         return gone
 

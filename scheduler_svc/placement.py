@@ -83,17 +83,18 @@ class Placement:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """A runner is there."""
         if len(self._schedulers) == 1:  # its queue was the shared one: who stepped aside there for it comes back
-            next(iter(self._schedulers.values())).prefix.dissolve(self._shared())
+            next(iter(self._schedulers.values())).prefix.dissolve()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
-        self.touch(session)
+        for other in self._schedulers if len(self._schedulers) == 2 else (session,):
+            self.touch(other)
 
     def leave(self, session: int) -> None:
         """A runner is gone: who waited for it waits for any."""
         self._closed.discard(session)
         if self._schedulers.pop(session, None) is None:
             return
-        del self._loads[session]
+        self._loads.pop(session, None)
         self._recall(self._queues.pop(session))
         if len(self._schedulers) == 1:
             self.recall_all()
@@ -101,7 +102,7 @@ class Placement:
     def touch(self, session: int) -> None:
         """The runner's load may have changed."""
         scheduler = self._schedulers.get(session)
-        if scheduler is None:
+        if scheduler is None or len(self._schedulers) == 1:  # with one runner there is nothing to choose
             return
         load = (scheduler.table.num_running + self._queues[session].num_placed) / scheduler.table.num_slots
         if self._loads.get(session) != load:
@@ -115,12 +116,22 @@ class Placement:
         """The runner gets nothing from here, until `open`."""
         self._closed.add(session)
         if self._queues[session]:
-            self._schedulers[session].prefix.dissolve(self._queues[session])
+            self._schedulers[session].prefix.dissolve()
             self._recall(self._queues[session])
 
     def open(self, session: int) -> None:
         """The runner is like any other again."""
         self._closed.discard(session)
+
+    @property
+    def num_placed(self) -> int:
+        """Sequences that wait in a runner's own queue."""
+        return sum(queue.num_placed for queue in self._queues.values())
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens of those."""
+        return sum(queue.placed_tokens for queue in self._queues.values())
 
     # ------------------------------------------------------------------ queues
 
@@ -147,7 +158,7 @@ class Placement:
         """Everybody who is placed waits in the shared queue again."""
         for session, queue in self._queues.items():
             if queue:
-                self._schedulers[session].prefix.dissolve(queue)
+                self._schedulers[session].prefix.dissolve()
                 self._recall(queue)
 
     def _recall(self, queue: PlacedQueue) -> None:

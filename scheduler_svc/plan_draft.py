@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,13 +12,17 @@ from protos import plan_pb2
 from scheduler_svc.sequence import Sequence
 
 _INT32 = np.dtype("<i4")
+_SHORT = 64
+"""Below this length a list is packed faster without numpy."""
 SAMPLE = 1
 """Extent flag: sample a token after the last position."""
 
 
 def pack(numbers: list[int] | npt.NDArray[np.int64]) -> bytes:
     """A little-endian int32 column."""
-    return np.asarray(numbers, dtype="<i4").tobytes()
+    if isinstance(numbers, list) and len(numbers) < _SHORT:
+        return struct.pack(f"<{len(numbers)}i", *numbers)
+    return np.asarray(numbers, dtype=_INT32).tobytes()
 
 
 _ONES = np.ones(4096, np.int64)

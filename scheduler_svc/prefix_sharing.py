@@ -63,8 +63,9 @@ class PrefixSharing:
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
         self._owners: dict[int, Sequence] = {}  # of announced blocks that no result has confirmed
-        self._aside: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the block that they wait for
-        self._returning: deque[Sequence] = deque()
+        # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
+        self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
+        self._returning: deque[tuple[Queue, Sequence]] = deque()
 
     # ------------------------------------------------------------------ looking up
 
@@ -86,7 +87,8 @@ class PrefixSharing:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
         num_back = num_hashed = 0
         while self._returning and num_back < STEPS_ASIDE:
-            num_back += queue.come_back(self._returning.popleft())
+            left, returning = self._returning.popleft()
+            num_back += left.come_back(returning)
         for _ in range(STEPS_ASIDE):
             sequence = next(line, None) if num_hashed < HASHED_ASIDE else None
             if sequence is None or sequence.stale:
@@ -97,7 +99,7 @@ class PrefixSharing:
             if match.awaited is None:
                 return Candidate(sequence, match.blocks)
             queue.step_aside(sequence)
-            self._aside[match.awaited].append(sequence)
+            self._aside[match.awaited].append((queue, sequence))
             owner = self._owners[match.awaited]
             owner.rank = min(owner.rank, sequence.rank)  # or who waits for it would rank as low as it does
         return None
@@ -176,19 +178,19 @@ class PrefixSharing:
             if block in self._aside:
                 self._returning.extend(self._aside.pop(block))
 
-    def dissolve(self, queue: Queue) -> None:
+    def dissolve(self) -> None:
         """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
-        for sequences in [*self._aside.values(), self._returning]:
-            for sequence in sequences:
+        for waiting in [*self._aside.values(), self._returning]:
+            for queue, sequence in waiting:
                 queue.come_back(sequence)
         self._aside.clear()
         self._returning.clear()
 
     def check(self) -> None:
         """Raises RuntimeError if a sequence waits for a block that nobody computes, or a block's owner has left it."""
-        for block, sequences in self._aside.items():
+        for block, waiting in self._aside.items():
             if not self._pool.is_pending(block):
-                raise RuntimeError(f"{len(sequences)} sequences wait for block {block}, which is not PENDING")
+                raise RuntimeError(f"{len(waiting)} sequences wait for block {block}, which is not PENDING")
         for block, owner in self._owners.items():
             if block not in owner.blocks:
                 raise RuntimeError(f"block {block} was announced for sequence {owner.id}, which does not hold it")

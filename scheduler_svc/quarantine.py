@@ -18,6 +18,7 @@ import grpc
 import structlog
 
 from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.runner_events import Loss
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
@@ -134,6 +135,7 @@ class Quarantine:
         message = "this request ended the process that computed it, each time it was tried: it can't be served"
         log.error("a request is refused: it ends runners", request_id=request.request_id, tenant=request.tenant)
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
+        engine.totals.refuse(RefusalReason.CRASHES_RUNNERS)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
         engine.finish_request(request, End(FinishReason.ERROR, message=message))
 
@@ -212,6 +214,7 @@ class Quarantine:
         for request in cohort:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
+                    self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)

@@ -79,9 +79,10 @@ class Scheduler:
         self.dropped_rows = 0
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
+        self._block_size = np.array(hello.block_size)
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_s = 0.0
+        self._last_result_s = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
         self.seating = Seating(self, self.ledger)
         self._releases: list[int] = []
@@ -102,6 +103,7 @@ class Scheduler:
         flight, now_s = self.in_flight[0], self._clock()
         applied = apply_rows(self.table, flight, result, now_s)
         applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
+        applied.idle_s = max(0.0, flight.sent_s - self._last_result_s)
         self._last_result_s = now_s
         self._step_clock.record(flight.positions, applied.step_s)
         self.in_flight.popleft()
@@ -156,7 +158,7 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
-        self.prefix.dissolve(queue)
+        self.prefix.dissolve()
         return len(running)
 
     def expel(self, slot: int, blocks: list[int]) -> None:
@@ -172,12 +174,15 @@ class Scheduler:
             return None
         displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
-        budget = policy.budget(self.load(queue, draft.decode))
-        room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
-        room = self._continue_prompts(draft, queue, budget, room, may_admit)
-        if may_admit:
-            self.seating.admit_waiting(draft, queue, policy, budget, room)
+        if (
+            may_admit or len(draft.decode) < self.table.num_running
+        ):  # else everybody decodes: there is nothing to budget
+            budget = policy.budget(self.load(queue, draft.decode))
+            room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
+            room = self._continue_prompts(draft, queue, budget, room, may_admit)
+            if may_admit:
+                self.seating.admit_waiting(draft, queue, policy, budget, room)
         return self._commit(draft) if draft.num_rows else None
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
@@ -221,7 +226,7 @@ class Scheduler:
             blocks = self._at(slot).blocks
             draft.add_append(slot, len(blocks), block)
             blocks.append(block)
-        self.table.capacity[needy] += self.pool.block_size
+        self.table.capacity[needy] += self._block_size
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
         return self._at(slot).rank

@@ -29,6 +29,9 @@ class SchedulerSettings(BaseSettings):
 
     listen: str = Field("127.0.0.1:50061", description="Address of the public gRPC API, host:port (port 0: any).")
     admin_listen: str = Field("127.0.0.1:50062", description="Address of the admin API; '' turns it off.")
+    metrics_listen: str = Field(
+        "127.0.0.1:50064", description="Address of Prometheus metrics, http://host:port/metrics; '' turns them off."
+    )
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint that runners connect to.")
     tls_cert: Path | None = Field(None, description="Certificate chain of both gRPC APIs, PEM; turns TLS on.")
     tls_key: Path | None = Field(None, description="Private key of that certificate, PEM.")

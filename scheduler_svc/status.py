@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from protos import admin_pb2, engine_pb2
+from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.runner_events import Loss
 from scheduler_svc.scheduler import PlannedStep, Scheduler
 from scheduler_svc.sequence import Sequence
 
@@ -28,6 +31,18 @@ class Totals:
     dropped_rows: int = 0
     cached_tokens: int = 0
     policy_changes: int = 0
+    recomputed: int = 0
+    """Sequences that wait again because their runner went away."""
+    adopted: int = 0
+    """Sequences of a former scheduler that went on."""
+    refusals: Counter[RefusalReason] = field(default_factory=Counter)
+    losses: Counter[Loss] = field(default_factory=Counter)
+
+    def refuse(self, reason: RefusalReason | None) -> None:
+        """A request was refused."""
+        self.refused += 1
+        if reason is not None:
+            self.refusals[reason] += 1
 
     def keep(self, scheduler: Scheduler) -> None:
         """Adds the counts of a roster that goes away."""
@@ -66,7 +81,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
         uptime_s=engine.clock() - engine.started_s,
         policy=engine.policy.policy.name,
         policy_parameters=engine.policy.policy.parameters.model_dump_json(),
-        waiting=len(engine.queue),
+        waiting=engine.num_waiting,
         waiting_tokens=engine.queue.num_tokens,
         runners=[_runner_status(scheduler) for scheduler in schedulers],
         totals=admin_pb2.Totals(

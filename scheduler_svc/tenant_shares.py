@@ -63,6 +63,10 @@ class TenantShares:
         share = self._shares.get(tenant)
         return 0 if share is None else share.waiting
 
+    def waiting_by_tenant(self) -> list[tuple[str, int]]:
+        """(tenant, its sequences that have not started) for all that have something here, in no order."""
+        return [(tenant, share.waiting) for tenant, share in self._shares.items()]
+
     def limits_of(self, tenant: str) -> TenantLimits:
         """What the tenant may have here."""
         return self._limits.get(tenant, self._default)

@@ -83,7 +83,12 @@ class Service:
         endpoints = self._endpoints
         command = [
             *(sys.executable, "-m", "scheduler_svc.main", f"--listen={endpoints.listen}", f"--link={endpoints.link}"),
-            *(f"--admin-listen={endpoints.admin_listen}", f"--policy={scheduling.policy}", "--log-level=warning"),
+            *(
+                f"--admin-listen={endpoints.admin_listen}",
+                "--metrics-listen=",
+                f"--policy={scheduling.policy}",
+                "--log-level=warning",
+            ),
             *(f"--policy-parameters={scheduling.policy_parameters}", f"--depth={scheduling.depth}", *scheduling.flags),
         ]
         self._scheduler = await ChildProcess.start("scheduler", command, _print)

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import sys
+from importlib.util import find_spec
 
 import grpc
 import structlog
@@ -57,6 +58,9 @@ GC_THRESHOLD = 20_000
 
 CLIENT_PINGS_APART_MS = 10_000
 """Clients that ask for signs of life more often are cut off; gRPC's own default, 5 minutes, forbids useful ones."""
+
+GATEWAY_STUBS = "smg_grpc_proto"
+"""The module without which no gateway is served (the extra `openai`)."""
 
 STOP_GRACE_S = 2.0
 """Time for the last messages to slow readers."""
@@ -121,10 +125,23 @@ class FrontWorker:
         service = InferenceService(self._client, self._served, self._preparer, pacer, self._doors.tenants)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if find_spec(GATEWAY_STUBS) is not None:
+            self._add_gateway_service(server, pacer)
         reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
+
+    def _add_gateway_service(self, server: grpc.aio.Server, pacer: MessagePacer) -> None:
+        """Beside our own service, the one that OpenAI gateways speak; its stubs are an extra of the installation."""
+        from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+        from scheduler_svc.front.vllm_engine.service import VllmEngineService
+
+        service = VllmEngineService(
+            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready
+        )
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(service, server)
 
     async def _start_admin(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.admins)
@@ -144,10 +161,13 @@ class FrontWorker:
         self._client.close()
         self._preparer.close()
 
+    @property
+    def _ready(self) -> bool:
+        return self._served.ready and self._heartbeat.engine_turns
+
     def _tell_health(self) -> None:
         beat = self._heartbeat
-        ready = self._served.ready and beat.engine_turns
-        self._health.tell({READINESS: ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress})
+        self._health.tell({READINESS: self._ready, ENGINE: beat.engine_turns, RUNNER: beat.runners_progress})
 
 
 def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:

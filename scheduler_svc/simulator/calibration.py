@@ -1,8 +1,9 @@
 """Times the steps of a live runner, driven through the real engine, and fits a cost model to them.
 
 A step's time is that between its result and the one before, where its plan was waiting at the runner by then: what a
-step takes in service, with all that surrounds the computation. A plan that met an idle runner tells the link instead:
-its round trip, less what the model says of its step, is two messages.
+step takes in service, with all that surrounds the computation. A plan that met an idle runner tells the link as well:
+its round trip, less its step (as the other steps foretell it, or as the runner timed it, whichever leaves less), is two
+messages; the rest of its round trip is its step.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ class _Sent:
     follows: bool
 
 
+@dataclass(slots=True, frozen=True)
+class RoundTrip:
+    """A plan that met an idle runner: seconds from sending to result, and what the runner says its step took."""
+
+    work: StepWork
+    seconds: float
+    runner_s: float
+
+
 class RecordingLink:
     """A link to runners that notes what each plan does and when its result comes. For one runner."""
 
@@ -65,8 +75,7 @@ class RecordingLink:
         self._last_result_s = 0.0
         self.hello: plan_pb2.Hello | None = None
         self.steps: list[TimedStep] = []
-        self.round_trips: list[TimedStep] = []
-        """Plans that met an idle runner: seconds from sending to result."""
+        self.round_trips: list[RoundTrip] = []
         self.runner_s = 0.0
         """Prepare, forward and sample of `steps`, as the runner timed them."""
 
@@ -85,13 +94,13 @@ class RecordingLink:
         return events
 
     def _note(self, result: plan_pb2.Result, now_s: float, alone: bool) -> None:
-        sent = self._sent.popleft()
+        sent, timings = self._sent.popleft(), result.timings
+        runner_s = (timings.prepare_ns + timings.forward_ns + timings.sample_ns) * 1e-9
         if alone and sent.follows:
             self.steps.append(TimedStep(sent.work, now_s - self._last_result_s))
-            timings = result.timings
-            self.runner_s += (timings.prepare_ns + timings.forward_ns + timings.sample_ns) * 1e-9
+            self.runner_s += runner_s
         elif alone:
-            self.round_trips.append(TimedStep(sent.work, now_s - sent.sent_s))
+            self.round_trips.append(RoundTrip(sent.work, now_s - sent.sent_s, runner_s))
         self._last_result_s = now_s
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
@@ -234,8 +243,18 @@ class Calibrator:
 
     def _fit(self, name: str, source: str, shape: RunnerShape) -> Calibration:
         recorder = self._recorder
-        model, error = fit_cost_model(name, source, recorder.steps, shape)
-        waits = [trip.seconds - model.step_seconds(trip.work) for trip in recorder.round_trips]
-        link_s = max(0.0, float(np.median(waits)) / 2) if waits else 0.0
         share = recorder.runner_s / sum(step.seconds for step in recorder.steps)
-        return Calibration(model.model_copy(update={"link_s": link_s}), error, share, recorder.steps)
+        link_s = _link_seconds(fit_cost_model(name, source, recorder.steps, shape)[0], recorder.round_trips)
+        alone = [TimedStep(trip.work, trip.seconds - 2 * link_s) for trip in recorder.round_trips]
+        steps = recorder.steps + [step for step in alone if step.seconds > 0]
+        model, error = fit_cost_model(name, source, steps, shape, link_s)
+        return Calibration(model, error, share, steps)
+
+
+def _link_seconds(model: CostModel, trips: list[RoundTrip]) -> float:
+    """One message between scheduler and runner; 0 when no plan met an idle runner."""
+    if not trips:
+        return 0.0
+    foretold = float(np.median([trip.seconds - model.step_seconds(trip.work) for trip in trips]))
+    timed = float(np.median([trip.seconds - trip.runner_s for trip in trips]))
+    return max(0.0, min(foretold, timed)) / 2

@@ -60,12 +60,15 @@ class SimulatedFront:
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
         """Takes what the engine publishes."""
-        if message.HasField("step"):
-            self._take_step(message.step)
-        elif message.HasField("accepted"):
-            self.first_ids[message.accepted.handle - 1] = message.accepted.first_sequence_id
-        elif message.HasField("refused"):
-            self.refusals[message.refused.handle - 1] = message.refused.message
+        step = message.step  # of any other message: an empty one
+        ids = step.sequence_ids
+        if ids:
+            self.token_ids += ids
+            self.token_counts.append(len(ids) // 8)
+        if step.ends:
+            self._take_ends(step)
+        elif not ids:
+            self._take_answer(message)
         return True
 
     # ------------------------------------------------------------------ as the simulation sees it
@@ -87,11 +90,13 @@ class SimulatedFront:
         for _ in range(len(self.token_counts) - len(self.token_times_s)):
             self.token_times_s.append(arrival_s)
 
-    def _take_step(self, step: engine_pb2.Step) -> None:
-        ids = step.sequence_ids
-        if ids:
-            self.token_ids += ids
-            self.token_counts.append(len(ids) // 8)
+    def _take_answer(self, message: engine_pb2.FromEngine) -> None:
+        if message.HasField("accepted"):
+            self.first_ids[message.accepted.handle - 1] = message.accepted.first_sequence_id
+        elif message.HasField("refused"):
+            self.refusals[message.refused.handle - 1] = message.refused.message
+
+    def _take_ends(self, step: engine_pb2.Step) -> None:
         for end in step.ends:
             self.num_ended += 1
             self.cached_tokens += end.cached_tokens

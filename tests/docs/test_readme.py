@@ -70,7 +70,8 @@ def test_settings() -> None:
     fields = SchedulerSettings.model_fields | RunnerSettings.model_fields
     for name, told in rows:
         default = fields[name.lower()].default
-        assert default is None if "`" not in told else told == f"`{default}`", name
+        spelled = str(default).lower() if isinstance(default, bool) else default
+        assert default is None if "`" not in told else told == f"`{spelled}`", name
 
 
 def test_links() -> None:

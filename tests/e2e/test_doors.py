@@ -198,7 +198,9 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(tmp_path: Path) -> No
         ("runner_svc.main", ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must hold one key"),
         ("runner_svc.main", ["--device=hash", f"--runner-key={key}"], "set both, or neither"),
     ):  # fmt: skip
-        base = ["--listen=127.0.0.1:0", "--admin-listen="] if module == "scheduler_svc.main" else []
+        base = (
+            ["--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen="] if module == "scheduler_svc.main" else []
+        )
         command = [sys.executable, "-m", module, *base, "--link=tcp://127.0.0.1:*", *flags]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr, ended.stderr

@@ -58,7 +58,7 @@ def scheduler(attempts: Path, front_workers: int) -> Iterator[str]:
     """A scheduler without any runner; yields its gRPC address."""
     api, admin, link = (f"127.0.0.1:{port}" for port in free_ports(3))
     command = [sys.executable, "-m", "scheduler_svc.main", "--listen", api, "--admin-listen", admin]
-    command += ["--link", f"tcp://{link}", "--front-workers", str(front_workers)]
+    command += ["--link", f"tcp://{link}", "--front-workers", str(front_workers), "--metrics-listen="]
     process = subprocess.Popen(command, env=environment(attempts), cwd=attempts.parent)
     try:
         yield api

@@ -11,7 +11,7 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc import plan_socket
-from runner_svc.plan_socket import PlanSocket, Rejected
+from runner_svc.plan_socket import BrokenBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, ints, plan
@@ -51,7 +51,7 @@ class RunnerUnderTest:
     def _run(self) -> None:
         try:
             self.link.run()
-        except Rejected as error:
+        except (Rejected, BrokenBackend) as error:
             self.error = error
 
 
@@ -317,3 +317,52 @@ def test_a_runner_without_a_scheduler_waits_and_can_be_stopped(tmp_path: Path) -
     runner.link.stop()
     runner.join()
     assert runner.error is None
+
+
+def test_an_earlier_term_and_a_session_that_was_left_are_fenced(scheduler: FakeScheduler, start: Start) -> None:
+    """A scheduler that was paused hears of its successor, whatever it says, and can't take the runner back."""
+    start()
+    scheduler.expect("hello")
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=10))
+    scheduler.send(session=2, welcome=plan_pb2.Welcome(term=20, resume=True))
+    stale: list[dict[str, object]] = [
+        {"session": 3, "welcome": plan_pb2.Welcome(term=10)},
+        {"session": 1, "welcome": plan_pb2.Welcome(term=20)},
+        {"session": 1, "number": 1, "plan": BEGIN},
+        {"session": 1, "ping": plan_pb2.Ping()},
+    ]
+    for message in stale:
+        scheduler.send(**message)  # type: ignore[arg-type]
+        answer = scheduler.expect("event")
+        assert answer.session == message["session"] and answer.event.fenced == 20
+    scheduler.send(session=2, number=1, plan=BEGIN)
+    assert scheduler.expect("result").session == 2
+
+
+def test_a_ping_tells_of_a_plan_that_never_came_and_a_pong_of_the_last_result(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    scheduler.send(number=7, ping=plan_pb2.Ping(last_plan=1))
+    assert scheduler.expect("pong").pong.last_plan == 1
+    scheduler.send(number=8, ping=plan_pb2.Ping(last_plan=2))
+    assert scheduler.expect("event").event.resend_from == 2
+    assert scheduler.expect("pong").number == 8
+
+
+def test_a_backend_beyond_use_says_so_and_ends_the_process(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+
+    def fail(batch: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    runner.backend.on_step = fail
+    runner.backend.is_broken_by = lambda error: True  # type: ignore[method-assign]
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    assert "the device is gone" in scheduler.expect("event").event.fault
+    runner.join()
+    assert isinstance(runner.error, BrokenBackend)

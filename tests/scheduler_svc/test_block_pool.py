@@ -127,3 +127,20 @@ def test_names_differ_by_parent_and_salt() -> None:
     names = {chain_hash(root_hash(salt), pack([1, 2])) for salt in ("", "a", "b")}
     names |= {chain_hash(chain_hash(root_hash(""), pack([1])), pack([2])), chain_hash(root_hash(""), pack([2]))}
     assert len(names) == 5
+
+
+def test_a_flush_forgets_every_name_and_loses_no_block() -> None:
+    pool = BlockPool(6, 4)
+    held, cached, pending = pool.allocate(2), pool.allocate(2), pool.allocate(2)
+    pool.announce(held + cached + pending, NAMES[:6])
+    pool.confirm(held + cached)
+    pool.release(cached)
+    pool.flush()
+    assert pool.match(NAMES[:1]).blocks == pool.match(NAMES[2:3]).blocks == []
+    assert pool.match(NAMES[4:5]).awaited is None
+    assert (pool.num_cached, pool.num_pending, pool.num_free) == (0, 0, 2)
+    pool.confirm(pending)
+    pool.check([held, pending])
+    pool.release(held + pending)
+    assert (pool.num_cached, pool.num_free) == (0, 6)
+    pool.check([])

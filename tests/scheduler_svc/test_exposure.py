@@ -29,6 +29,7 @@ def test_not_loopback(address: str) -> None:
     [
         ({"listen": "0.0.0.0:1"}, "listen is"),
         ({"admin_listen": "0.0.0.0:1"}, "admin_listen is"),
+        ({"metrics_listen": "0.0.0.0:1"}, "metrics_listen is"),
         ({"admin_listen": "0.0.0.0:1", **TLS}, "admin_listen is"),
         ({"admin_listen": "0.0.0.0:1", "admin_tokens": "tokens"}, "admin_listen is"),
         ({"link": "tcp://0.0.0.0:1"}, "link is"),

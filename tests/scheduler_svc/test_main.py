@@ -21,7 +21,15 @@ SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scheduler_svc.main", "--listen=127.0.0.1:0", "--admin-listen=", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "scheduler_svc.main",
+        "--listen=127.0.0.1:0",
+        "--admin-listen=",
+        "--metrics-listen=",
+        *flags,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 

@@ -98,3 +98,51 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     )
     assert len(stack.streams) > NUM_SWAPS / 4
     assert scheduler.preemptions > NUM_SWAPS / 100
+
+
+@pytest.mark.parametrize("seed", [3, 4, 10, 11, 21, 26])
+def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
+    """Requests that share prefixes, held by quarantine, placed on runners that die, under policies that change."""
+    rng = random.Random(seed)
+    policies = installed_policies()
+    stack = Stack(depth=rng.randint(1, 3))
+
+    def add_runner() -> None:
+        backend = HashBackend(
+            num_slots=3,
+            block_size=4,
+            num_blocks=33,
+            max_step_tokens=10,
+            context_length=128,
+            eos_probability=EOS_PROBABILITY,
+        )
+        stack.add_runner(backend)
+
+    for _ in range(2):
+        add_runner()
+    stack.step()
+    for _ in range(60):
+        happens = rng.choice(("submit", "submit", "turns", "step", "swap", "kill"))
+        if happens == "submit":
+            submit(stack, rng)
+        elif happens == "turns":
+            for _ in range(12):
+                stack.turn(rng)
+        elif happens == "step":
+            stack.step()
+        elif happens == "swap":
+            chosen = rng.choice(policies)
+            stack.engine.change_policy(chosen(chosen.Parameters()))
+        else:
+            stack.runners.kill(rng.choice(sorted(stack.runners.runners)))
+            add_runner()
+    stack.run(rng)
+    for request in stack.requests.values():
+        assert request.first_sequence_id is not None
+        for index in range(request.submit.n):
+            stream = stack.streams[request.first_sequence_id + index]
+            expected = request.expected(index, EOS_PROBABILITY)
+            if request.refused is not None:  # found guilty of the runners' ends
+                expected = expected[: len(stream.tokens)]
+            assert stream.end is not None and stream.tokens == expected
+    stack.assert_clean()

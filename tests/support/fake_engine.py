@@ -258,6 +258,9 @@ class FakeEngine:
         status = admin_pb2.GetStatusResponse(version="fake", waiting=7)
         self._send(worker, status_reply=engine_pb2.StatusReply(handle=query.handle, status=status))
 
+    def _on_flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
+        self._send(worker, done=engine_pb2.Done(handle=flush.handle))
+
     def _on_ping(self, worker: bytes, ping: engine_pb2.Ping) -> None:
         if self.answers_pings:
             self._send(worker, pong=engine_pb2.Pong(runners_progress=self.runners_progress))

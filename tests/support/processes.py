@@ -48,11 +48,13 @@ class RosterProcesses:
         endpoints = Endpoints.free()
         self.address = endpoints.listen
         self.admin_address = endpoints.admin_listen
+        self.metrics_address = endpoints.metrics_listen
         self._settings = {
             "scheduler": {
                 "listen": endpoints.listen,
                 "admin_listen": endpoints.admin_listen,
                 "link": endpoints.link,
+                "metrics_listen": endpoints.metrics_listen,
                 **(scheduler or {}),
             },
             "runner": {"link": endpoints.link, **(runner or {})},

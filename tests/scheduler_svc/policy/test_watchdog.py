@@ -118,7 +118,7 @@ def test_the_thread_sleeps_while_there_are_no_calls(watchdog: Watchdog) -> None:
 
 
 class Slow(Policy):
-    """Hangs in every seventh budget."""
+    """Hangs in every second budget."""
 
     name = "slow"
 
@@ -128,7 +128,7 @@ class Slow(Policy):
 
     def budget(self, load: Load) -> Budget:
         self.calls += 1
-        if self.calls % 7 == 0:
+        if self.calls % 2 == 0:
             spin(300.0)
         return super().budget(load)
 
@@ -146,6 +146,6 @@ def test_streams_survive_a_policy_that_hangs() -> None:
     for request in requests:
         assert request.first_sequence_id is not None
         assert stack.streams[request.first_sequence_id].tokens == request.expected(0, 0)
-    assert guard.overruns >= 5
+    assert guard.overruns >= 3
     assert guard.failures >= guard.overruns - 1
     assert "took longer than 20 ms" in guard.last_failure

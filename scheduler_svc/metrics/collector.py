@@ -1,0 +1,163 @@
+"""From a snapshot to the metric families of the exposition; docs/operators.md lists them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from scheduler_svc.metrics.gateway_names import gateway_families
+from scheduler_svc.metrics.histogram import HistogramState
+from scheduler_svc.metrics.snapshot import Snapshot
+from scheduler_svc.metrics.step_phases import StepPhase
+from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.runner_events import Loss
+from scheduler_svc.sequence import FinishReason
+
+TENANTS_SHOWN = 20
+"""Tenants with a sample of their own, those with the most that waits; the others are summed up."""
+OTHER_TENANTS = "_other"
+
+
+class RosterCollector(Collector):
+    """Asks for a snapshot at each scrape."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is told before the first scrape: the engine may not run yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. Raises what the snapshot raises."""
+        snapshot = self._snapshot()
+        yield from _queue(snapshot)
+        yield from _work(snapshot)
+        yield from _latencies(snapshot)
+        yield from _time(snapshot)
+        yield from _runners(snapshot)
+        yield from _policy(snapshot)
+        yield from _failures(snapshot)
+        yield from gateway_families(snapshot)
+
+
+def _queue(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _gauge("roster_waiting_sequences", "Sequences that wait for a slot.", snapshot.waiting)
+    yield _gauge("roster_waiting_tokens", "Tokens of the sequences that wait.", snapshot.waiting_tokens)
+    text = f"Sequences that have not started, of the {TENANTS_SHOWN} tenants with the most; the others together."
+    family = GaugeMetricFamily("roster_tenant_waiting_sequences", text, labels=["tenant"])
+    shown = heapq.nlargest(TENANTS_SHOWN, snapshot.tenants, key=lambda item: item[1])
+    for tenant, waiting in shown:
+        if tenant != OTHER_TENANTS:
+            family.add_metric([tenant], waiting)
+    rest = sum(waiting for _, waiting in snapshot.tenants) - sum(n for name, n in shown if name != OTHER_TENANTS)
+    family.add_metric([OTHER_TENANTS], rest)
+    yield family
+
+
+def _work(snapshot: Snapshot) -> Iterator[Metric]:
+    totals = snapshot.status.totals
+    yield _counter("roster_requests", "Requests accepted.", totals.requests)
+    refusals = {reason.value: snapshot.refusals.get(reason, 0) for reason in RefusalReason}
+    yield _counters("roster_refusals", "Requests that the engine refused or took back.", "reason", refusals)
+    ends = {reason.name.lower(): snapshot.ends.get(reason, 0) for reason in FinishReason}
+    yield _counters("roster_sequences_ended", "Sequences that ended.", "reason", ends)
+    tokens = {"computed": totals.prefill_tokens, "cached": totals.cached_tokens}
+    yield _counters("roster_prompt_tokens", "Prompt tokens, computed or spared by a prefix hit.", "source", tokens)
+    yield _counter("roster_sampled_tokens", "Tokens sampled.", totals.sampled_tokens)
+    yield _counter("roster_preemptions", "Sequences that lost their slot to others.", totals.preemptions)
+    yield _counter("roster_dropped_rows", "Rows computed for sequences that had ended meanwhile.", totals.dropped_rows)
+    yield _counter("roster_plans", "Plans sent to runners.", totals.plans)
+
+
+def _latencies(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _histogram("roster_time_to_first_token_seconds", "From arrival to a first token.", snapshot.ttft_s)
+    yield _histogram("roster_inter_token_latency_seconds", "From a sequence's token to its next.", snapshot.itl_s)
+    text = "From arrival to the end, of sequences that ended by themselves (stop, length)."
+    yield _histogram("roster_request_duration_seconds", text, snapshot.e2e_s)
+
+
+def _time(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _histogram("roster_step_duration_seconds", "Runner time of a step, transport included.", snapshot.step_s)
+    yield _histogram("roster_step_rows", "Sequences in a step's batch.", snapshot.step_rows)
+    yield _histogram("roster_step_positions", "Token positions that a step computes.", snapshot.step_positions)
+    phases = {phase.name.lower(): snapshot.phases_s[phase] for phase in StepPhase}
+    yield _counters("roster_engine_seconds", "The engine thread's time, by phase of its loop.", "phase", phases)
+    runners = {"run": snapshot.run_s, "idle": snapshot.idle_s}
+    text = "Time of all runners: in steps, and idle between a step and the next plan."
+    yield _counters("roster_runner_seconds", text, "state", runners)
+
+
+def _runners(snapshot: Snapshot) -> Iterator[Metric]:
+    runners = snapshot.status.runners
+    yield _gauge("roster_runners", "Runners that serve.", len(runners))
+    families = {
+        "roster_running_sequences": ("Sequences in slots.", lambda r: r.running),
+        "roster_slots": ("Slots: the most sequences that run at once.", lambda r: r.slots),
+        "roster_plans_in_flight": ("Plans sent and not answered.", lambda r: r.plans_in_flight),
+        "roster_kv_blocks": ("KV blocks.", lambda r: r.blocks),
+        "roster_kv_free_blocks": ("KV blocks that a sequence may take, cached ones included.", lambda r: r.free_blocks),
+        "roster_kv_cached_blocks": ("Free KV blocks that still hold a prefix.", lambda r: r.cached_blocks),
+        "roster_kv_block_size_tokens": ("Tokens of a KV block.", lambda r: r.block_size),
+    }
+    for name, (text, value) in families.items():
+        family = GaugeMetricFamily(name, text, labels=["runner"])
+        for runner in runners:
+            family.add_metric([runner.id], value(runner))
+        yield family
+
+
+def _policy(snapshot: Snapshot) -> Iterator[Metric]:
+    status = snapshot.status
+    family = InfoMetricFamily("roster_policy", "The policy in force.")
+    family.add_metric([], {"policy": status.policy, "parameters": status.policy_parameters})
+    yield family
+    yield _counter("roster_policy_changes", "Policies put in force while serving.", status.totals.policy_changes)
+    text = "Decisions that the defaults took in the policy's place."
+    yield _counter("roster_policy_failures", text, status.totals.policy_failures)
+    text = "Calls of the policy that took longer than its timeout."
+    yield _counter("roster_policy_timeouts", text, status.totals.policy_overruns)
+
+
+def _failures(snapshot: Snapshot) -> Iterator[Metric]:
+    losses = {loss.value: snapshot.losses.get(loss, 0) for loss in Loss}
+    yield _counters("roster_runner_losses", "Runners that went away.", "reason", losses)
+    recoveries = {"recomputed": snapshot.recomputed, "adopted": snapshot.adopted}
+    text = "Sequences that outlived their runner (recomputed) or a former scheduler (adopted)."
+    yield _counters("roster_recovered_sequences", text, "way", recoveries)
+    yield _gauge("roster_draining", "1 while the service drains.", int(snapshot.status.draining))
+    yield _gauge("roster_uptime_seconds", "Since the engine began.", snapshot.status.uptime_s)
+    family = InfoMetricFamily("roster_build", "What runs here.")
+    family.add_metric([], {"version": snapshot.status.version, "model": snapshot.model})
+    yield family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _counters(name: str, text: str, label: str, values: dict[str, int] | dict[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value_of_label, value in values.items():
+        family.add_metric([value_of_label], value)
+    return family
+
+
+def _histogram(name: str, text: str, state: HistogramState) -> Metric:
+    bounds = [*(f"{bound:g}" for bound in state.bounds), "+Inf"]
+    buckets = list(zip(bounds, accumulate(state.counts), strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=state.total)

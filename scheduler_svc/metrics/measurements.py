@@ -1,0 +1,94 @@
+"""What results and ends tell about latency and batches, counted in bulk.
+
+A result costs a step one append to a list. Every `BATCH` results, and when somebody asks, all that came since is
+counted at once: a few numpy calls for thousands of tokens, made after a step's plans and tokens have left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from scheduler_svc.applied import Applied
+from scheduler_svc.metrics.histogram import (
+    E2E_BUCKETS_S,
+    ITL_BUCKETS_S,
+    POSITION_BUCKETS,
+    ROW_BUCKETS,
+    STEP_BUCKETS_S,
+    TTFT_BUCKETS_S,
+    Histogram,
+)
+from scheduler_svc.sequence import FinishReason, Sequence
+
+BATCH = 32
+"""Results that are counted together. They are held until then, with their plans."""
+
+
+class Measurements:
+    """Histograms of one engine. Belongs to the engine's thread."""
+
+    def __init__(self) -> None:
+        self.ttft_s = Histogram(TTFT_BUCKETS_S)
+        self.itl_s = Histogram(ITL_BUCKETS_S)
+        self.e2e_s = Histogram(E2E_BUCKETS_S)
+        self.step_s = Histogram(STEP_BUCKETS_S)
+        self.step_rows = Histogram(ROW_BUCKETS)
+        self.step_positions = Histogram(POSITION_BUCKETS)
+        self.run_s = 0.0
+        """Runner time that steps took."""
+        self.idle_s = 0.0
+        """Runner time between a step's end and the next plan, where none was in flight."""
+        self.ends: Counter[FinishReason] = Counter()
+        self._results: list[Applied] = []
+        self._lifetimes_s: list[float] = []
+
+    def applied(self, applied: Applied) -> None:
+        """A result has been applied."""
+        self._results.append(applied)
+
+    def ended(self, sequence: Sequence, reason: FinishReason, now_s: float) -> None:
+        """A sequence has ended; how long those took that came to their own end is measured."""
+        self.ends[reason] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._lifetimes_s.append(now_s - sequence.request.arrival_s)
+
+    @property
+    def due(self) -> bool:
+        """Enough has come to be counted."""
+        return len(self._results) >= BATCH
+
+    def count(self) -> None:
+        """Counts what has come since the last time."""
+        results, self._results = self._results, []
+        lifetimes_s, self._lifetimes_s = self._lifetimes_s, []
+        if lifetimes_s:
+            self.e2e_s.add(np.array(lifetimes_s))
+        if not results:
+            return
+        gaps_s = np.concatenate([applied.gaps_s for applied in results])
+        is_first = np.isnan(gaps_s)
+        self.itl_s.add(gaps_s[~is_first])
+        if is_first.any():
+            self.ttft_s.add(np.array([first_s for applied in results for first_s in _first_tokens_s(applied)]))
+        steps_s = np.array([applied.step_s for applied in results])
+        self.step_s.add(steps_s)
+        self.run_s += float(steps_s.sum())
+        self.idle_s += sum(applied.idle_s for applied in results)
+        self.step_rows.add(np.array([len(applied.flight.sequences) for applied in results], np.float64))
+        self.step_positions.add(np.array([applied.flight.positions for applied in results], np.float64))
+
+
+def _first_tokens_s(applied: Applied) -> list[float]:
+    """Seconds from arrival of those whose first token this was.
+
+    A sequence taken over from a former scheduler has no token before either; its first one came long ago.
+    """
+    flight, times_s = applied.flight, []
+    for index in np.flatnonzero(np.isnan(applied.previous_s)).tolist():
+        row = applied.rows[index]
+        request = flight.sequences[row].request
+        if flight.starts[row] + flight.counts[row] == request.prompt_len + request.num_received:
+            times_s.append(applied.now_s - request.arrival_s)
+    return times_s

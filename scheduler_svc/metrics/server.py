@@ -1,0 +1,78 @@
+"""The HTTP port that Prometheus scrapes: /metrics, in threads of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from scheduler_svc.metrics.snapshot_exchange import EngineSilent
+
+SILENT_CLIENT_S = 10
+"""A connection that says nothing for so long is closed."""
+
+
+class MetricsServer:
+    """Serves a collector until closed."""
+
+    def __init__(self, listen: str, collector: Collector) -> None:
+        """Binds `listen`, host:port with port 0 for any. Raises ValueError or OSError with the address."""
+        host, _, port = listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:50064")
+        registry = CollectorRegistry()
+        registry.register(collector)
+        bare = host.strip("[]")
+        try:
+            self._server = (_Server6 if ":" in bare else _Server)((bare, int(port)), _Handler)
+        except OSError as error:
+            raise OSError(error.errno, f"can not listen on {listen} for metrics: {error.strerror}") from error
+        self._server.set_app(_only_metrics(make_wsgi_app(registry)))
+        self.address = f"{host}:{self._server.server_port}"
+        """host:port, the port as it is in force."""
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes no more scrapes."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENT_CLIENT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+def _only_metrics(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """The app at /metrics; elsewhere 404, and 503 while the engine is silent."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/metrics":
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"metrics are at /metrics\n"]
+        try:
+            return app(environ, start_response)
+        except EngineSilent as error:
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [f"{error}\n".encode()]
+
+    return answer

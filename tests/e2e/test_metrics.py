@@ -1,0 +1,104 @@
+"""The metrics of a loaded Roster with the hash runner, scraped over HTTP; and the table of metrics in the docs."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics_core import Metric
+
+from roster_client.errors import RosterError
+from roster_client.sync_client import SyncRosterClient
+from tests.support.metrics_scrape import scrape, value
+from tests.support.processes import RosterProcesses, roster_processes
+
+OPERATORS = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
+RUNNER = {"device": "hash", "step_ms": 5, "eos_probability": 0, "slots": 2}
+REQUESTS, TOKENS = 6, 40
+
+
+@pytest.fixture(scope="module")
+def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
+    with roster_processes(tmp_path_factory.mktemp("roster"), runner=RUNNER) as processes:
+        yield processes
+
+
+def load(roster: RosterProcesses) -> dict[str, Metric]:
+    """Six requests on two slots; returns a scrape from the middle of it."""
+
+    def ask(number: int) -> None:
+        with SyncRosterClient(roster.address) as client:
+            list(client.generate(f"request {number}", max_tokens=TOKENS))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(REQUESTS)]
+    for thread in threads:
+        thread.start()
+    busy = scrape(roster.metrics_address)
+    while not value(busy, "roster_running_sequences") and any(thread.is_alive() for thread in threads):
+        busy = scrape(roster.metrics_address)
+    for thread in threads:
+        thread.join()
+    return busy
+
+
+def test_a_load_is_seen_while_it_lasts_and_counted_in_the_end(roster: RosterProcesses) -> None:
+    before = scrape(roster.metrics_address)
+    busy = load(roster)
+    assert 1 <= value(busy, "roster_running_sequences") <= 2 == value(busy, "roster_slots")
+    assert value(busy, "vllm:num_requests_running") == value(busy, "roster_running_sequences")
+    assert value(busy, "vllm:num_requests_waiting") == value(busy, "roster_waiting_sequences")
+    assert 0 < value(busy, "vllm:kv_cache_usage_perc") <= 1
+    after = scrape(roster.metrics_address)
+
+    def grown(sample: str, **labels: str) -> float:
+        return value(after, sample, **labels) - value(before, sample, **labels)
+
+    assert grown("roster_requests_total") == grown("roster_time_to_first_token_seconds_count") == REQUESTS
+    assert grown("roster_sequences_ended_total", reason="length") == REQUESTS
+    assert grown("roster_request_duration_seconds_count") == REQUESTS
+    assert grown("roster_sampled_tokens_total") == REQUESTS * TOKENS
+    assert grown("roster_inter_token_latency_seconds_count") == REQUESTS * (TOKENS - 1)
+    assert grown("roster_inter_token_latency_seconds_sum") > 0.005 * REQUESTS * (TOKENS - 1) * 0.9
+    assert grown("roster_runner_seconds_total", state="run") > 0
+    assert all(grown("roster_engine_seconds_total", phase=phase) > 0 for phase in ("schedule", "send", "wait"))
+    assert value(after, "roster_waiting_sequences") == value(after, "roster_running_sequences") == 0
+    assert value(after, "roster_policy_info", policy="fcfs") == 1
+
+
+def test_refusals_are_counted_by_reason(roster: RosterProcesses) -> None:
+    with SyncRosterClient(roster.address) as client:
+        before = scrape(roster.metrics_address)
+        with client.generate("first", request_id="taken", max_tokens=200) as stream:
+            next(iter(stream))
+            with pytest.raises(RosterError, match="in use with another body"):
+                list(client.generate("second", request_id="taken", max_tokens=3))
+        after = scrape(roster.metrics_address)
+    name = "roster_refusals_total"
+    assert value(after, name, reason="id_in_use") - value(before, name, reason="id_in_use") == 1
+    assert value(after, name) - value(before, name) == 1
+
+
+def test_other_paths_are_not_found(roster: RosterProcesses) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://{roster.metrics_address}/", timeout=10)
+
+
+def exposed(families: dict[str, Metric]) -> dict[str, tuple[str, frozenset[str]]]:
+    """(type, labels) by the name that a query uses."""
+    table = {}
+    for family in families.values():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = frozenset(label for sample in family.samples for label in sample.labels if label != "le")
+        table[name] = (family.type, labels)
+    return table
+
+
+def test_the_documented_metrics_are_those_that_are_exposed(roster: RosterProcesses) -> None:
+    rows = re.findall(r"^\| `([a-z_:]+)` \| (\w+) \| (.*?) \| .+ \|$", OPERATORS.read_text("utf-8"), re.MULTILINE)
+    documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert documented == exposed(scrape(roster.metrics_address))
