@@ -131,7 +131,8 @@ class Attendance:
         engine.totals.recomputed += waiting
         if not engine.pool.schedulers:
             self.alone_since_s = engine.ledger.now_s
-        log.error("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
+        tell = log.info if event.loss is Loss.LEFT else log.error
+        tell("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
         engine.announce()
 
     def _fence(self, event: Fenced) -> None:

@@ -122,7 +122,7 @@ class Commands:
     def _disconnect(self, worker: bytes, disconnect: engine_pb2.Disconnect) -> None:
         request = self._engine.book.by_handle(disconnect.handle)
         if request is not None:
-            self._engine.cut_stream(request)
+            self._engine.unattended.cut(request)
 
     def _status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
         reply = engine_pb2.StatusReply(handle=query.handle, status=status(self._engine))

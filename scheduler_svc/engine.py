@@ -42,6 +42,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.status import Totals, model_state, step_report
 from scheduler_svc.tenant_queues import Queue, queue_for
 from scheduler_svc.tenant_shares import TenantShares
+from scheduler_svc.unattended import Unattended
 
 log = structlog.get_logger()
 
@@ -80,6 +81,7 @@ class Engine:
         self._serial = 0
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
+        self.unattended = Unattended(self)
         self.placement = Placement(lambda: self.queue, self.pool.wake)
         self.quarantine = Quarantine(self)
 
@@ -152,13 +154,7 @@ class Engine:
                 log.exception("a command failed", command=command.WhichOneof("command"))
         if self._commands.policies.busy:
             self._commands.policies.finish()
-        now_s = self.ledger.now_s
-        for request in self.book.due(now_s):
-            self._fall_due(request, now_s)
-        self.book.expire(now_s)
-        alone_since_s = self.attendance.alone_since_s
-        if alone_since_s is not None and now_s - alone_since_s > self.settings.no_runner_s:
-            self.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
+        self.unattended.expire()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
@@ -226,7 +222,7 @@ class Engine:
         """The request is known, and its sequences have their ranks."""
         self.book.add(request)
         if request.owner == NOBODY:
-            self._keep(request, max(request.keep_s, self.settings.attach_s))
+            self.unattended.orphan(request)
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
             self._serial += 1
@@ -275,24 +271,6 @@ class Engine:
         self.outbox.message(request.owner, refusal.to_message(request.handle))
         self.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
-    def cut_stream(self, request: Request) -> None:
-        """The client's stream is gone: cancelled, or kept for its time."""
-        if request.finished or not request.keep_s:
-            self.finish_request(request, End(FinishReason.CANCELLED))
-            return
-        self._keep(request, request.keep_s)
-
-    def _keep(self, request: Request, for_s: float) -> None:
-        """Nobody listens: the client has this long to attach."""
-        request.gone_until_s = self.ledger.now_s + for_s
-        self.book.remind(request.gone_until_s, request)
-
-    def _fall_due(self, request: Request, now_s: float) -> None:
-        if request.deadline_s is not None and request.deadline_s <= now_s:
-            self.finish_request(request, End(FinishReason.DEADLINE))
-        elif request.gone_until_s is not None and request.gone_until_s <= now_s:
-            self.finish_request(request, End(FinishReason.CANCELLED))
-
     # ------------------------------------------------------------------ the policy
 
     def change_policy(self, policy: Policy) -> None:
@@ -329,7 +307,7 @@ class Engine:
             if request.owner == worker:
                 self.book.abandon(request)
                 if request.gone_until_s is None:
-                    self._keep(request, max(request.keep_s, self.settings.attach_s))
+                    self.unattended.orphan(request)
 
     def begin_drain(self, seconds: float | None = None) -> None:
         """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
@@ -349,6 +327,11 @@ class Engine:
         for worker in self.workers.values():
             self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
         self.outbox.flush(self.fronts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot: in the queue, placed on a runner, or held as suspects."""
+        return len(self.queue) + self.placement.num_placed + self.quarantine.num_waiting
 
     @property
     def idle(self) -> bool:

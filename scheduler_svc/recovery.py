@@ -103,7 +103,7 @@ class Recovery:
         return going_on
 
     def _place_of(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
-        """The sequence that the resident is, out of every slot and queue; None if it is not wanted."""
+        """The sequence that the resident is, out of every queue; None if it is not wanted (any more)."""
         engine, context = self._engine, resident.context
         request = engine.book.by_key(context.submit.tenant, context.submit.request_id)
         first_id = resident.sequence_id - context.index
@@ -113,11 +113,9 @@ class Recovery:
         sequence = request.sequences[context.index] if context.index < len(request.sequences) else None
         if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
             return None
-        if sequence.scheduler is not None:  # on another runner: whoever has more tokens is right
-            if len(sequence.tokens) >= len(resident.tokens):
-                return None
-            sequence.scheduler.leave(sequence, "preempted")
-        elif len(sequence.tokens) > len(resident.tokens):
+        if sequence.scheduler is not None or sequence.stale:
+            return None  # it began again on another runner, whose rows on their way bring the same tokens
+        if len(sequence.tokens) > len(resident.tokens):
             return None
         sampling = request.sampling
         if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):

@@ -81,7 +81,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
         uptime_s=engine.clock() - engine.started_s,
         policy=engine.policy.policy.name,
         policy_parameters=engine.policy.policy.parameters.model_dump_json(),
-        waiting=len(engine.queue),
+        waiting=engine.num_waiting,
         waiting_tokens=engine.queue.num_tokens,
         runners=[_runner_status(scheduler) for scheduler in schedulers],
         totals=admin_pb2.Totals(

@@ -79,8 +79,10 @@ class TenantQueues:
         return sequence
 
     def step_aside(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence out of the order; it still waits."""
-        self._queues[sequence.request.tenant].step_aside(sequence)
+        """Takes a sequence out of the order, if it waits here; it still waits."""
+        queue = self._queues.get(sequence.request.tenant)
+        if queue is not None:
+            queue.step_aside(sequence)
 
     def come_back(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""

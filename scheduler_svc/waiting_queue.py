@@ -76,8 +76,9 @@ class WaitingQueue:
         return sequence
 
     def step_aside(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence out of the order; it still waits."""
-        self._members[sequence] = _Place(0, self._members[sequence].tokens)
+        """Takes a sequence out of the order, if it waits here; it still waits."""
+        if sequence in self._members:
+            self._members[sequence] = _Place(0, self._members[sequence].tokens)
 
     def come_back(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""

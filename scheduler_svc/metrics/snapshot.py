@@ -52,7 +52,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
     return Snapshot(
         status=status(engine),
         model=model.name if model is not None else "",
-        waiting=len(engine.queue) + engine.placement.num_placed + engine.quarantine.num_waiting,
+        waiting=engine.num_waiting,
         waiting_tokens=engine.queue.num_tokens + engine.placement.placed_tokens,
         tenants=engine.shares.waiting_by_tenant(),
         refusals=dict(totals.refusals),

@@ -3,9 +3,15 @@
 The real engine, schedulers and hash runners, under the rules of `EngineMachine` and those below. What holds in every
 state: `check_roster` after each plan, no stream gets a token that differs from, repeats or skips what its slow twin
 says. What holds in the end: every stream is whole or was cancelled, and pools, queues and quarantine are empty.
+
+    ROSTER_TEST_EXAMPLES=5000 pytest tests/scheduler_svc/test_recovery_machine.py
+
+runs more of it.
 """
 
 from __future__ import annotations
+
+import os
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -14,6 +20,8 @@ from hypothesis.stateful import precondition, rule
 from runner_svc.runner import Runner
 from scheduler_svc.runner_events import Loss
 from tests.scheduler_svc.test_engine_machine import EngineMachine
+
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
 
 
 class RecoveryMachine(EngineMachine):
@@ -66,7 +74,7 @@ class RecoveryMachine(EngineMachine):
 
 
 RecoveryMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=NUM_EXAMPLES,
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.generate,),
