@@ -1,10 +1,11 @@
 """The simulator against the real thing: calibrates a CPU runner, serves a trace live, simulates it, prints both.
 
-    python -m bench.simulator_check [--requests 120] [--rate-scale 0.1] [--slots 8] [--threads 1] [--json FILE]
+    python -m bench.simulator_check [--requests 80] [--rate-scale 0.06] [--slots 8] [--threads 1] [--json FILE]
 
 The trace is the start of the conversations of bench/traces, prompts divided by 16 and outputs by 4, its arrivals slowed
 down to what the runner can serve. Live times are a client's, over gRPC, through front worker, engine and runner; the
-simulation knows the trace and the cost model only. Bar: TTFT and ITL at p50 and p99 within 15%. Takes about as long as
+simulation knows the trace and the cost model only. Half of the calibration comes before the live run and half after it,
+because a shared machine's speed drifts. Bar: TTFT and ITL at p50 and p99 within 15%. Takes about as long as
 `--calibration-s` and the slowed trace together; the machine must have nothing else to do.
 """
 
@@ -30,6 +31,7 @@ from roster_client.events import Delta
 from roster_client.stack import Endpoints, Stack
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.simulator.calibration import Calibration, Calibrator
+from scheduler_svc.simulator.cost_fit import fit_cost_model
 from scheduler_svc.simulator.prompts import prompt_tokens
 from scheduler_svc.simulator.report import Percentiles
 from scheduler_svc.simulator.simulation import Setup, simulate
@@ -42,8 +44,9 @@ READY_TIMEOUT_S = 600.0
 WARM_UP_REQUESTS = 2
 
 
-def calibrate(flags: dict[str, object], seconds: float, endpoint: str) -> Calibration:
+def calibrate(flags: dict[str, object], seconds: float) -> Calibration:
     """Times a runner of its own, which is gone afterwards."""
+    endpoint = Endpoints.free().link
     calibrator = Calibrator(endpoint)
     try:
         with started_runner(endpoint, flags) as alive:
@@ -118,8 +121,8 @@ def within_bar(pairs: dict[str, tuple[Percentiles, Percentiles]]) -> bool:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=120)
-    parser.add_argument("--rate-scale", type=float, default=0.1, help="the trace's arrivals, times this")
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--rate-scale", type=float, default=0.06, help="the trace's arrivals, times this")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of the runner; the rest serves the streams")
     parser.add_argument("--model", default="smollm2")
@@ -139,18 +142,21 @@ def main() -> None:
         "slots": options.slots,
         "threads": options.threads,
     }
-    calibration = calibrate(flags, options.calibration_s, Endpoints.free().link)
-    print(f"{calibration.model!r}\n{calibration.error}")
+    before = calibrate(flags, options.calibration_s / 2)
     trace = read_trace(TRACE, options.requests).divided(PROMPT_DIVISOR, OUTPUT_DIVISOR).at_rate(options.rate_scale)
-    live = asyncio.run(serve(flags, options.policy, trace, calibration.model.runner.vocab_size))
-    setup = Setup(calibration.model, policy=options.policy, spread=calibration.error.spread)
+    live = asyncio.run(serve(flags, options.policy, trace, before.model.runner.vocab_size))
+    after = calibrate(flags, options.calibration_s / 2)
+    link_s = (before.model.link_s + after.model.link_s) / 2
+    model, error = fit_cost_model("check", before.model.source, before.steps + after.steps, before.model.runner, link_s)
+    print(f"{model!r}\n{error}")
+    setup = Setup(model, policy=options.policy, spread=error.spread)
     pairs = compare(live, trace, setup)
     Console().print(table(pairs))
     if options.json is not None:
         record: dict[str, Any] = {
             **provenance("bench.simulator_check", ("numpy", "torch")),
-            "cost_model": calibration.model.model_dump(),
-            "fit_error": asdict(calibration.error),
+            "cost_model": model.model_dump(),
+            "fit_error": asdict(error),
             "times_s": {
                 name: {"live": asdict(real), "simulated": asdict(virtual)} for name, (real, virtual) in pairs.items()
             },
