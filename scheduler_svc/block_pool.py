@@ -71,7 +71,12 @@ class BlockPool:
         """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
         if count > self.num_free:
             raise PoolExhausted(f"{count} blocks asked, {self.num_free} free")
-        blocks = [self._take_one() for _ in range(count)]
+        blank = self._blank
+        if count <= len(blank):
+            blocks = blank[: -count - 1 : -1]
+            del blank[len(blank) - count :]
+        else:
+            blocks = [self._take_one() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -85,16 +90,19 @@ class BlockPool:
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""
+        references, names, last_plan = self._references, self._hash_of, self.last_plan
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] -= 1
+            if references[block]:
                 continue
-            self.last_plan[block] = plan
-            if block in self._hash_of and block not in self._pending:
-                self._cached[block] = None
-            else:
+            last_plan[block] = plan
+            if block not in names:
+                self._blank.append(block)
+            elif block in self._pending:
                 self.forget(block)
                 self._blank.append(block)
+            else:
+                self._cached[block] = None
 
     def forget(self, block: int) -> None:
         """Takes the name of a held block away: nobody hits it from now on."""

@@ -12,15 +12,13 @@ from protos import plan_pb2
 from scheduler_svc.sequence import Sequence
 
 _INT32 = np.dtype("<i4")
-_SHORT = 64
-"""Below this length a list is packed faster without numpy."""
 SAMPLE = 1
 """Extent flag: sample a token after the last position."""
 
 
 def pack(numbers: list[int] | npt.NDArray[np.int64]) -> bytes:
     """A little-endian int32 column."""
-    if isinstance(numbers, list) and len(numbers) < _SHORT:
+    if isinstance(numbers, list):
         return struct.pack(f"<{len(numbers)}i", *numbers)
     return np.asarray(numbers, dtype=_INT32).tobytes()
 

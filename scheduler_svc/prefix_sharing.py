@@ -167,7 +167,8 @@ class PrefixSharing:
     def release(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""
         self._pool.release(sequence.blocks, plan)
-        self._settled([block for block in sequence.blocks if self._owners.get(block) is sequence])
+        if self._owners:
+            self._settled([block for block in sequence.blocks if self._owners.get(block) is sequence])
 
     # ------------------------------------------------------------------ waiting
 

@@ -92,9 +92,13 @@ class RunnerPool:
 
     def ready(self) -> list[tuple[int, Scheduler]]:
         """Runners that get another plan now, if there is something to put into it."""
-        for session in [session for session, scheduler in self._open.items() if not self._has_room(scheduler)]:
-            del self._open[session]
-        return [item for item in self._open.items() if not self._is_early(item[1])]
+        ready = []
+        for session, scheduler in list(self._open.items()):
+            if not self._has_room(scheduler):
+                del self._open[session]
+            elif not self._is_early(scheduler):
+                ready.append((session, scheduler))
+        return ready
 
     def takes_plan(self, scheduler: Scheduler) -> bool:
         """Whether the runner gets another plan now."""

@@ -15,7 +15,7 @@ from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.random_plans import PlanFuzzer
 
-PLANS = int(os.environ.get("ROSTER_FUZZ_PLANS", "8000"))
+PLANS = int(os.environ.get("ROSTER_FUZZ_PLANS", "5000"))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", random.randrange(1 << 32)))
 
 
