@@ -2,7 +2,7 @@
 
 | what happened | what is done |
 |---|---|
-| UNAVAILABLE after the stream had begun | Attach with the cursors, after a pause that grows |
+| UNAVAILABLE after the stream had begun, or CANCELLED, but not by the caller | Attach, after a pause that grows |
 | NOT_FOUND of that Attach: the server no longer knows the request | it is sent again with `received_token_ids` |
 | the same, but n > 1 | it is sent again from its beginning, and attached to as soon as it is accepted |
 | ALREADY_EXISTS of that: the server does know it, since a moment ago | Attach |
@@ -22,7 +22,7 @@ from enum import Enum
 
 from protos import inference_pb2 as pb
 
-from .errors import AlreadyExistsError, NotFoundError, RosterError, UnavailableError
+from .errors import AlreadyExistsError, NotFoundError, RequestCancelledError, RosterError, UnavailableError
 from .events import Assembler
 
 RECONNECT_S = 30.0
@@ -45,6 +45,11 @@ class Retry:
 
     call: NextCall
     pause_s: float
+
+
+def is_broken(error: RosterError) -> bool:
+    """Is it the connection that failed? A server that is shut down cancels the calls that do not end in time."""
+    return isinstance(error, UnavailableError | RequestCancelledError)
 
 
 def repeatable(request: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -115,7 +120,7 @@ class Resumption:
         if call is None or now_s - self._broken_s >= self._patience_s or self.remaining_s == 0:
             raise error
         self._call = call
-        if not isinstance(error, UnavailableError):
+        if not is_broken(error):
             return Retry(call, 0.0)
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return Retry(call, pause_s)
@@ -123,9 +128,7 @@ class Resumption:
     def _call_after(self, error: RosterError) -> NextCall | None:
         if self._assembler.completion.started is None:
             return None
-        if isinstance(error, UnavailableError) or (
-            isinstance(error, AlreadyExistsError) and self._call is NextCall.GENERATE
-        ):
+        if is_broken(error) or (isinstance(error, AlreadyExistsError) and self._call is NextCall.GENERATE):
             return NextCall.ATTACH
         if isinstance(error, NotFoundError) and self._call is NextCall.ATTACH and self._request is not None:
             return NextCall.GENERATE

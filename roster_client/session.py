@@ -32,6 +32,7 @@ from .resumption import (
     NextCall,
     Resumption,
     Retry,
+    is_broken,
     repeatable,
 )
 
@@ -161,7 +162,7 @@ class Session:
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
             broken_s = broken_s or time.monotonic()
-            if not isinstance(error, UnavailableError) or time.monotonic() - broken_s >= self._reconnect_s:
+            if not is_broken(error) or time.monotonic() - broken_s >= self._reconnect_s:
                 self._fail(error)
                 return
             streams, self._streams = list(self._streams.values()), {}

@@ -35,6 +35,7 @@ class SyncEventStream(AssembledStream):
         super().__init__(assembler)
         self._call = call
         self._former: Any = None
+        self._cut = False
         self._resumption = resumption
         self._reopen = reopen
         self._pending: Iterator[Event] = iter(())
@@ -50,6 +51,8 @@ class SyncEventStream(AssembledStream):
             try:
                 message = next(self._call)
             except grpc.RpcError as error:
+                if self._cut:
+                    raise from_rpc_error(error) from None
                 self._resume(self._resumption.after(from_rpc_error(error)))
                 continue
             if self._resumption.attach_when_accepted:
@@ -72,6 +75,7 @@ class SyncEventStream(AssembledStream):
 
     def cancel(self) -> None:
         """Cuts the stream; harmless when it has ended."""
+        self._cut = True
         self._call.cancel()
         if self._former is not None:
             self._former.cancel()

@@ -10,6 +10,7 @@ from roster_client.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
+    RequestCancelledError,
     RosterError,
     UnavailableError,
 )
@@ -58,6 +59,11 @@ def test_several_choices_begin_again_and_are_attached_to_when_accepted() -> None
     assert not resumption.generate_request().received_token_ids
     assert resumption.attach_when_accepted
     assert resumption.accepted().call is NextCall.ATTACH and not resumption.attach_when_accepted
+
+
+def test_a_call_that_the_server_cancelled_is_a_broken_one() -> None:
+    resumption, _ = begun()
+    assert resumption.after(RequestCancelledError(grpc.StatusCode.CANCELLED, "shut down")).call is NextCall.ATTACH
 
 
 @pytest.mark.parametrize("error", [NOT_FOUND, InvalidRequestError(grpc.StatusCode.INVALID_ARGUMENT, "no")])

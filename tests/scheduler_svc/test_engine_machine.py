@@ -171,6 +171,9 @@ class EngineMachine(RuleBasedStateMachine):
             if request.refused is None:
                 assert len(request.streams) == request.submit.n
                 self._compare(request)
+            elif request.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+                # Its deadline could not be met: refused before it began.
+                assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
             else:  # it was alone on a runner that was killed, after it had been on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0] and self.kills >= 3
         assert not self.stack.engine.quarantine.active

@@ -18,7 +18,13 @@ import grpc
 from protos import admin_pb2
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
-from roster_client.errors import NotFoundError, OverloadedError, RosterError, UnavailableError
+from roster_client.errors import (
+    NotFoundError,
+    OverloadedError,
+    RequestCancelledError,
+    RosterError,
+    UnavailableError,
+)
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Options
 from runner_svc.byte_tokenizer import IM_END_ID
@@ -176,7 +182,7 @@ class Load:
                     return True
             spec.check(await stream.completion())
             self.outcome.completed += 1
-        except (UnavailableError, OverloadedError, NotFoundError):
+        except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError):
             return False
         except RosterError as error:
             if error.code is not grpc.StatusCode.INTERNAL:
