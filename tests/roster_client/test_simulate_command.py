@@ -77,7 +77,7 @@ def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> 
         (["--parameters", "{"], "--parameters must be JSON"),
         (["--parameters", "[]"], "must be a JSON object"),
         (["--parameters", '{"x": 1}'], "does not take these parameters"),
-        (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of h200-"),
+        (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of cpu-smollm2, h200-"),
         (["--rate-scale", "0"], "choose a number above 0"),
         (["--plot", "plot.gif"], "a plot's file must end in .png, .svg, .pdf"),
         (["--slots", "300"], "max_step_tokens (256) must be at least its slots (300)"),
