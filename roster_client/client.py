@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -25,10 +25,8 @@ from .credentials import IN_THE_CLEAR, Credentials
 from .errors import RequestCancelledError, from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
-from .resumption import RECONNECT_S, NextCall, Resumption, Retry, repeatable
+from .resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 from .session import Session
-
-Reopen = Callable[[NextCall, Resumption], Any]
 
 
 class EventStream(AssembledStream):
@@ -38,13 +36,13 @@ class EventStream(AssembledStream):
     of an `async with`, cuts it, which cancels the request on the server unless it was sent with on_disconnect=KEEP.
     """
 
-    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, reopen: Reopen) -> None:
-        """`reopen` makes the call that `resumption` asks for when the connection breaks."""
+    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, caller: Caller) -> None:
+        """`caller` makes the call that `resumption` asks for when the connection breaks."""
         super().__init__(assembler)
         self._call = call
         self._former: Any = None
         self._resumption = resumption
-        self._reopen = reopen
+        self._caller = caller
         self._pending: Iterator[Event] = iter(())
         self._messages = call.__aiter__()
         self._cut = False
@@ -72,11 +70,11 @@ class EventStream(AssembledStream):
                 await self._resume(self._resumption.accepted())
                 continue
             self._resumption.progress()
-            self._pending = self._assembler.events(_response_of(message))
+            self._pending = self._assembler.events(response_of(message))
 
     async def _resume(self, retry: Retry) -> None:
         await asyncio.sleep(retry.pause_s)
-        self._call = self._reopen(retry.call, self._resumption)
+        self._call = self._caller.reopen(retry.call, self._resumption)
         self._messages = self._call.__aiter__()
 
     async def completion(self) -> Completion:
@@ -122,6 +120,7 @@ class RosterClient:
         self._metadata = call_metadata(tenant) + credentials.metadata
         self._channel = credentials.aio_channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._caller = Caller(self._stub, self._metadata)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -141,27 +140,20 @@ class RosterClient:
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> EventStream:
         """Streams the answer to a request that is built already."""
         request = repeatable(request)
-        call = self._stub.Generate(request, timeout=deadline_s, metadata=self._metadata)
+        call = self._caller.generate(request, deadline_s)
         return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(self, request_id: str, received: Sequence[int] = (), *, deadline_s: float | None = None) -> EventStream:
         """Resumes a request's stream after the tokens received of each choice (`EventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
-        call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
+        call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)
 
     def _stream(
         self, call: Any, assembler: Assembler, request: pb.GenerateRequest | None, deadline_s: float | None
     ) -> EventStream:
         resumption = Resumption(assembler, request, deadline_s=deadline_s, patience_s=self._reconnect_s)
-        return EventStream(call, assembler, resumption, self._reopen)
-
-    def _reopen(self, call: NextCall, resumption: Resumption) -> Any:
-        if call is NextCall.ATTACH:
-            attach = resumption.attach_request()
-            return self._stub.Attach(attach, timeout=resumption.remaining_s, metadata=self._metadata)
-        generate = resumption.generate_request()
-        return self._stub.Generate(generate, timeout=resumption.remaining_s, metadata=self._metadata)
+        return EventStream(call, assembler, resumption, self._caller)
 
     def session(self) -> Session:
         """One stream for many requests; use as `async with`."""
@@ -204,7 +196,3 @@ class RosterClient:
             return await method(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-
-
-def _response_of(message: pb.GenerateResponse | pb.AttachResponse) -> pb.GenerateResponse:
-    return message.response if isinstance(message, pb.AttachResponse) else message

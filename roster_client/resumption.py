@@ -9,7 +9,8 @@
 | anything else, or no success for `patience_s` | the error is the caller's |
 
 So that a request sent again draws the same tokens, its id and its seed are fixed before it is first sent. A stream that
-never began is not taken up: the caller knows that nothing has come of it. No channel, no waiting: the clients drive it.
+never began is not taken up: the caller knows that nothing has come of it. Nothing waits here: the clients drive it, the
+asyncio one and its twin alike.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from protos import inference_pb2 as pb
 
@@ -155,3 +157,30 @@ class Resumption:
             elapsed_ms = int((time.monotonic() - self._begin_s) * 1000)
             again.timeout_ms = max(1, again.timeout_ms - elapsed_ms)
         return again
+
+
+class Caller:
+    """Makes the calls that open a stream, and open it again, on one stub: an asyncio one or a blocking one."""
+
+    def __init__(self, stub: Any, metadata: Any) -> None:
+        self._stub = stub
+        self._metadata = metadata
+
+    def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
+        """The stream of a new request."""
+        return self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+
+    def attach(self, request: pb.AttachRequest, timeout_s: float | None) -> Any:
+        """The rest of a request's stream."""
+        return self._stub.Attach(request, timeout=timeout_s, metadata=self._metadata)
+
+    def reopen(self, call: NextCall, resumption: Resumption) -> Any:
+        """The call that goes on with a broken stream."""
+        if call is NextCall.ATTACH:
+            return self.attach(resumption.attach_request(), resumption.remaining_s)
+        return self.generate(resumption.generate_request(), resumption.remaining_s)
+
+
+def response_of(message: pb.GenerateResponse | pb.AttachResponse) -> pb.GenerateResponse:
+    """What came, whichever call opened the stream."""
+    return message.response if isinstance(message, pb.AttachResponse) else message

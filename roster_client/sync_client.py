@@ -10,7 +10,7 @@ Both share the requests, events and errors of the modules beside them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -23,21 +23,19 @@ from .credentials import IN_THE_CLEAR, Credentials
 from .errors import from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
-from .resumption import RECONNECT_S, NextCall, Resumption, Retry, repeatable
-
-Reopen = Callable[[NextCall, Resumption], Any]
+from .resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 
 
 class SyncEventStream(AssembledStream):
     """The events of one request, in order: iterate, or call `completion()`. See `client.EventStream`."""
 
-    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, reopen: Reopen) -> None:
+    def __init__(self, call: Any, assembler: Assembler, resumption: Resumption, caller: Caller) -> None:
         super().__init__(assembler)
         self._call = call
         self._former: Any = None
         self._cut = False
         self._resumption = resumption
-        self._reopen = reopen
+        self._caller = caller
         self._pending: Iterator[Event] = iter(())
 
     def __iter__(self) -> Iterator[Event]:
@@ -60,12 +58,11 @@ class SyncEventStream(AssembledStream):
                 self._resume(self._resumption.accepted())
                 continue
             self._resumption.progress()
-            response = message.response if isinstance(message, pb.AttachResponse) else message
-            self._pending = self._assembler.events(response)
+            self._pending = self._assembler.events(response_of(message))
 
     def _resume(self, retry: Retry) -> None:
         time.sleep(retry.pause_s)
-        self._call = self._reopen(retry.call, self._resumption)
+        self._call = self._caller.reopen(retry.call, self._resumption)
 
     def completion(self) -> Completion:
         """Reads to the end and returns the whole answer."""
@@ -108,6 +105,7 @@ class SyncRosterClient:
         self._metadata = call_metadata(tenant) + credentials.metadata
         self._channel = credentials.channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._caller = Caller(self._stub, self._metadata)
 
     @property
     def channel(self) -> grpc.Channel:
@@ -129,7 +127,7 @@ class SyncRosterClient:
     def send(self, request: pb.GenerateRequest, *, deadline_s: float | None = None) -> SyncEventStream:
         """Streams the answer to a request that is built already."""
         request = repeatable(request)
-        call = self._stub.Generate(request, timeout=deadline_s, metadata=self._metadata)
+        call = self._caller.generate(request, deadline_s)
         return self._stream(call, Assembler((len(request.received_token_ids),)), request, deadline_s)
 
     def attach(
@@ -137,21 +135,14 @@ class SyncRosterClient:
     ) -> SyncEventStream:
         """Resumes a request's stream after the tokens received of each choice (`SyncEventStream.received`)."""
         request = pb.AttachRequest(request_id=request_id, received=received)
-        call = self._stub.Attach(request, timeout=deadline_s, metadata=self._metadata)
+        call = self._caller.attach(request, deadline_s)
         return self._stream(call, Assembler(tuple(received)), None, deadline_s)
 
     def _stream(
         self, call: Any, assembler: Assembler, request: pb.GenerateRequest | None, deadline_s: float | None
     ) -> SyncEventStream:
         resumption = Resumption(assembler, request, deadline_s=deadline_s, patience_s=self._reconnect_s)
-        return SyncEventStream(call, assembler, resumption, self._reopen)
-
-    def _reopen(self, call: NextCall, resumption: Resumption) -> Any:
-        if call is NextCall.ATTACH:
-            attach = resumption.attach_request()
-            return self._stub.Attach(attach, timeout=resumption.remaining_s, metadata=self._metadata)
-        generate = resumption.generate_request()
-        return self._stub.Generate(generate, timeout=resumption.remaining_s, metadata=self._metadata)
+        return SyncEventStream(call, assembler, resumption, self._caller)
 
     def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""

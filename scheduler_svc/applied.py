@@ -139,11 +139,11 @@ def _append(
             applied.ends.append((sequence, end))
 
 
-def end_of(sequence: Sequence, token: int) -> End | None:
-    """Does the sequence end with the token it just got?"""
+def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End | None:
+    """Does the sequence end with this token, with which it has `num_tokens`? By default the token it just got."""
     if token in sequence.request.stop_ids:
         return End(FinishReason.STOP, stop_token_id=token)
-    if len(sequence.tokens) >= sequence.limit:
+    if (len(sequence.tokens) if num_tokens is None else num_tokens) >= sequence.limit:
         return End(FinishReason.LENGTH)
     return None
 

@@ -17,9 +17,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.applied import end_of
 from scheduler_svc.intake import build_request
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.sequence import NOBODY, Phase, Request, Sequence
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -146,12 +147,7 @@ class Recovery:
         """Ends the sequence where its tokens say so: what was sampled behind an end never counted."""
         request = sequence.request
         for index in range(request.prompt_len + request.num_received, len(sequence.log)):
-            token = sequence.log[index]
-            end = None
-            if token in request.stop_ids:
-                end = End(FinishReason.STOP, stop_token_id=token)
-            elif index + 1 >= sequence.limit:
-                end = End(FinishReason.LENGTH)
+            end = end_of(sequence, sequence.log[index], index + 1)
             if end is not None:
                 del sequence.log[index + 1 :]
                 self._engine.finish(sequence, end)

@@ -13,6 +13,7 @@ from scheduler_svc.placement import Placement, _landmarks
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.waiting_queue import WaitingQueue
 from tests.support.in_process import Stack, Submitted
+from tests.support.lockstep import advance, advance_until_idle
 
 NO_EOS = 0.0
 
@@ -36,20 +37,8 @@ def stack_with(runners: int, **settings: object) -> Stack:
     return stack
 
 
-def advance(stack: Stack, turns: int = 1) -> None:
-    for _ in range(turns):
-        stack.step()
-        for session in list(stack.runners.runners):
-            stack.runners.execute(session)
-            stack.runners.deliver(session)
-
-
 def finish(stack: Stack, requests: list[Submitted]) -> None:
-    for _ in range(3000):
-        advance(stack)
-        if stack.engine.idle and not stack.front.commands and not stack.runners.events:
-            break
-    stack.step()
+    advance_until_idle(stack)
     for request in requests:
         for index, stream in enumerate(request.streams):
             assert stream.tokens == request.expected(index, NO_EOS)

@@ -16,6 +16,7 @@ from scheduler_svc.recovery import UnsoundSnapshot, read_snapshot
 from scheduler_svc.roster_check import check_roster
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack, Submitted
+from tests.support.lockstep import advance, advance_until_idle
 
 EOS_PROBABILITY = 1 / 40
 
@@ -29,23 +30,6 @@ def backend(slots: int = 4, num_blocks: int = 64) -> HashBackend:
         context_length=256,
         eos_probability=EOS_PROBABILITY,
     )
-
-
-def advance(stack: Stack, turns: int = 1) -> None:
-    for _ in range(turns):
-        stack.step()
-        for session in list(stack.runners.runners):
-            stack.runners.execute(session)
-            stack.runners.deliver(session)
-
-
-def finish(stack: Stack) -> None:
-    for _ in range(3000):
-        advance(stack)
-        if stack.engine.idle and not stack.front.commands and not stack.runners.events:
-            stack.step()
-            return
-    raise AssertionError("never idle")
 
 
 def sampling(temperature: float = 0.0) -> plan_pb2.Sampling:
@@ -86,7 +70,7 @@ def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> 
         stack.restart_scheduler()
         for scheduler in stack.engine.pool.schedulers.values():
             check_roster(scheduler)
-    finish(stack)
+    advance_until_idle(stack)
     assert_whole(requests)
     stack.assert_clean()
 
@@ -97,7 +81,7 @@ def test_what_runs_is_not_computed_again() -> None:
     request = stack.submit([1, 2, 3] * 20, 100, seed=3, sampling=sampling(1.0))
     advance(stack, 12)
     stack.restart_scheduler()
-    finish(stack)
+    advance_until_idle(stack)
     assert_whole([request])
     assert stack.engine.totals.requests == 0, "it was sent again"
     (scheduler,) = stack.engine.pool.schedulers.values()
@@ -114,7 +98,7 @@ def test_prefixes_are_found_after_a_restart() -> None:
     advance(stack, 3)
     (scheduler,) = stack.engine.pool.schedulers.values()
     assert scheduler.cached_tokens == 28
-    finish(stack)
+    advance_until_idle(stack)
     assert_whole([first, second])
 
 
@@ -174,7 +158,7 @@ def test_a_runner_that_comes_later_is_not_computed_twice() -> None:
     stack.restart_scheduler()
     advance(stack, 2)
     stack.runners.connect(99, late, former=late_session, holds=True)
-    finish(stack)
+    advance_until_idle(stack)
     assert_whole([request])
     stack.assert_clean()
 
@@ -209,12 +193,12 @@ def test_received_tokens_stay_received() -> None:
     stack = Stack()
     stack.add_runner(backend())
     whole = stack.submit([8, 9], 60, seed=4, sampling=sampling(1.0))
-    finish(stack)
+    advance_until_idle(stack)
     tokens = whole.streams[0].tokens
     rest = stack.submit([8, 9], 60, seed=4, sampling=sampling(1.0), received=pack(tokens[: len(tokens) // 2]))
     advance(stack, 4)
     stack.restart_scheduler()
     (request,) = stack.engine.book.live()
     assert request.num_received == len(tokens) // 2
-    finish(stack)
+    advance_until_idle(stack)
     assert np.frombuffer(rest.submit.received, "<i4").tolist() + rest.streams[0].tokens == tokens
