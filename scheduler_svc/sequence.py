@@ -154,6 +154,8 @@ class Request:
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
+    rebuilt: bool = False
+    """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
