@@ -70,7 +70,7 @@ def test_ids_are_unique() -> None:
 def test_panels_do_not_overlap_and_stay_inside() -> None:
     places = [(panel["title"], panel["gridPos"]) for panel in read_dashboard()["panels"]]
     for title, place in places:
-        assert 0 <= place["x"] and place["x"] + place["w"] <= 24 and place["h"] > 0, title
+        assert place["x"] >= 0 and place["x"] + place["w"] <= 24 and place["h"] > 0, title
     for (title, one), (other_title, other) in combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]

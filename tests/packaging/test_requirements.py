@@ -68,4 +68,4 @@ def test_pins_satisfy_the_project() -> None:
 
 
 def test_pins_are_versions() -> None:
-    assert [pin for pin in pins().values() if not re.fullmatch(r"[0-9]+(\.[0-9]+)*(\.post[0-9]+)?", pin)] == []
+    assert [pin for pin in pins().values() if not re.fullmatch(r"([0-9]+!)?[0-9]+(\.[0-9]+)*(\.post[0-9]+)?", pin)] == []

@@ -23,7 +23,7 @@ def panels() -> list[dict[str, Any]]:
 
 def queries(interval: str = "1m", **variables: str) -> dict[str, str]:
     """The queries by "title/refId", variables filled in; a variable that is not given chooses all."""
-    values = {name: ".*" for name in ("instance", "runner")} | variables | {"__rate_interval": interval}
+    values = dict.fromkeys(("instance", "runner"), ".*") | variables | {"__rate_interval": interval}
     found = {}
     for panel in panels():
         for target in panel["targets"]:
