@@ -26,6 +26,7 @@ from rich.table import Table
 from bench.measurement import RunReport, Served, report
 from bench.provenance import provenance
 from bench.workload import BenchRequest, from_trace, with_poisson_arrivals
+from roster_client.bench.record import RequestRecord
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
 from roster_client.stack import Endpoints, Stack
@@ -98,18 +99,27 @@ def measure_padded(options: argparse.Namespace, requests: list[BenchRequest], ra
     """The same requests through transformers, in this process."""
     import torch
 
-    from bench.padded_generate import PaddedGenerate
+    from bench.baselines.loading import load
+    from bench.baselines.padded_generate import PaddedGenerate
     from runner_svc.model.source import model_folder
     from runner_svc.settings import default_cache_folder
 
     torch.set_num_threads(options.threads)
     folder = model_folder(options.model, default_cache_folder(), lambda *_: None)
-    baseline = PaddedGenerate(folder, options.slots)
+    baseline = PaddedGenerate(load(folder), options.slots)
     baseline.run(requests[:2])
     poisson = with_poisson_arrivals(requests, rate, options.seed)
     return [
-        report(PADDED, AT_ONCE, baseline.run(requests)),
-        report(PADDED, poisson_name(rate), baseline.run(poisson)),
+        report(PADDED, AT_ONCE, served_of(baseline.run(requests))),
+        report(PADDED, poisson_name(rate), served_of(baseline.run(poisson))),
+    ]
+
+
+def served_of(records: Sequence[RequestRecord]) -> list[Served]:
+    """The times that this benchmark reports on."""
+    return [
+        Served(record.scheduled_s, record.first_token_s, record.last_token_s, record.output_tokens)
+        for record in records
     ]
 
 

@@ -1,47 +1,43 @@
 """The baseline without a server: transformers `generate` on left-padded batches, in order of arrival.
 
 A batch takes what waits, up to its size, as soon as the one before has ended, and runs until its longest request is
-done; only the tokens that were asked for count. A request's first token counts at the step that sampled it, as if the
-batch were streamed: kinder to the baseline than handing out whole batches.
+done; only the tokens that were asked for count. A request's token counts at the step that sampled it, as if the batch
+were streamed: kinder to the baseline than handing out whole batches.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from bench.measurement import Served
 from bench.workload import BenchRequest
+from roster_client.bench.record import RequestRecord, Status
 
 PAD_ID = 0
 
 
 class PaddedGenerate:
-    """A model in float32 on the CPU, with as many threads as torch is set to."""
+    """A model whose batches have at most `batch_size` rows."""
 
-    def __init__(self, folder: Path, batch_size: int) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    def __init__(self, model: PreTrainedModel, batch_size: int) -> None:
+        self._model = model
         self._batch_size = batch_size
 
-    def run(self, requests: Sequence[BenchRequest]) -> list[Served]:
-        """Serves the requests in real time and returns what came of each, in order."""
-        served: list[Served] = []
+    def run(self, requests: Sequence[BenchRequest]) -> list[RequestRecord]:
+        """Serves the requests, in order of arrival, in real time; returns what came of each, in their order."""
+        served: list[RequestRecord] = []
         start = time.monotonic()
         while len(served) < len(requests):
             waiting = requests[len(served) : len(served) + self._batch_size]
             time.sleep(max(0.0, waiting[0].arrival_s - (time.monotonic() - start)))
             now = time.monotonic() - start
             batch = [request for request in waiting if request.arrival_s <= now]
-            steps = [moment - start for moment in self._generate(batch)]
-            served += [
-                Served(request.arrival_s, steps[0], steps[request.output_tokens - 1], request.output_tokens)
-                for request in batch
-            ]
+            steps = tuple(moment - start for moment in self._generate(batch))
+            served += [_record(len(served) + row, request, steps) for row, request in enumerate(batch)]
         return served
 
     def _generate(self, batch: Sequence[BenchRequest]) -> list[float]:
@@ -55,8 +51,8 @@ class PaddedGenerate:
             mask[row, width - len(request.prompt) :] = 1
         clock = _StepClock()
         self._model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
             do_sample=False,
             min_new_tokens=longest,
             max_new_tokens=longest,
@@ -64,6 +60,21 @@ class PaddedGenerate:
             streamer=clock,
         )
         return clock.times
+
+
+def _record(number: int, request: BenchRequest, steps: tuple[float, ...]) -> RequestRecord:
+    """The request's share of its batch's steps."""
+    return RequestRecord(
+        request_id=str(number),
+        scheduled_s=request.arrival_s,
+        sent_s=request.arrival_s,
+        status=Status.OK,
+        wanted_tokens=request.output_tokens,
+        prompt_tokens=len(request.prompt),
+        output_tokens=request.output_tokens,
+        message_s=steps[: request.output_tokens],
+        message_tokens=(1,) * request.output_tokens,
+    )
 
 
 class _StepClock(BaseStreamer):
