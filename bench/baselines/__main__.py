@@ -3,16 +3,14 @@
     python -m bench.baselines padded --workload requests.jsonl --out run.jsonl [--model smollm2] [--slots 8]
     python -m bench.baselines continuous --workload requests.jsonl --out run.jsonl --step-tokens 512 --kv-tokens 16384
 
-`--workload` is what `bench.workload.Workload.write` wrote: the same token ids for every system. Arrival times are kept
-(open loop): a request that comes while the system is busy waits. Decoding is greedy, without stop tokens, so each
-request gets exactly its output tokens. The first two requests are served before the run, unrecorded.
+`--workload` is what `bench.baselines.workload_file.write_workload` wrote: the same token ids for every system. Arrival
+times are kept (open loop): a request that comes while the system is busy waits. Decoding is greedy, without stop
+tokens, so each request gets exactly its output tokens. The first two requests are served before the run, unrecorded.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -22,20 +20,20 @@ from transformers import PreTrainedModel
 from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
-from bench.provenance import provenance
-from bench.workload import Workload
+from bench.baselines.workload_file import read_workload
+from roster_client.bench import provenance
 from roster_client.bench.record import RequestRecord, Run, RunHeader
 from roster_client.bench.record_file import write_run
+from roster_client.bench.workload import Workload
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
 
 NAMES = {"padded": "transformers, padded batches", "continuous": "transformers, continuous"}
 WARM_UP_REQUESTS = 2
+System = PaddedGenerate | ContinuousBatching
 
 
-def started(
-    options: argparse.Namespace, model: PreTrainedModel
-) -> AbstractContextManager[PaddedGenerate | ContinuousBatching]:
+def started(options: argparse.Namespace, model: PreTrainedModel) -> AbstractContextManager[System]:
     """The system that was asked for."""
     if options.system == "padded":
         return nullcontext(PaddedGenerate(model, options.slots))
@@ -53,7 +51,6 @@ def measured(options: argparse.Namespace, workload: Workload) -> list[RequestRec
 
 def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
     """The facts about the run."""
-    source = provenance("bench.baselines", ("torch", "transformers"))
     settings = {
         "slots": options.slots,
         "threads": options.threads,
@@ -67,24 +64,17 @@ def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
         model=options.model,
         workload=workload.name,
         arrivals=workload.arrivals,
-        card=card(options.device),
-        command=shlex.join(["python", "-m", "bench.baselines", *sys.argv[1:]]),
+        card=provenance.cpu_card() if options.device == "cpu" else provenance.gpu_card() or options.device,
+        command=provenance.command_line("python -m bench.baselines"),
         rate=workload.rate,
-        seed=workload.seed,
-        commit=source["commit"],
-        date=source["date"],
+        seed=options.seed,
+        commit=provenance.commit(),
+        date=provenance.utc_now(),
         warmup_requests=WARM_UP_REQUESTS,
-        versions=source["versions"],
+        versions=provenance.versions(),
         settings=workload.settings | settings,
+        notes=list(workload.notes),
     )
-
-
-def card(device: str) -> str:
-    """What computes: the GPU's name, or the processor and its cores."""
-    if device != "cpu":
-        return torch.cuda.get_device_name(device)
-    source = provenance("bench.baselines", ())
-    return f"{source['processor']}, {source['cores']} cores"
 
 
 def parse_options() -> argparse.Namespace:
@@ -99,13 +89,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--step-tokens", type=int, default=512, help="most positions of a step (continuous)")
     parser.add_argument("--kv-tokens", type=int, default=16384, help="size of the KV cache (continuous)")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--seed", type=int, default=0, help="that the workload was made with, for the run's header")
     return parser.parse_args()
 
 
 def main() -> None:
     """Entry point."""
     options = parse_options()
-    workload = Workload.read(options.workload)
+    workload = read_workload(options.workload)
     write_run(options.out, Run(header(options, workload), measured(options, workload)))
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig, PreTrainedModel
 
-from bench.workload import BenchRequest
+from bench.baselines.workload_file import token_ids
 from roster_client.bench.record import RequestRecord, Status
+from roster_client.bench.workload import LoadRequest
 
 NO_STOP_TOKEN = -1
 PAD_ID = 0
@@ -61,19 +62,19 @@ class ContinuousBatching:
         """Ends the manager's thread."""
         self._manager.stop(block=True)
 
-    def run(self, requests: Sequence[BenchRequest]) -> list[RequestRecord]:
+    def run(self, requests: Sequence[LoadRequest]) -> list[RequestRecord]:
         """Sends each request at its time and returns what came of each, in their order.
 
         Raises RuntimeError when the manager's thread has ended.
         """
         start = time.perf_counter()
         sent_s: dict[str, float] = {}
-        for number, request in enumerate(requests):
-            time.sleep(max(0.0, request.arrival_s - (time.perf_counter() - start)))
-            sent_s[str(number)] = time.perf_counter() - start
+        for request in requests:
+            time.sleep(max(0.0, request.scheduled_s - (time.perf_counter() - start)))
+            sent_s[request.request_id] = time.perf_counter() - start
             self._manager.add_request(
-                list(request.prompt),
-                request_id=str(number),
+                token_ids(request).tolist(),
+                request_id=request.request_id,
                 max_new_tokens=request.output_tokens,
                 record_timestamps=True,
                 eos_token_id=NO_STOP_TOKEN,
@@ -86,25 +87,27 @@ class ContinuousBatching:
             elif not self._manager.is_running():
                 raise RuntimeError("transformers' continuous batching has ended: its log says why")
         return [
-            _record(request, sent_s[str(number)], outputs[str(number)], start)
-            for number, request in enumerate(requests)
+            _record(request, sent_s[request.request_id], outputs[request.request_id], start) for request in requests
         ]
 
 
-def _record(request: BenchRequest, sent_s: float, output: Any, start: float) -> RequestRecord:
+def _record(request: LoadRequest, sent_s: float, output: Any, start: float) -> RequestRecord:
     """What the library says of a request; `start` on its clock, which is `time.perf_counter`."""
     tokens = len(output.generated_tokens)
     served = not output.error and tokens == request.output_tokens
     return RequestRecord(
-        request_id=output.request_id,
-        scheduled_s=request.arrival_s,
+        request_id=request.request_id,
+        scheduled_s=request.scheduled_s,
         sent_s=sent_s,
         status=Status.OK if served else Status.FAILED,
         wanted_tokens=request.output_tokens,
-        prompt_tokens=len(request.prompt),
+        prompt_tokens=request.prompt_tokens,
         output_tokens=tokens,
         message_s=tuple(moment - start for moment in output.timestamps or ()),
         message_tokens=(1,) * tokens,
+        tenant=request.tenant,
+        ttft_target_s=request.ttft_target_s,
+        itl_target_s=request.itl_target_s,
         error=output.error or ("" if served else f"{tokens} tokens came"),
     )
 

@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from bench.workload import BenchRequest
+from bench.baselines.workload_file import token_ids
 from roster_client.bench.record import RequestRecord, Status
+from roster_client.bench.workload import LoadRequest
 
 PAD_ID = 0
 
@@ -27,28 +28,28 @@ class PaddedGenerate:
         self._model = model
         self._batch_size = batch_size
 
-    def run(self, requests: Sequence[BenchRequest]) -> list[RequestRecord]:
+    def run(self, requests: Sequence[LoadRequest]) -> list[RequestRecord]:
         """Serves the requests, in order of arrival, in real time; returns what came of each, in their order."""
         served: list[RequestRecord] = []
         start = time.monotonic()
         while len(served) < len(requests):
             waiting = requests[len(served) : len(served) + self._batch_size]
-            time.sleep(max(0.0, waiting[0].arrival_s - (time.monotonic() - start)))
+            time.sleep(max(0.0, waiting[0].scheduled_s - (time.monotonic() - start)))
             now = time.monotonic() - start
-            batch = [request for request in waiting if request.arrival_s <= now]
+            batch = [request for request in waiting if request.scheduled_s <= now]
             steps = tuple(moment - start for moment in self._generate(batch))
-            served += [_record(len(served) + row, request, steps) for row, request in enumerate(batch)]
+            served += [_record(request, steps) for request in batch]
         return served
 
-    def _generate(self, batch: Sequence[BenchRequest]) -> list[float]:
+    def _generate(self, batch: Sequence[LoadRequest]) -> list[float]:
         """The monotonic time of each step of a batch, which runs as long as its longest request."""
-        width = max(len(request.prompt) for request in batch)
+        width = max(request.prompt_tokens for request in batch)
         longest = max(request.output_tokens for request in batch)
         ids = torch.full((len(batch), width), PAD_ID)
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):
-            ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
-            mask[row, width - len(request.prompt) :] = 1
+            ids[row, width - request.prompt_tokens :] = torch.from_numpy(token_ids(request))
+            mask[row, width - request.prompt_tokens :] = 1
         clock = _StepClock()
         self._model.generate(
             ids.to(self._model.device),
@@ -62,18 +63,21 @@ class PaddedGenerate:
         return clock.times
 
 
-def _record(number: int, request: BenchRequest, steps: tuple[float, ...]) -> RequestRecord:
+def _record(request: LoadRequest, steps: tuple[float, ...]) -> RequestRecord:
     """The request's share of its batch's steps."""
     return RequestRecord(
-        request_id=str(number),
-        scheduled_s=request.arrival_s,
-        sent_s=request.arrival_s,
+        request_id=request.request_id,
+        scheduled_s=request.scheduled_s,
+        sent_s=request.scheduled_s,
         status=Status.OK,
         wanted_tokens=request.output_tokens,
-        prompt_tokens=len(request.prompt),
+        prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
         message_s=steps[: request.output_tokens],
         message_tokens=(1,) * request.output_tokens,
+        tenant=request.tenant,
+        ttft_target_s=request.ttft_target_s,
+        itl_target_s=request.itl_target_s,
     )
 
 
