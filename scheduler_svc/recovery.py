@@ -94,13 +94,16 @@ class Recovery:
         going_on = 0
         for resident in residents:
             sequence = self._place_of(resident, requests)
-            if sequence is None or self._has_ended(sequence):
+            if sequence is None or self._has_ended(sequence) or sequence.request.grammar:
                 scheduler.expel(resident.slot, resident.blocks)
                 continue
             scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
             going_on += 1
         for request in requests.values():
-            self._queue_missing(request)
+            if request.grammar:  # they keep their tokens, and are computed again with their matchers
+                self._engine.constraints.prepare(request, self._queue_missing)
+            else:
+                self._queue_missing(request)
         return going_on
 
     def _place_of(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
@@ -118,6 +121,8 @@ class Recovery:
             return None  # it began again on another runner, whose rows on their way bring the same tokens
         if len(sequence.tokens) > len(resident.tokens):
             return None
+        if request.grammar and first_id not in requests:
+            return None  # it began again with its client, and waits, or will once its grammar is compiled
         sampling = request.sampling
         if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
             return None  # no runner keeps log-probabilities: computing all again brings them back

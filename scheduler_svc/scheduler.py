@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.constrained.awaiting import mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import InFlight, PlanDraft, pack
 from scheduler_svc.policy import Budget, Load, PolicyGuard
@@ -50,6 +51,8 @@ class PlannedStep:
     flight: InFlight
     joined: list[tuple[Sequence, int]]
     left: list[tuple[Sequence, int, str]]
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask."""
 
 
 class Scheduler:
@@ -183,7 +186,12 @@ class Scheduler:
             room = self._continue_prompts(draft, queue, budget, room, may_admit)
             if may_admit:
                 self.seating.admit_waiting(draft, queue, policy, budget, room)
-        return self._commit(draft) if draft.num_rows else None
+        if not draft.num_rows:
+            return None
+        step = self._commit(draft)
+        if self.table.num_constrained:
+            step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
+        return step
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
@@ -203,6 +211,8 @@ class Scheduler:
         table, preempted = self.table, False
         while True:
             movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            if table.num_constrained:
+                movable &= may_decode(table)
             needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
