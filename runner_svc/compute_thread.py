@@ -8,6 +8,7 @@ Masks overtake the plans behind theirs: they are looked for whenever a forward p
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 
@@ -31,6 +32,7 @@ class ComputeThread:
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._masks: deque[TakeMasks] = deque()
+        self._busy_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
@@ -41,6 +43,11 @@ class ComputeThread:
     def broken(self) -> bool:
         """See `Executor`."""
         return self._runner.broken
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """See `Executor`."""
+        return self._busy_since_s
 
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""
@@ -64,8 +71,11 @@ class ComputeThread:
             while not isinstance(job := self._jobs.get(), Stop):
                 if job.session != self.session:
                     continue
-                for done in self._do(job):
-                    self.finished.append(done)
+                self._busy_since_s = time.monotonic()
+                done = self._do(job)
+                self._busy_since_s = None
+                for message in done:
+                    self.finished.append(message)
                     wake.send(b"")
         finally:
             wake.close()

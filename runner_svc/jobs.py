@@ -65,6 +65,13 @@ class Executor(Protocol):
     def broken(self) -> bool:
         """The backend can't be used any more: a fault says so, or will."""
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """Since when (`time.monotonic`) the oldest job is being done that is not done yet; None: there is none.
+
+        A plan that waits for masks only waits for the scheduler.
+        """
+
     def start(self) -> None:
         """Called once, before the first job."""
 

@@ -34,6 +34,11 @@ class OverlappingExecutor:
         """See `Executor`."""
         return self._runner.broken
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """See `Executor`."""
+        return self._plans.busy_since_s
+
     def start(self) -> None:
         """There is no thread to start."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from protos import plan_pb2
+from scheduler_svc.suspicion import Suspicion
 
 if TYPE_CHECKING:
     from scheduler_svc.constrained.masks import OutputMatcher
@@ -160,13 +161,20 @@ class Request:
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
     grammar: str = ""
     """What its output must match, as llguidance takes it; "" for anything."""
-    strikes: int = 0
-    """Crashes of runners that it may have caused (see `Quarantine`)."""
+    rebuilt: bool = False
+    """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    """Losses of runners that it may have caused (see `Quarantine`)."""
 
     @property
     def finished(self) -> bool:
         """Every choice has ended."""
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of all its choices: more of them is progress."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def key(self) -> tuple[str, str]:
