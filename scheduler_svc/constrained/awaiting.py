@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.plan_draft import SAMPLE, InFlight
+from scheduler_svc.in_flight import InFlight
+from scheduler_svc.plan_draft import SAMPLE
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 
