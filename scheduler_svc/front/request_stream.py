@@ -163,6 +163,7 @@ class RequestStream:
         self._client.forget(self)
         if self.state is StreamState.ORPHANED:
             self.state = StreamState.CLOSED
+            self._release()
         else:
             self.fail(attached_elsewhere(self.request_id))
 
@@ -171,6 +172,16 @@ class RequestStream:
         self.failure = refusal
         self.state = StreamState.FAILED
         self.touched(True)
+        self._release()
+
+    def raise_failure(self) -> None:
+        """Raises what the stream failed with, if it has. It is kept nowhere then: its traceback leads to the stream."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
@@ -199,6 +210,7 @@ class RequestStream:
             self._client.forget(self)
             if self.state is StreamState.ORPHANED:
                 self.state = StreamState.CLOSED
+                self._release()
                 return
         self.touched(False)
 
@@ -229,16 +241,23 @@ class RequestStream:
         """The usage, once all choices have ended; nothing is left to take after it."""
         if self.open_choices or self.state is not StreamState.OPEN:
             return None
-        self._close()
-        return inference_pb2.Usage(
+        usage = inference_pb2.Usage(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].cached_tokens,
         )
+        self._close()
+        return usage
 
     def _close(self) -> None:
         self.state = StreamState.CLOSED
         self._client.forget(self)
+        self._release()
+
+    def _release(self) -> None:
+        """Ends the circles of references, so that memory comes back now and not with some garbage collection."""
+        self.choices = []
+        self.touched = _nobody
 
     def _describe(self, request: inference_pb2.GenerateRequest, prompt: list[int]) -> None:
         self.request = request
@@ -254,3 +273,7 @@ class RequestStream:
         text = self._text.choice(request, request.received_token_ids if index == 0 else ())
         top = request.output.logprobs if request.output.HasField("logprobs") else None
         return ChoiceStream(self, index, sequence_id, text, bool(request.stop.strings), top)
+
+
+def _nobody(urgent: bool) -> None:
+    """Hears what is said of a stream that is over."""
