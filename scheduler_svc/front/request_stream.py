@@ -108,6 +108,11 @@ class RequestStream:
 
     def disconnect(self) -> None:
         """The client is gone. Harmless after the end."""
+        self._leave()
+        if self.state is StreamState.CLOSED:
+            self._release()
+
+    def _leave(self) -> None:
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
         if self.choices and not self.open_choices:
@@ -149,7 +154,7 @@ class RequestStream:
             try:
                 choice.replay(record, tokens, max(0, given - num_received))
             except ValueError:
-                self.disconnect()
+                self._leave()
                 self.fail(cursor_past_end(index, given, num_received + len(tokens)))
                 return
             self.choices.append(choice)
@@ -200,7 +205,7 @@ class RequestStream:
     def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
         """A choice ended before it came to the client's cursor."""
         num_received = len(self.request.received_token_ids) if index == 0 else 0
-        self.disconnect()
+        self._leave()
         self.fail(cursor_past_end(index, num_received + cursor, num_received + num_tokens))
 
     def choice_ended(self) -> None:
@@ -247,12 +252,12 @@ class RequestStream:
             cached_tokens=self.choices[0].cached_tokens,
         )
         self._close()
+        self._release()
         return usage
 
     def _close(self) -> None:
         self.state = StreamState.CLOSED
         self._client.forget(self)
-        self._release()
 
     def _release(self) -> None:
         """Ends the circles of references, so that memory comes back now and not with some garbage collection."""
