@@ -140,9 +140,10 @@ class Engine:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:
                 sequences[index].logprobs.append(logprobs)
-        applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
-        for sequence, logprobs in applied.prompt_logprobs:
-            sequence.prompt_logprobs.append(logprobs)
+        if applied.prompt_logprobs:
+            applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
+            for sequence, logprobs in applied.prompt_logprobs:
+                sequence.prompt_logprobs.append(logprobs)
         if len(applied.tokens) or applied.prompt_logprobs:
             self.outbox.tokens(applied, self.book.sole_owner)
 
@@ -167,12 +168,14 @@ class Engine:
             if not scheduler.table.num_running and not queue:
                 self.pool.rest(session)
                 continue
-            while self.pool.takes_plan(scheduler) and (step := scheduler.plan(queue, self.policy)) is not None:
+            while (step := scheduler.plan(queue, self.policy)) is not None:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.shares.started(sequence)
                 if self.settings.check:
                     check_roster(scheduler)
+                if not self.pool.takes_plan(scheduler):
+                    break
             self.placement.settle(session)
         return plans
 

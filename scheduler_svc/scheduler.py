@@ -230,11 +230,15 @@ class Scheduler:
 
     def _grow_tables(self, appends: Appends, needy: npt.NDArray[np.int64]) -> None:
         """Decoding rows whose next position begins a block get it, before anybody else may take it."""
-        for slot, block in zip(needy.tolist(), self.pool.allocate(len(needy)), strict=True):
-            blocks = self._at(slot).blocks
-            appends.add(slot, len(blocks), block)
-            blocks.append(block)
-        self.table.capacity[needy] += self._block_size
+        table, slots, blocks = self.table, needy.tolist(), self.pool.allocate(len(needy))
+        by_slot: list[Any] = table.sequences  # rows name occupied slots only
+        for slot, block in zip(slots, blocks, strict=True):
+            by_slot[slot].blocks.append(block)
+        capacity = table.capacity[needy]
+        appends.slots += slots
+        appends.indexes += (capacity // self._block_size).tolist()
+        appends.blocks += blocks
+        table.capacity[needy] = capacity + self._block_size
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
         return self._at(slot).rank
