@@ -28,6 +28,7 @@ from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
+from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.refusal_reason import RefusalReason
@@ -36,7 +37,7 @@ from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
 from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.scheduler import BadResult, PlannedStep
+from scheduler_svc.scheduler import BadResult
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
