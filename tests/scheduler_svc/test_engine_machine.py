@@ -11,10 +11,11 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.policy import available_policies, load_policy
+from scheduler_svc.policy import available_policies
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.in_process import Stack, Submitted
+from tests.support.policies import policy_named
 
 EOS_PROBABILITY = 1 / 24
 BLOCK_SIZE = 4
@@ -129,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(available_policies()))
     def swap_policy(self, policy: str) -> None:
-        self.stack.engine.change_policy(load_policy(policy, {}))
+        self.stack.engine.change_policy(policy_named(policy))
 
     @rule(seconds=st.floats(0.1, 2))
     def time_passes(self, seconds: float) -> None:

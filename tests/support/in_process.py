@@ -22,6 +22,7 @@ from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
+from tests.support.policies import policy_named
 
 WORKER = b"worker"
 
@@ -201,7 +202,8 @@ class Stack:
         self._sessions = 0
 
     def _new_engine(self) -> Engine:
-        policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
+        name, parameters = self.settings.policy, self.settings.policy_parameters
+        policy = PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
         return Engine(self.settings, policy, self.front, self.runners, self._clock)  # type: ignore[arg-type]
 
     def restart_scheduler(self) -> None:
