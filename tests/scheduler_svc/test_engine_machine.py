@@ -14,6 +14,7 @@ from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import available_policies
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
+from scheduler_svc.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
 
@@ -33,11 +34,15 @@ class EngineMachine(RuleBasedStateMachine):
         sharing=st.sampled_from([True, True, False]),
         isolated=st.booleans(),
         runners=st.integers(1, 2),
+        running=st.sampled_from([None, 1]),
     )
-    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
-        self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
+    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int, running: int | None) -> None:
+        limits = {"a": TenantLimits(running=running)}
+        self.stack = Stack(
+            depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated, tenant_limits=limits
+        )
         self.cancelled: set[int] = set()
-        self.kills = self.cuts = 0
+        self.kills = self.cuts = self.crashes = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -66,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 9),
         cache_salt=st.sampled_from(["", "", "salt"]),
         tenant=st.sampled_from(["", "a"]),
+        num_received=st.sampled_from([0, 0, 0, 1, 4]),
     )
     def submit(
         self,
@@ -78,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
         seed: int,
         cache_salt: str,
         tenant: str,
+        num_received: int,
     ) -> None:
         sampling = plan_pb2.Sampling(
             temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
@@ -85,6 +92,10 @@ class EngineMachine(RuleBasedStateMachine):
         fields: dict[str, object] = {"cache_salt": cache_salt, "tenant": tenant, "keep_ms": keep_ms}
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
+        if num_received and n == 1:
+            submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
+            tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)
+            fields["received"] = pack(tokens[: min(num_received, len(tokens) - 1)])
         self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
 
     @rule()
@@ -145,7 +156,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _compare(self, request: Submitted) -> None:
         for index, stream in enumerate(request.streams):
-            expected = request.expected(index, EOS_PROBABILITY)
+            expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
             if stream.end.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) or stream.end.stop_string:
@@ -178,7 +189,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
             else:  # it was alone on runners that were killed, after it had been on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
-                assert self.kills + max(0, self.cuts - PARDONS) >= STRIKES + LONE_LOSSES
+                losses = self.kills + self.crashes + max(0, self.cuts - PARDONS)
+                assert losses >= STRIKES + (1 if self.crashes else LONE_LOSSES)
         assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 

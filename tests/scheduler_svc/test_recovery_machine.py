@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from runner_svc.runner import Runner
-from scheduler_svc.runner_events import Loss
-from tests.scheduler_svc.test_engine_machine import EngineMachine
+from scheduler_svc.runner_events import Fenced, Loss
+from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
 
 NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
 
@@ -61,6 +61,56 @@ class RecoveryMachine(EngineMachine):
         self.cuts += 1
         self.stack.step()
         self._return(runner, session, holds=False)
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(data=st.data(), loss=st.sampled_from([Loss.FAULT, Loss.HUNG, Loss.REPLACED]))
+    def crash(self, data: st.DataObject, loss: Loss) -> None:
+        """A runner is lost in a way that proves something; a new process comes."""
+        self.stack.runners.kill(self._some_runner(data), loss)
+        self.crashes += 1
+        self._add_runner()
+
+    @precondition(lambda self: any(self.stack.runners.results.values()))
+    @rule(data=st.data(), column=st.sampled_from(["tokens", "statuses", "token_counts"]))
+    def truncated(self, data: st.DataObject, column: str) -> None:
+        """A result is cut short on its way: the session ends, and the runner begins another."""
+        runners = self.stack.runners
+        session = data.draw(st.sampled_from(sorted(session for session, queue in runners.results.items() if queue)))
+        runner = runners.runners[session]
+        if runners.garble(session, column):
+            self.stack.step()
+            assert session not in runners.runners
+            self.crashes += 1
+            self._return(runner, session, holds=False)
+
+    @precondition(lambda self: any(self.stack.runners.results.values()))
+    @rule(data=st.data())
+    def doubled(self, data: st.DataObject) -> None:
+        """A result comes twice."""
+        runners = self.stack.runners
+        session = data.draw(st.sampled_from(sorted(session for session, queue in runners.results.items() if queue)))
+        runners.deliver(session)
+        runners.events.append(runners.events[-1])
+
+    @rule(data=st.data(), sees_results=st.booleans())
+    def wakes_after_its_successor_took_over(self, data: st.DataObject, sees_results: bool) -> None:
+        """A scheduler is stopped, another one takes over, and it wakes: what it still tells is right, then it ends."""
+        former = self.stack.succeed()
+        for session in list(former.runners.results) if sees_results else ():
+            while former.runners.deliver(session):
+                pass
+        for _ in range(data.draw(st.integers(0, 2))):
+            former.step()
+        former.runners.events.append(Fenced(2))
+        former.step()
+        num_plans = former.engine.totals.plans
+        former.step()
+        assert former.engine.attendance.fenced and former.engine.idle and former.engine.totals.plans == num_plans
+        for request in former.requests.values():
+            for index, stream in enumerate(request.streams):
+                expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
+                assert stream.tokens == expected[: len(stream.tokens)]
+        assert all(stream.end is not None for stream in former.streams.values())
 
     def _return(self, runner: Runner, former: int, holds: bool) -> None:
         self.stack._sessions += 1

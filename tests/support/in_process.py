@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from collections import deque
@@ -55,6 +56,8 @@ class FakeRunners:
         self.plans: dict[int, deque[tuple[int, plan_pb2.Plan]]] = {}
         self.results: dict[int, deque[GotResult]] = {}
         self.rejected: dict[int, str] = {}
+        self.garbled: set[int] = set()
+        """Sessions that may be dropped: a result of theirs was spoilt on its way."""
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
@@ -96,7 +99,9 @@ class FakeRunners:
         self.rejected[session] = reason
 
     def drop(self, session: int, reason: str) -> None:
-        raise AssertionError(f"session {session} dropped: {reason}")
+        assert session in self.garbled, f"session {session} dropped: {reason}"
+        if self.dismiss(session) is not None:
+            self.events.append(Lost(session, reason, Loss.UNSOUND))
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         if session in self.plans:
@@ -115,6 +120,17 @@ class FakeRunners:
         if not self.results.get(session):
             return False
         self.events.append(self.results[session].popleft())
+        return True
+
+    def garble(self, session: int, column: str) -> bool:
+        """The oldest result reaches the engine with its column cut short; False when there is none to cut."""
+        if not self.results.get(session) or not getattr(self.results[session][0].result, column):
+            return False
+        event = self.results[session].popleft()
+        result = plan_pb2.Result.FromString(event.result.SerializeToString())
+        setattr(result, column, getattr(result, column)[: -4 if column == "tokens" else -1])
+        self.garbled.add(session)
+        self.events.append(GotResult(session, event.number, result))
         return True
 
 
@@ -225,6 +241,16 @@ class Stack:
         for request in self.requests.values():
             if request.refused is None and not (request.streams and all(s.end for s in request.streams)):
                 self.attach(request)
+
+    def succeed(self) -> Stack:
+        """A new scheduler takes over while this one is stopped. Returns the old one, with its clients, to be woken."""
+        old = copy.copy(self)
+        old.requests, old.streams = copy.deepcopy((self.requests, self.streams))
+        old._attaching = set(self._attaching)
+        self.front, self.runners = FakeFront(), FakeRunners()
+        self.runners.runners, old.runners.runners = old.runners.runners, {}
+        self.restart_scheduler()
+        return old
 
     def attach(self, request: Submitted) -> None:
         """The client asks for its request by id; one that is not known is sent again with what was received."""
