@@ -261,6 +261,10 @@ class Stack:
             )
         )
 
+    def is_attaching(self, request: Submitted) -> bool:
+        """The client has asked for its request, and waits for the answer."""
+        return request.handle in self._attaching
+
     def _send_again(self, request: Submitted) -> None:
         submit = engine_pb2.Submit()
         submit.CopyFrom(request.submit)
