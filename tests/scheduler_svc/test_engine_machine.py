@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import grpc
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -102,35 +104,34 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self.stack.step()
 
-    @rule(data=st.data())
-    def execute(self, data: st.DataObject) -> None:
+    @rule(rng=st.randoms(use_true_random=False))
+    def execute(self, rng: random.Random) -> None:
         if self.stack.runners.runners:
-            self.stack.runners.execute(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+            self.stack.runners.execute(rng.choice(sorted(self.stack.runners.runners)))
 
-    @rule(data=st.data())
-    def deliver(self, data: st.DataObject) -> None:
+    @rule(rng=st.randoms(use_true_random=False))
+    def deliver(self, rng: random.Random) -> None:
         if self.stack.runners.runners:
-            self.stack.runners.deliver(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+            self.stack.runners.deliver(rng.choice(sorted(self.stack.runners.runners)))
 
-    @rule(data=st.data())
-    def turns(self, data: st.DataObject) -> None:
-        rng = data.draw(st.randoms(use_true_random=False))
+    @rule(rng=st.randoms(use_true_random=False))
+    def turns(self, rng: random.Random) -> None:
         for _ in range(12):
             self.stack.turn(rng)
 
     @precondition(lambda self: self.stack.requests)
-    @rule(data=st.data(), how=st.sampled_from(["cancel", "disconnect"]))
-    def cancel(self, data: st.DataObject, how: str) -> None:
-        handle = data.draw(st.sampled_from(sorted(self.stack.requests)))
+    @rule(rng=st.randoms(use_true_random=False), how=st.sampled_from(["cancel", "disconnect"]))
+    def cancel(self, rng: random.Random, how: str) -> None:
+        handle = rng.choice(sorted(self.stack.requests))
         self.cancelled.add(handle)
         message = engine_pb2.Cancel(handle=handle) if how == "cancel" else engine_pb2.Disconnect(handle=handle)
         self.stack.front.put(**{how: message})
 
     @precondition(lambda self: self.stack.streams)
-    @rule(data=st.data())
-    def cut(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(self.stack.streams)))
-        keep = data.draw(st.integers(0, len(self.stack.streams[sequence_id].tokens)))
+    @rule(rng=st.randoms(use_true_random=False))
+    def cut(self, rng: random.Random) -> None:
+        sequence_id = rng.choice(sorted(self.stack.streams))
+        keep = rng.randint(0, len(self.stack.streams[sequence_id].tokens))
         self.cancelled.update(
             request.handle
             for request in self.stack.requests.values()
@@ -148,9 +149,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.now_s += seconds
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(data=st.data())
-    def kill(self, data: st.DataObject) -> None:
-        self.stack.runners.kill(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+    @rule(rng=st.randoms(use_true_random=False))
+    def kill(self, rng: random.Random) -> None:
+        self.stack.runners.kill(rng.choice(sorted(self.stack.runners.runners)))
         self.kills += 1
         self._add_runner()
 
