@@ -22,7 +22,7 @@ from scheduler_svc.runner_events import Loss
 from tests.scheduler_svc.test_engine_machine import STEM
 from tests.scheduler_svc.test_recovery_machine import RecoveryMachine
 
-NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "60"))
+NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "25"))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()
