@@ -30,9 +30,10 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 Lengths = list[tuple[int, int]]
 """(prompt, output) tokens of each request."""
-RATE_TOLERANCE = 1.03
+RATE_TOLERANCE = 1.04
 """Rates are found to within this factor."""
-FEWEST, SHORTEST_S = 300, 20.0
+FIRST_RATE = 4.0
+FEWEST, SHORTEST_S = 200, 20.0
 """Least requests and span of the arrivals of a run at a rate: a queue that grows must be seen to grow."""
 
 
@@ -108,15 +109,20 @@ def normalized_latency_s(lengths: Lengths, rate: float, setup: Setup, mean: bool
 
 def highest_rate(lengths: Lengths, limit_s: float, setup: Setup, mean: bool = False) -> float:
     """Requests a second up to which the normalized latency keeps the limit, by bisection."""
-    low, high = 0.05, 0.1
-    while normalized_latency_s(lengths, high, setup, mean) <= limit_s:
-        low, high = high, 2 * high
+
+    def kept(rate: float) -> bool:
+        return normalized_latency_s(lengths, rate, setup, mean) <= limit_s
+
+    low = high = FIRST_RATE
+    if kept(high):
+        while kept(high := 2 * high):
+            low = high
+    else:
+        while not kept(low := low / 2):
+            high = low
     while high / low > RATE_TOLERANCE:
         middle = math.sqrt(low * high)
-        if normalized_latency_s(lengths, middle, setup, mean) <= limit_s:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if kept(middle) else (low, middle)
     return low
 
 

@@ -24,8 +24,8 @@ from roster_client.bench.record import Run
 from roster_client.bench.record_file import RecordFileError, read_run
 from roster_client.bench.summary import Distribution, Summary, summarize
 
-WORKLOAD_SETTINGS = ("requests", "limit", "prompt_divisor", "output_divisor", "rate_scale", "jitter_s")
-"""Settings that belong to the workload; all others are the system's, and may differ."""
+WORKLOAD_SETTINGS = {"prompt_divisor": 1, "output_divisor": 1, "tenants": 1}
+"""Settings that belong to the workload, with what they are when not given; all others are the system's."""
 
 
 class Incomparable(ValueError):
@@ -61,10 +61,17 @@ def check(sides: Sequence[Side], across_versions: bool) -> None:
         if len(values) > 1:
             found = ", ".join(f"{name} on {value!r}" for value, name in values.items())
             raise Incomparable(f"these runs differ by {what}: {found}. Measure them again on the same {what}.")
-    for name in WORKLOAD_SETTINGS:
-        settings = {side.run.header.settings[name] for side in sides if name in side.run.header.settings}
+    for name, default in WORKLOAD_SETTINGS.items():
+        settings = {side.run.header.settings.get(name, default) for side in sides}
         if len(settings) > 1:
             raise Incomparable(f"the workload's {name} differs: {', '.join(map(str, settings))}. Use one of them.")
+    for arrivals, group in groups(sides).items():
+        asked = {(len(side.run.requests), sum(one.wanted_tokens for one in side.run.requests)) for side in group}
+        if len(asked) > 1:
+            raise Incomparable(
+                f"{arrivals}: these runs had other requests: "
+                + ", ".join(f"{count} that wanted {tokens} tokens" for count, tokens in sorted(asked))
+            )
     differing = differing_versions(sides)
     if differing and not across_versions:
         raise Incomparable(

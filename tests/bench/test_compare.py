@@ -80,6 +80,15 @@ def test_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: p
     assert numbers[1]["summary"]["output_tokens_per_s"] == pytest.approx(50.0)
 
 
+def test_other_requests_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fewer = run(0.02, system="static")
+    del fewer.requests[0]
+    assert compare(monkeypatch, tmp_path, [run(0.01), fewer]) == 2
+    assert "2 that wanted 8 tokens, 3 that wanted 12 tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -90,6 +99,7 @@ def test_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: p
         ({"model": "n"}, "differ by model"),
         ({"workload": "another trace"}, "differ by workload"),
         ({"settings": {"prompt_divisor": 8}}, "the workload's prompt_divisor differs"),
+        ({"settings": {}}, "the workload's prompt_divisor differs: "),
         (
             {"versions": {"torch": "2.11.0"}},
             "torch 2.11.0 and 2.13.0. If that is what you compare, say --across-versions",
