@@ -12,8 +12,8 @@ take turns, ours first, so that a machine whose speed drifts does not favour one
 
 `roster bench` itself counts TTFT from the time at which a request should have left, and pools the latencies of all
 tokens; that differs by what the client is late, and is printed beside it. The default runner is the hash model, whose
-steps sleep `--step-ms`: the endpoint's times then hardly depend on what else the machine does. Exit status 1 when a
-mean or median differs by more than 10%.
+steps sleep `--step-ms`, whatever a prompt's length: the endpoint's times then hardly depend on what else the machine
+does. Exit status 1 when a mean or median differs by more than 10%.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from bench.provenance import provenance
 from roster_client.bench.record_file import read_run
 from roster_client.stack import Endpoints, Stack
 from runner_svc.byte_tokenizer import build_byte_tokenizer
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
 from tests.support.gateway import gateway
 
 BAR = 0.10
@@ -63,7 +65,9 @@ def ours(url: str, options: argparse.Namespace, folder: Path, turn: int, into: M
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
     out = folder / f"ours-{turn}"
     command = [sys.executable, "-m", "roster_client.cli", "bench", "serve", f"--openai={url}", f"--trace={trace}"]
-    command += [f"--requests={options.requests}", f"--tokenizer={folder / 'tokenizer'}", f"--out={out}", "--card=any"]
+    command += [f"--requests={options.requests}", f"--out={out}", "--card=any"]
+    if options.device == "cpu":  # the hash model's bytes are no words
+        command.append(f"--tokenizer={folder / 'tokenizer'}")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (file,) = out.glob("*.jsonl*")
     for request in read_run(file).requests:
@@ -100,7 +104,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Measured]:
         folder = Path(name)
         async with Stack(Endpoints.free(), scheduler={}, runner=runner) as stack:
             await stack.wait_ready(READY_TIMEOUT_S)
-            write_tokenizer(folder / "tokenizer")
+            write_tokenizer(options, folder / "tokenizer")
             with gateway(folder, stack.endpoints.listen) as url:
                 for turn in range(options.turns):
                     await asyncio.to_thread(ours, url, options, folder, turn, results["ours"])
@@ -108,8 +112,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Measured]:
     return results
 
 
-def write_tokenizer(folder: Path) -> None:
-    """The hash model's tokenizer, as transformers loads it."""
+def write_tokenizer(options: argparse.Namespace, folder: Path) -> None:
+    """The served model's tokenizer, as transformers loads it."""
+    if options.device == "cpu":
+        folder.symlink_to(model_folder(options.model, default_cache_folder(), lambda *_: None))
+        return
     folder.mkdir()
     build_byte_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
