@@ -6,23 +6,20 @@ import importlib.metadata
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from roster_client.bench.provenance import commit, processor, utc_now
 
 
 def provenance(module: str, packages: Sequence[str]) -> dict[str, Any]:
     """Command (of `python -m module`), date (UTC), commit, processor, cores and package versions, ready for JSON."""
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "processor": _processor(),
+        "date": utc_now(),
+        "commit": commit(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
         "versions": {
@@ -30,16 +27,3 @@ def provenance(module: str, packages: Sequence[str]) -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in packages},
         },
     }
-
-
-def _commit() -> str:
-    """The commit that is checked out, "" outside a clone."""
-    answer = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

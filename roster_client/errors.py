@@ -15,6 +15,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
+_WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+"""What grpc.aio makes of a message that could not be written because the connection broke; no server said so."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -107,6 +110,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 def from_rpc_error(error: grpc.RpcError) -> RosterError:
     """The exception for a failed call, sync or asyncio, with the details that came in its trailing metadata."""
     call: Any = error
+    if (call.code(), call.details()) == _WRITE_FAILED:
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
     details = status_pb2.Status()
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:

@@ -17,15 +17,21 @@ FIRST_ORDINARY_TOKEN = 256
 _OWN_IDS = 1 << 40
 """Ids from here on are those of prompts without hash ids."""
 
+_SALT_STEP = 0xD1B54A32D192ED03
+"""Odd, so that no two salts below 2^64 meet."""
 
-def prompt_tokens(trace: Trace, index: int, vocab_size: int) -> npt.NDArray[np.int32]:
-    """The prompt of request `index`: (prompt_tokens,) ids in [256, vocab_size)."""
+
+def prompt_tokens(trace: Trace, index: int, vocab_size: int, salt: int = 0) -> npt.NDArray[np.int32]:
+    """The prompt of request `index`: (prompt_tokens,) ids in [256, vocab_size).
+
+    Another `salt` (from 0 on) gives other tokens throughout, which share with each other as those of salt 0 do.
+    """
     request = trace.requests[index]
     if request.prefix_hash_ids:
         ids = np.array(request.prefix_hash_ids, np.uint64)
-        return _block_tokens(ids, trace.hash_block_tokens, vocab_size)[: request.prompt_tokens]
+        return _block_tokens(ids, trace.hash_block_tokens, vocab_size, salt)[: request.prompt_tokens]
     own = np.array([_OWN_IDS + index], np.uint64)
-    return _block_tokens(own, request.prompt_tokens, vocab_size)
+    return _block_tokens(own, request.prompt_tokens, vocab_size, salt)
 
 
 def blank_prompt(request: TraceRequest) -> npt.NDArray[np.int32]:
@@ -33,11 +39,11 @@ def blank_prompt(request: TraceRequest) -> npt.NDArray[np.int32]:
     return np.zeros(request.prompt_tokens, np.int32)
 
 
-def _block_tokens(ids: npt.NDArray[np.uint64], block_tokens: int, vocab_size: int) -> npt.NDArray[np.int32]:
+def _block_tokens(ids: npt.NDArray[np.uint64], block_tokens: int, vocab_size: int, salt: int) -> npt.NDArray[np.int32]:
     """The blocks' tokens one after another, (len(ids) * block_tokens,), by splitmix64's finalizer (Steele et al.)."""
     positions = np.arange(block_tokens, dtype=np.uint64)
     x = ((ids[:, None] << np.uint64(20)) + positions[None, :]).ravel()
-    x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt * _SALT_STEP % (1 << 64))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)

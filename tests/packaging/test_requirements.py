@@ -45,7 +45,7 @@ def test_scheduler_needs_no_torch() -> None:
     assert [name for name in found if name.startswith(("nvidia-", "cupy", "triton"))] == []
 
 
-@pytest.mark.parametrize("extra", ["scheduler", "runner", "dev"])
+@pytest.mark.parametrize("extra", ["scheduler", "runner", "bench", "dev"])
 def test_everything_is_pinned(extra: str) -> None:
     assert closure(extra) - set(pins()) == set(), "add them to constraints.txt"
 
