@@ -41,7 +41,7 @@ demo: venv ## serve SmolLM2 and stream eight prompts at once, continuously batch
 serve: venv ## keep both services up, for `roster generate` and `roster chat`
 	$(BIN)/roster serve
 
-test: venv ## the whole suite
+test: venv ## the whole suite (tests of the dashboard and the alerts want Prometheus: apt-get install prometheus)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-compose: venv ## build the images, stream from real containers, take them down
@@ -76,8 +76,9 @@ $(BUF):
 	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }
 	npm install --no-audit --no-fund --no-save --silent --prefix .cache/buf @bufbuild/buf@1.75.0
 
-docs: venv ## write docs/settings.md anew
+docs: venv ## write docs/settings.md and the Grafana dashboard anew
 	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python deploy/grafana/generate_dashboard.py
 
 bench-scheduler: venv ## µs per sequence per step of the scheduler
 	$(BIN)/python -m bench.scheduler
