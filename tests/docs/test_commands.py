@@ -160,7 +160,7 @@ def environment(roster: RosterProcesses) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page(page: str, roster: RosterProcesses, sandbox: Path) -> None:
-    """In their order, in one folder, so that one may use what another wrote; those of an earlier page are not run again."""
+    """In their order, in one folder, one may use what another wrote; those of an earlier page are not run again."""
     ours = environment(roster)
     earlier = {command.text for command in COMMANDS if PAGES.index(command.page) < PAGES.index(page)}
     for command in (command for command in COMMANDS if command.page == page and command.text not in earlier):
