@@ -10,7 +10,7 @@ BUF    := .cache/buf/node_modules/.bin/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving clean
+.PHONY: help venv demo serve test test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,12 @@ bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
 
 bench-serving: venv ## continuous batching against static and padded batches, with SmolLM2
 	$(BIN)/python -m bench.serving
+
+bench-padding: venv ## positions wasted by padding, on each trace, padded batches against packed steps
+	$(BIN)/python -m bench.packed_prefill
+
+bench-check: venv ## fails when scheduler or front take more instructions than the stored counts (needs valgrind)
+	$(BIN)/python -m bench.check
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
