@@ -10,7 +10,7 @@ BUF    := .cache/buf/node_modules/.bin/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-prefix bench-frontend bench-serving clean
+.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ demo: venv ## serve SmolLM2 and stream eight prompts at once, continuously batch
 serve: venv ## keep both services up, for `roster generate` and `roster chat`
 	$(BIN)/roster serve
 
-test: venv ## the whole suite
+test: venv ## the whole suite (tests of the dashboard and the alerts want Prometheus: apt-get install prometheus)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-compose: venv ## build the images, stream from real containers, take them down
@@ -70,8 +70,9 @@ $(BUF):
 	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }
 	npm install --no-audit --no-fund --no-save --silent --prefix .cache/buf @bufbuild/buf@1.75.0
 
-docs: venv ## write docs/settings.md anew
+docs: venv ## write docs/settings.md and the Grafana dashboard anew
 	$(BIN)/python docs/generate_settings.py
+	$(BIN)/python deploy/grafana/generate_dashboard.py
 
 bench-scheduler: venv ## µs per sequence per step of the scheduler
 	$(BIN)/python -m bench.scheduler
@@ -85,6 +86,12 @@ bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
 
 bench-serving: venv ## continuous batching against static and padded batches, with SmolLM2
 	$(BIN)/python -m bench.serving
+
+bench-padding: venv ## positions wasted by padding, on each trace, padded batches against packed steps
+	$(BIN)/python -m bench.packed_prefill
+
+bench-check: venv ## fails when scheduler or front take more instructions than the stored counts (needs valgrind)
+	$(BIN)/python -m bench.check
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -19,7 +19,9 @@ import platform
 import random
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +119,19 @@ def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str]:
 
 def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
     """Times in µs of `steps` steps in which nearly all sequences run."""
+    full = (
+        elapsed_s * 1e6
+        for number, rows, elapsed_s in scheduler_steps(policy, load, steps)
+        if rows > 0.95 * load.sequences and number > WARM_UP
+    )
+    times = list(islice(full, steps))
+    if policy.failures:
+        raise RuntimeError(f"the policy failed: {policy.last_failure}")
+    return times
+
+
+def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[tuple[int, int, float]]:
+    """Number, rows and seconds of one step after the other, for at least `steps` beyond the warm-up."""
     ledger = Ledger()
     queue = queue_for(policy, ledger)
     max_tokens = fill(queue, policy, ledger, load, steps)
@@ -125,9 +140,8 @@ def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
     gc.freeze()  # as the engine's loop does
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     results: list[tuple[int, bytes]] = []
-    times: list[float] = []
     stalled = False
-    while len(times) < steps:
+    while True:
         number, frame = results.pop(0) if stalled or len(results) == DEPTH else (0, b"")
         ledger.now_s = start = time.perf_counter()
         if number:
@@ -137,13 +151,9 @@ def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
         if step is None:
             continue
         plan_pb2.ToRunner(session=1, number=step.number, plan=step.plan).SerializeToString()
-        elapsed = time.perf_counter() - start
-        if len(step.flight.slots) > 0.95 * load.sequences and step.number > WARM_UP:
-            times.append(elapsed * 1e6)
+        elapsed_s = time.perf_counter() - start
         results.append((step.number, answer(step)))
-    if policy.failures:
-        raise RuntimeError(f"the policy failed: {policy.last_failure}")
-    return times
+        yield step.number, len(step.flight.slots), elapsed_s
 
 
 def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -> None:

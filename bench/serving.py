@@ -20,12 +20,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from bench.measurement import RunReport, Served, report
 from bench.provenance import provenance
 from bench.workload import BenchRequest, from_trace, with_poisson_arrivals
+from roster_client.bench.record import RequestRecord
+from roster_client.bench.workload import LoadRequest
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
 from roster_client.stack import Endpoints, Stack
@@ -98,18 +101,35 @@ def measure_padded(options: argparse.Namespace, requests: list[BenchRequest], ra
     """The same requests through transformers, in this process."""
     import torch
 
-    from bench.padded_generate import PaddedGenerate
+    from bench.baselines.loading import load
+    from bench.baselines.padded_generate import PaddedGenerate
     from runner_svc.model.source import model_folder
     from runner_svc.settings import default_cache_folder
 
     torch.set_num_threads(options.threads)
     folder = model_folder(options.model, default_cache_folder(), lambda *_: None)
-    baseline = PaddedGenerate(folder, options.slots)
-    baseline.run(requests[:2])
+    baseline = PaddedGenerate(load(folder), options.slots)
+    baseline.run(load_requests(requests[:2]))
     poisson = with_poisson_arrivals(requests, rate, options.seed)
     return [
-        report(PADDED, AT_ONCE, baseline.run(requests)),
-        report(PADDED, poisson_name(rate), baseline.run(poisson)),
+        report(PADDED, AT_ONCE, served_of(baseline.run(load_requests(requests)))),
+        report(PADDED, poisson_name(rate), served_of(baseline.run(load_requests(poisson)))),
+    ]
+
+
+def load_requests(requests: Sequence[BenchRequest]) -> list[LoadRequest]:
+    """As the baselines take them."""
+    return [
+        LoadRequest(str(number), one.arrival_s, np.array(one.prompt, np.int32), len(one.prompt), one.output_tokens)
+        for number, one in enumerate(requests)
+    ]
+
+
+def served_of(records: Sequence[RequestRecord]) -> list[Served]:
+    """The times that this benchmark reports on."""
+    return [
+        Served(record.scheduled_s, record.first_token_s, record.last_token_s, record.output_tokens)
+        for record in records
     ]
 
 

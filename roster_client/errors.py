@@ -15,6 +15,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
+_WRITE_FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+"""What grpc.aio makes of a message that could not be written because the connection broke; no server said so."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -102,11 +105,15 @@ _CLASSES: dict[grpc.StatusCode, type[RosterError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
 }
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+_LOST_WHILE_WRITING = "Internal error from Core"
+"""What grpc.aio itself says, with INTERNAL, of a bidirectional call whose connection broke while it sent a message."""
 
 
 def from_rpc_error(error: grpc.RpcError) -> RosterError:
     """The exception for a failed call, sync or asyncio, with the details that came in its trailing metadata."""
     call: Any = error
+    if (call.code(), call.details()) == _WRITE_FAILED:
+        return UnavailableError(grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was written")
     details = status_pb2.Status()
     for key, value in call.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:
@@ -114,7 +121,10 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
                 details = status_pb2.Status.FromString(value)
             except DecodeError:
                 details = status_pb2.Status()
-    return _build(call.code(), call.details() or details.message, details)
+    code, message = call.code(), call.details() or details.message
+    if code is grpc.StatusCode.INTERNAL and message == _LOST_WHILE_WRITING:
+        code, message = grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was sent"
+    return _build(code, message, details)
 
 
 def from_status(code: int, message: str, details: bytes) -> RosterError:

@@ -7,8 +7,9 @@ an inproc socket that the socket's thread polls. A plan of a session that is ove
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -60,6 +61,7 @@ class Launched:
 
     message: plan_pb2.ToScheduler
     plan: LaunchedPlan
+    since_s: float = field(default_factory=time.monotonic)
 
 
 class Executor(Protocol):
@@ -71,6 +73,10 @@ class Executor(Protocol):
     @property
     def broken(self) -> bool:
         """The backend can't be used any more: a fault says so, or will."""
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """Since when (`time.monotonic`) the oldest job is being done that is not done yet; None: there is none."""
 
     def start(self) -> None:
         """Called once, before the first job."""
@@ -95,6 +101,7 @@ class ComputeThread:
         self._context = context
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._busy_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
@@ -105,6 +112,11 @@ class ComputeThread:
     def broken(self) -> bool:
         """See `Executor`."""
         return self._runner.broken
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """See `Executor`."""
+        return self._busy_since_s
 
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""
@@ -126,7 +138,9 @@ class ComputeThread:
             while not isinstance(job := self._jobs.get(), Stop):
                 if job.session != self.session:
                     continue
+                self._busy_since_s = time.monotonic()
                 done = self._do(job)
+                self._busy_since_s = None
                 if done is not None:
                     self.finished.append(done)
                     wake.send(b"")

@@ -1,12 +1,13 @@
 """`roster-runner`: loads a model, says hello to the scheduler, executes plans until SIGTERM or Ctrl-C.
 
 Exit status: 0 after a signal, 1 when the scheduler turned the runner away, 2 for settings that can't be used, 3 when
-the device is beyond use (a CUDA error, say) and a new process must take over.
+the device is beyond use (a CUDA error or a step that never ends, say) and a new process must take over.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.plan_socket import BrokenBackend, PlanSocket, Rejected
+from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from runner_svc.settings import RunnerSettings
 
@@ -31,6 +32,8 @@ _SWITCH_INTERVAL_S = 0.0002
 
 # Objects between collections: a step makes a few hundred, nearly none of them in cycles.
 _GC_THRESHOLD = 20_000
+
+_BROKEN = 3
 
 log = structlog.get_logger()
 
@@ -42,17 +45,22 @@ def main() -> None:
     except (ValidationError, SettingsError) as error:
         sys.exit(_complain(_sentences(error)))
     configure_logs(settings.log_format, settings.log_level)
-    sys.exit(serve(settings))
+    status = serve(settings)
+    if status == _BROKEN:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # the ordinary way out waits for the device
+    sys.exit(status)
 
 
-MakeLink = Callable[[Runner, str, float, CurveClient | None], PlanSocket]
+MakeLink = Callable[[Runner, str, float, CurveClient | None, float], PlanSocket]
 
 
 def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread.
 
-    `make_link` makes the socket from the runner, the endpoint, `silence_s` and the keys: benchmarks put one in that
-    takes times.
+    `make_link` makes the socket from the runner, the endpoint, `silence_s`, the keys and `plan_timeout_s`: benchmarks
+    put one in that takes times.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,7 +69,8 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         curve = _curve(settings)  # before the model: a wrong path is told at once
         with LoadingProgress() as progress:
             backend = build_backend(settings, progress)
-        link = make_link(Runner(backend, settings.runner_id), settings.link, settings.silence_s, curve)
+        runner = Runner(backend, settings.runner_id)
+        link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
     except zmq.ZMQError as error:
@@ -91,9 +100,12 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     except Rejected as rejection:
         log.error("the scheduler can't use this runner", reason=str(rejection))
         return 1
+    except HungBackend:
+        log.error("a plan does not end: start this runner again", seconds=settings.plan_timeout_s)
+        return _BROKEN
     except BrokenBackend:
         log.error("the device can't be used any more: start this runner again")
-        return 3
+        return _BROKEN
     log.info("stopped")
     return 0
 

@@ -32,6 +32,11 @@ class OverlappingExecutor:
         """See `Executor`."""
         return self._runner.broken
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """See `Executor`."""
+        return self._launched[0].since_s if self._launched else None
+
     def start(self) -> None:
         """There is no thread to start."""
 

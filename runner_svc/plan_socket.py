@@ -3,6 +3,8 @@
 | situation | what is said |
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
+| the same, while a plan computes | nothing yet: Hello means that plans can be taken |
+| the same, when that takes longer than `plan_timeout_s` | HungBackend: the process must be started again |
 | Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
 | anything else of another session | the same: its scheduler may have been paused while a successor took over |
@@ -54,14 +56,29 @@ class BrokenBackend(Exception):
     """The device can't be used any more by this process."""
 
 
+class HungBackend(BrokenBackend):
+    """A plan does not end."""
+
+
 class PlanSocket:
     """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
 
-    def __init__(self, runner: Runner, endpoint: str, silence_s: float = 3.0, curve: CurveClient | None = None) -> None:
-        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear."""
+    def __init__(
+        self,
+        runner: Runner,
+        endpoint: str,
+        silence_s: float = 3.0,
+        curve: CurveClient | None = None,
+        plan_timeout_s: float = 120.0,
+    ) -> None:
+        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear.
+
+        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more.
+        """
         self._endpoint = endpoint
         self._curve = curve
         self._silence_s = silence_s
+        self._plan_timeout_s = plan_timeout_s
         self._hello = runner.hello()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
@@ -92,7 +109,8 @@ class PlanSocket:
     def run(self) -> None:
         """Serves until `stop`.
 
-        Raises Rejected when the scheduler turns the runner away, BrokenBackend when the backend is beyond use.
+        Raises Rejected when the scheduler turns the runner away, BrokenBackend when the backend is beyond use. After
+        HungBackend the process must end without waiting for its threads: the one that computes is stuck.
         """
         self._compute.start()
         try:
@@ -104,12 +122,19 @@ class PlanSocket:
             self._compute.submit(Stop())
             while self._compute.is_alive() or self._compute.finished:
                 self._turn()
+                if self._hangs():
+                    raise HungBackend
             self._flush()
         finally:
-            self._compute.submit(Stop())
-            self._disconnect(linger_ms=_LINGER_MS)
-            self._wake.close(linger=0)
-            self._context.term()
+            if not self._hangs():
+                self._compute.submit(Stop())
+                self._disconnect(linger_ms=_LINGER_MS)
+                self._wake.close(linger=0)
+                self._context.term()
+
+    def _hangs(self) -> bool:
+        since_s = self._compute.busy_since_s
+        return since_s is not None and time.monotonic() - since_s > self._plan_timeout_s
 
     def _connect(self) -> None:
         self._socket = self._context.socket(zmq.DEALER)
@@ -186,7 +211,12 @@ class PlanSocket:
         if not self._seeking and now_s - self._heard_s > self._silence_s:
             log.warning("the scheduler is silent", seconds=round(now_s - self._heard_s, 1))
             self._seek()
-        if not self._seeking or now_s < self._next_hello_s:
+        if not self._seeking or now_s < self._next_hello_s or self._compute.broken:
+            return
+        if self._compute.busy_since_s is not None:
+            if self._hangs():
+                raise HungBackend
+            self._next_hello_s = now_s + _RETRY_S
             return
         if self._hellos >= _UNANSWERED_HELLOS:
             self._hellos = 0

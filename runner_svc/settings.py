@@ -90,6 +90,12 @@ class RunnerSettings(BaseSettings):
     silence_s: float = Field(
         3.0, gt=0, description="Seconds without a word of the scheduler after which the runner says hello again."
     )
+    plan_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="Seconds that a plan may take once the scheduler is gone or has given this runner up; then the "
+        "process ends with status 3, to be started again.",
+    )
     vocab_size: int = Field(259, ge=259, description="Vocabulary of the test backends, in tokens.")
     eos_probability: float = Field(
         1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."

@@ -3,9 +3,11 @@
 Suspects are the requests with rows in plans that a lost runner had not answered. A first crash costs a request
 nothing: it runs on. From its second on it is held, and runs only in trials: a cohort of suspects alone with itself on a
 runner that takes nobody else. Who gets further than it was when it came is acquitted and runs on as before; the cohort
-of a runner that is lost is halved. A request that was the only one on its runner is the one, and is refused.
+of a runner that is lost is halved. A request that was the only one on its runner is the one, and is refused: at once
+where the loss proves a crash, and from the second time on where it may have been the network.
 
-A process that comes back as if nothing had been (its network was cut) absolves those that it made suspects.
+A process that comes back as if nothing had been absolves those that its loss counted against, though not for ever
+(see `Suspicion`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,6 @@ from scheduler_svc.waiting_queue import WaitingQueue
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
 
-STRIKES = 2
-"""Crashes that make a request run in trials only."""
 REMEMBERED = 64
 """Lost sessions that may still prove to have been harmless."""
 
@@ -45,6 +45,14 @@ class Trial:
     queue: WaitingQueue
 
 
+@dataclass(slots=True, frozen=True)
+class Incident:
+    """A loss that its process may survive, and the requests that it counts against. `lone`: it was a trial of one."""
+
+    suspects: list[Request]
+    lone: bool = False
+
+
 class Quarantine:
     """Holds suspects and tries them, one cohort at a time."""
 
@@ -53,7 +61,7 @@ class Quarantine:
         self._cohorts: deque[list[Request]] = deque()
         self._trial: Trial | None = None
         self._reserved: int | None = None
-        self._incidents: OrderedDict[int, list[Request]] = OrderedDict()
+        self._incidents: OrderedDict[int, Incident] = OrderedDict()
 
     @property
     def active(self) -> bool:
@@ -75,7 +83,7 @@ class Quarantine:
             self._reserved = None
         suspects = [request for request in suspects if not request.finished]
         if trial is not None:
-            self._judge(trial, suspects, loss)
+            self._judge(session, trial, suspects, loss)
         elif loss is not Loss.LEFT and suspects:
             self._suspect(session, suspects, loss)
 
@@ -84,14 +92,17 @@ class Quarantine:
 
     def _suspect(self, session: int, suspects: list[Request], loss: Loss) -> None:
         for request in suspects:
-            request.strikes += 1
+            request.suspicion.strikes += 1
         if loss.survivable:
-            self._incidents[session] = suspects
-            while len(self._incidents) > REMEMBERED:
-                self._incidents.popitem(last=False)
-        self._hold([request for request in suspects if request.strikes >= STRIKES])
+            self._remember(session, Incident(suspects))
+        self._hold([request for request in suspects if request.suspicion.is_held])
 
-    def _judge(self, trial: Trial, in_flight: list[Request], loss: Loss) -> None:
+    def _remember(self, session: int, incident: Incident) -> None:
+        self._incidents[session] = incident
+        while len(self._incidents) > REMEMBERED:
+            self._incidents.popitem(last=False)
+
+    def _judge(self, session: int, trial: Trial, in_flight: list[Request], loss: Loss) -> None:
         """The runner of a trial was lost: by one of those that had not got further yet, as far as anybody can tell."""
         self._empty(trial)
         tried = _requests(trial.marks)
@@ -103,11 +114,21 @@ class Quarantine:
         if loss is Loss.LEFT or not accused:
             self._hold_first(accused)
         elif len(accused) == 1 and len(in_flight) == 1:
-            self._refuse(accused[0])
+            self._convict(session, accused[0], loss)
         elif len(accused) == 1:
             self._hold_first(accused)  # it was not alone: next time it is
         else:
             self._hold(accused)
+
+    def _convict(self, session: int, request: Request, loss: Loss) -> None:
+        """It was alone: it is the one, unless the loss may be the network's doing."""
+        if loss.survivable:
+            request.suspicion.lone_losses += 1
+            if not request.suspicion.is_convicted:
+                self._remember(session, Incident([request], lone=True))
+                self._hold_first([request])
+                return
+        self._refuse(request)
 
     def _hold(self, requests: list[Request]) -> None:
         """Two cohorts, each half of them; one that is alone is a cohort too."""
@@ -141,10 +162,13 @@ class Quarantine:
 
     def absolve(self, session: int) -> None:
         """The process that was lost in this session is back, unharmed: nobody there has crashed it."""
-        for request in self._incidents.pop(session, ()):
-            request.strikes -= 1
+        incident = self._incidents.pop(session, None)
+        if incident is None:
+            return
+        for request in incident.suspects:
+            request.suspicion.pardon(request.num_tokens, incident.lone)
             for cohort in self._cohorts:
-                if request in cohort and request.strikes < STRIKES:
+                if request in cohort and not request.suspicion.is_held:
                     cohort.remove(request)
                     self._release(request)
         self._cohorts = deque(cohort for cohort in self._cohorts if cohort)

@@ -13,14 +13,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.applied import end_of
-from scheduler_svc.intake import build_request
+from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import NOBODY, Phase, Request, Sequence
+from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -93,8 +94,8 @@ class Recovery:
         requests: dict[int, Request] = {}
         going_on = 0
         for resident in residents:
-            sequence = self._place_of(resident, requests)
-            if sequence is None or self._has_ended(sequence):
+            sequence = self._wanted(resident, requests)
+            if sequence is None or not self._goes_on(sequence, resident):
                 scheduler.expel(resident.slot, resident.blocks)
                 continue
             scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
@@ -103,14 +104,17 @@ class Recovery:
             self._queue_missing(request)
         return going_on
 
-    def _place_of(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
-        """The sequence that the resident is, out of every queue; None if it is not wanted (any more)."""
-        engine, context = self._engine, resident.context
-        request = engine.book.by_key(context.submit.tenant, context.submit.request_id)
+    def _wanted(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
+        """The sequence that the resident is; None if it is not to go on (any more), or not there.
+
+        `requests`: those rebuilt from this snapshot, by the id of their first sequence.
+        """
+        context = resident.context
         first_id = resident.sequence_id - context.index
+        request = self._known(context.submit, first_id)
         if request is None:
             request = requests[first_id] = self._rebuild(resident, first_id)
-            engine.enter(request)
+            self._engine.enter(request)
         sequence = request.sequences[context.index] if context.index < len(request.sequences) else None
         if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
             return None
@@ -118,15 +122,46 @@ class Recovery:
             return None  # it began again on another runner, whose rows on their way bring the same tokens
         if len(sequence.tokens) > len(resident.tokens):
             return None
+        if resident.computed >= len(resident.tokens) or request.suspicion.is_held:
+            return None  # its last row failed, or it may end runners: that shows again, elsewhere
         sampling = request.sampling
         if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
             return None  # no runner keeps log-probabilities: computing all again brings them back
-        engine.queue.discard(sequence)
-        engine.outbox.more(sequence, resident.tokens[len(sequence.log) :])
-        sequence.log = resident.tokens
-        sequence.hashes = []
-        sequence.cached_tokens = context.cached_tokens
         return sequence
+
+    def _known(self, submit: engine_pb2.Submit, first_id: int) -> Request | None:
+        """The request of this id, if it is not an earlier one whose id was used again since.
+
+        A runner that was out of reach may still hold what its client has cancelled, or sent again.
+        """
+        engine = self._engine
+        request = engine.book.by_key(submit.tenant, submit.request_id)
+        if request is None or not request.rebuilt or request.sequences[0].id >= first_id:
+            return request
+        refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
+        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        return None
+
+    def _goes_on(self, sequence: Sequence, resident: Resident) -> bool:
+        """Brings the sequence, out of every queue, up to what the runner knows of it; False if that ends it.
+
+        What was sampled behind an end never counted.
+        """
+        engine, known, tokens = self._engine, len(sequence.log), resident.tokens
+        end = None
+        for count in range(known + 1, len(tokens) + 1):
+            end = end_of(sequence, tokens[count - 1], count)
+            if end is not None:
+                tokens = tokens[:count]
+                break
+        engine.discard_waiting(sequence)
+        engine.outbox.more(sequence, tokens[known:])
+        sequence.log, sequence.hashes = tokens, []
+        sequence.cached_tokens = resident.context.cached_tokens
+        if end is not None:
+            engine.finish(sequence, end)
+        return end is None
 
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """The request as it was, with all its choices at their beginning, waiting for its client."""
@@ -138,21 +173,11 @@ class Recovery:
         submit.prompt = np.array(resident.tokens[: resident.prompt_len], "<i4").tobytes()
         submit.received = np.array(resident.tokens[resident.prompt_len : known], "<i4").tobytes()
         request = build_request(submit, NOBODY, first_id, now_s - max(0.0, unix_s - context.arrival_unix_s))
+        request.rebuilt = True
         request.arrival_unix_s = context.arrival_unix_s
         if context.HasField("deadline_unix_s"):
             request.deadline_s = now_s + context.deadline_unix_s - unix_s
         return request
-
-    def _has_ended(self, sequence: Sequence) -> bool:
-        """Ends the sequence where its tokens say so: what was sampled behind an end never counted."""
-        request = sequence.request
-        for index in range(request.prompt_len + request.num_received, len(sequence.log)):
-            end = end_of(sequence, sequence.log[index], index + 1)
-            if end is not None:
-                del sequence.log[index + 1 :]
-                self._engine.finish(sequence, end)
-                return True
-        return False
 
     def _queue_missing(self, request: Request) -> None:
         """Choices that no runner has told of (yet) begin again."""

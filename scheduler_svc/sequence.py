@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from protos import plan_pb2
+from scheduler_svc.suspicion import Suspicion
 
 if TYPE_CHECKING:
     from scheduler_svc.policy import RequestView
@@ -153,13 +154,20 @@ class Request:
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
-    strikes: int = 0
-    """Crashes of runners that it may have caused (see `Quarantine`)."""
+    rebuilt: bool = False
+    """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    """Losses of runners that it may have caused (see `Quarantine`)."""
 
     @property
     def finished(self) -> bool:
         """Every choice has ended."""
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of all its choices: more of them is progress."""
+        return sum(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def key(self) -> tuple[str, str]:

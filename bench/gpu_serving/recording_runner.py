@@ -33,7 +33,13 @@ class RecordingSocket(PlanSocket):
     """A plan socket that takes times, and lets its runner take some."""
 
     def __init__(
-        self, runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None, records: list[list[int]]
+        self,
+        runner: Runner,
+        endpoint: str,
+        silence_s: float,
+        curve: CurveClient | None,
+        plan_timeout_s: float,
+        records: list[list[int]],
     ) -> None:
         self._times: Times = {}
         self._records = records
@@ -53,7 +59,7 @@ class RecordingSocket(PlanSocket):
             return LaunchedPlan(wait, launched.done)
 
         runner.launch = recorded_launch  # type: ignore[method-assign]
-        super().__init__(runner, endpoint, silence_s, curve)
+        super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)
 
     def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
         counts = np.frombuffer(plan.extent_counts, "<i4")
@@ -117,8 +123,10 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, KernelProfiler(arguments.profile).switch)
     records: list[list[int]] = []
 
-    def recording_link(runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None) -> PlanSocket:
-        return RecordingSocket(runner, endpoint, silence_s, curve, records)
+    def recording_link(
+        runner: Runner, endpoint: str, silence_s: float, curve: CurveClient | None, plan_timeout_s: float
+    ) -> PlanSocket:
+        return RecordingSocket(runner, endpoint, silence_s, curve, plan_timeout_s, records)
 
     status = serve(settings, recording_link)
     StepRecord.of(records).save(arguments.record)

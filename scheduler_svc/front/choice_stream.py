@@ -60,6 +60,11 @@ class ChoiceStream:
         self.num_tokens = 0
         self.cached_tokens = 0
 
+    def accepted(self) -> None:
+        """The request is new to the engine. The last of its received tokens may have completed a stop string."""
+        if self._match_stop():
+            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+
     def arrived(self) -> None:
         """`incoming` was empty and is not: turns the tokens into text if that can't wait, and tells the stream.
 

@@ -130,6 +130,8 @@ class RequestStream:
         self.open_choices = len(self.choices)
         self._client.follow_choices(self.choices)
         self.state = StreamState.OPEN
+        for choice in self.choices:
+            choice.accepted()
         self.touched(True)
 
     def attached(self, message: engine_pb2.Attached) -> None:

@@ -9,7 +9,8 @@ text cursor, and a stream can be resumed at any token, by any worker, from the l
 
 A stop string matches where it first completes (see stop_matcher). The token in which it completes is the choice's last;
 its text ends before the stop string, or with it if that is asked for. A match must complete after the first
-`min_tokens` tokens and after the received ones, but may begin within them; text delivered earlier is never taken back.
+`min_tokens` tokens, but may begin within them. One that completes in the last received token has ended the choice (its
+finish was lost on the way); earlier received tokens end nothing. Text delivered earlier is never taken back.
 Characters that are only decided by `finish` don't match: the choice has ended.
 """
 
@@ -88,7 +89,7 @@ class ChoiceText:
         self._include = options.include_stop_string
         self._state = ROOT
         # The number (from 1) of the first token in which a stop string may complete.
-        self._first_match = max(options.min_tokens, len(received)) + 1
+        self._first_match = max(options.min_tokens + 1, len(received))
         # Ready: decided, for `take`. Held: the tokens after those; `_held_text` begins at character `_held_start` of
         # the choice's text, and `_held_ends` says, on the same scale, where the text of each ends. The first `_settled`
         # of the held tokens don't end within a character that is still open.

@@ -1,4 +1,4 @@
-"""From a snapshot to the metric families of the exposition; docs/operators.md lists them."""
+"""From a snapshot to the metric families of the exposition; docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ class RosterCollector(Collector):
 def _queue(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("roster_waiting_sequences", "Sequences that wait for a slot.", snapshot.waiting)
     yield _gauge("roster_waiting_tokens", "Tokens of the sequences that wait.", snapshot.waiting_tokens)
+    yield _gauge("roster_waiting_sequences_limit", "Sequences that may wait; more are refused.", snapshot.waiting_limit)
+    text = "Prompt tokens that may wait; more are refused."
+    yield _gauge("roster_waiting_tokens_limit", text, snapshot.waiting_tokens_limit)
     text = f"Sequences that have not started, of the {TENANTS_SHOWN} tenants with the most; the others together."
     family = GaugeMetricFamily("roster_tenant_waiting_sequences", text, labels=["tenant"])
     shown = heapq.nlargest(TENANTS_SHOWN, snapshot.tenants, key=lambda item: item[1])
@@ -115,6 +118,11 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
         for runner in runners:
             family.add_metric([runner.id], value(runner))
         yield family
+    text = "Age of the oldest plan that a runner has not answered; 0 where it owes none."
+    family = GaugeMetricFamily("roster_oldest_plan_age_seconds", text, labels=["runner"])
+    for runner_id, age_s in snapshot.oldest_plans_s.items():
+        family.add_metric([runner_id], age_s)
+    yield family
 
 
 def _policy(snapshot: Snapshot) -> Iterator[Metric]:

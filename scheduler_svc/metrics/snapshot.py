@@ -27,6 +27,11 @@ class Snapshot:
     waiting: int
     """Sequences, wherever they wait."""
     waiting_tokens: int
+    waiting_limit: int
+    """Sequences that may wait; more are refused."""
+    waiting_tokens_limit: int
+    oldest_plans_s: dict[str, float]
+    """By runner, the age of the oldest plan that it has not answered; 0 where it owes none."""
     tenants: list[tuple[str, int]]
     """(tenant, its sequences that have not started), in no order."""
     refusals: dict[RefusalReason, int]
@@ -49,11 +54,18 @@ def take_snapshot(engine: Engine) -> Snapshot:
     """The engine's state. Call it in the engine's thread, between two steps."""
     measured, totals, model = engine.measurements, engine.totals, engine.pool.model
     measured.count()
+    now_s = engine.clock()
     return Snapshot(
         status=status(engine),
         model=model.name if model is not None else "",
         waiting=engine.num_waiting,
         waiting_tokens=engine.queue.num_tokens + engine.placement.placed_tokens,
+        waiting_limit=engine.settings.max_waiting_requests,
+        waiting_tokens_limit=engine.settings.max_waiting_tokens,
+        oldest_plans_s={
+            scheduler.hello.runner_id: now_s - scheduler.in_flight[0].sent_s if scheduler.in_flight else 0.0
+            for scheduler in engine.pool.schedulers.values()
+        },
         tenants=engine.shares.waiting_by_tenant(),
         refusals=dict(totals.refusals),
         ends=dict(measured.ends),

@@ -1,17 +1,13 @@
-"""The parts of the serving benchmark: workload, measurement, and the padded baseline on a tiny model."""
+"""The parts of the serving benchmark: workload and measurement."""
 
 from __future__ import annotations
 
 import csv
 import random
-from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.measurement import Served, report
-from bench.padded_generate import PaddedGenerate
 from bench.workload import TRACES, BenchRequest, from_trace, with_poisson_arrivals
 
 TRACE = "azure_conv_2023_busiest2000.csv"
@@ -46,22 +42,3 @@ def test_a_report_counts_from_the_first_arrival_to_the_last_token() -> None:
     run = report("x", "y", served)
     assert (run.requests, run.useful_tokens, run.seconds, run.useful_tokens_per_s) == (3, 35, 5.0, 7.0)
     assert (run.ttft_mean_s, run.ttft_p50_s, run.ttft_p99_s) == (pytest.approx(2.75 / 3), 0.5, 2.0)
-
-
-def test_padded_batches_serve_in_order_and_count_what_was_asked(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, eos_token_id=2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    lengths = [3, 9, 1, 4, 2]
-    requests = [BenchRequest(tuple(range(5, 6 + i)), length, 0.0) for i, length in enumerate(lengths[:4])]
-    requests.append(BenchRequest((7,), lengths[4], 0.5))
-    served = PaddedGenerate(tmp_path, 2).run(requests)
-    assert [request.tokens for request in served] == lengths
-    assert all(r.arrival_s < r.first_token_s <= r.last_token_s for r in served)
-    # Both of a batch get their first token in the same step, and the next batch begins when the longest has ended.
-    assert served[0].first_token_s == served[1].first_token_s
-    assert served[0].last_token_s < served[1].last_token_s < served[2].first_token_s == served[3].first_token_s
-    assert served[4].first_token_s >= 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,8 @@ def test_roster_drain_waits_for_what_runs_and_ends_the_scheduler(tmp_path: Path,
             output, _ = command.communicate(timeout=60)
         assert stream.num_tokens == 60 and stream.finish is not None and stream.finish.reason is FinishReason.LENGTH
         assert command.returncode == 0, output
-        assert "1 running, 0 waiting" in output and output.endswith("Drained: every request finished.\n")
+        # A request of await_refusal may have come just before the drain.
+        assert re.search(r"\b[12] running, 0 waiting", output) and output.endswith("Drained: every request finished.\n")
         assert roster.wait("scheduler") == 0
         assert roster.end("runner") == 0
 

@@ -17,7 +17,7 @@ from roster_client.sync_client import SyncRosterClient
 from tests.support.metrics_scrape import scrape, value
 from tests.support.processes import RosterProcesses, roster_processes
 
-OPERATORS = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8")
 RUNNER = {"device": "hash", "step_ms": 5, "eos_probability": 0, "slots": 2}
 REQUESTS, TOKENS = 6, 40
 
@@ -98,7 +98,36 @@ def exposed(families: dict[str, Metric]) -> dict[str, tuple[str, frozenset[str]]
     return table
 
 
+def documented() -> dict[str, dict[str, str]]:
+    """The rows of the page's table, by metric."""
+    columns = ("type", "unit", "labels", "what")
+    rows = re.findall(r"^\| `([a-z_:]+)` \| (\w+) \| ([\w ]+) \| (.*?) \| (.+) \|$", PAGE, re.MULTILINE)
+    return {name: dict(zip(columns, cells, strict=True)) for name, *cells in rows}
+
+
 def test_the_documented_metrics_are_those_that_are_exposed(roster: RosterProcesses) -> None:
-    rows = re.findall(r"^\| `([a-z_:]+)` \| (\w+) \| (.*?) \| .+ \|$", OPERATORS.read_text("utf-8"), re.MULTILINE)
-    documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert documented == exposed(scrape(roster.metrics_address))
+    families = scrape(roster.metrics_address)
+    rows = {name: (row["type"], frozenset(re.findall(r"`(\w+)`", row["labels"]))) for name, row in documented().items()}
+    assert rows == exposed(families)
+    told = {name: families[name.removesuffix("_total")].documentation for name in rows}
+    assert {name: row["what"] for name, row in documented().items()} == told
+
+
+def test_each_metric_has_the_unit_that_its_name_says() -> None:
+    for name, row in documented().items():
+        base = name.removesuffix("_total").removesuffix("_limit")
+        if "_seconds" in base:
+            assert row["unit"] == "s", name
+        elif base.endswith("_info"):
+            assert row["unit"] == "1", name
+        else:
+            assert row["unit"] != "s", name
+
+
+def test_the_documented_label_values_are_those_that_are_exposed(roster: RosterProcesses) -> None:
+    families = scrape(roster.metrics_address)
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (`.+`.*) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 7
+    for metric, label, values in rows:
+        samples = families[metric.removesuffix("_total")].samples
+        assert set(re.findall(r"`(\w+)`", values)) == {sample.labels[label] for sample in samples}, metric

@@ -68,4 +68,5 @@ def test_pins_satisfy_the_project() -> None:
 
 
 def test_pins_are_versions() -> None:
-    assert [pin for pin in pins().values() if not re.fullmatch(r"[0-9]+(\.[0-9]+)*(\.post[0-9]+)?", pin)] == []
+    version = r"([0-9]+!)?[0-9]+(\.[0-9]+)*(\.post[0-9]+)?"
+    assert [pin for pin in pins().values() if not re.fullmatch(version, pin)] == []

@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from roster_client import errors
 from roster_client.errors import FieldViolation, RosterError, from_rpc_error, from_status
+from roster_client.resumption import is_broken
 
 
 class Call(grpc.RpcError):
@@ -65,6 +66,11 @@ def test_classes() -> None:
         assert type(from_rpc_error(Call(grpc.StatusCode[name], "x", ()))) is kind
 
 
+def test_a_connection_that_breaks_while_a_message_is_sent_is_unavailable() -> None:
+    error = from_rpc_error(Call(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
+    assert type(error) is errors.UnavailableError and error.code is grpc.StatusCode.UNAVAILABLE
+
+
 @pytest.mark.parametrize("details", [b"", b"\xff\xff garbage"])
 def test_broken_details_do_not_hide_the_status(details: bytes) -> None:
     trailing = ((errors.STATUS_DETAILS_KEY, details),)
@@ -72,3 +78,10 @@ def test_broken_details_do_not_hide_the_status(details: bytes) -> None:
     assert isinstance(error, errors.NotFoundError)
     assert (str(error), error.violations, error.retry_after_s) == ("no such request", (), None)
     assert str(from_rpc_error(Call(grpc.StatusCode.INTERNAL, "", ()))) == "the call failed with INTERNAL"
+
+
+def test_a_message_that_could_not_be_written_is_a_broken_connection() -> None:
+    """As grpc.aio says it (`set_internal_error`) when a session's connection dies under a write."""
+    error = from_rpc_error(Call(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
+    assert isinstance(error, errors.UnavailableError) and is_broken(error)
+    assert "connection broke" in str(error)

@@ -11,7 +11,7 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc import plan_socket
-from runner_svc.plan_socket import BrokenBackend, PlanSocket, Rejected
+from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, ints, plan
@@ -27,9 +27,9 @@ def decode(position: int) -> plan_pb2.Plan:
 class RunnerUnderTest:
     """A runner with its link in a thread."""
 
-    def __init__(self, endpoint: str, silence_s: float) -> None:
+    def __init__(self, endpoint: str, silence_s: float, plan_timeout_s: float = 60.0) -> None:
         self.backend = SpyBackend()
-        self.link = PlanSocket(Runner(self.backend, "spy"), endpoint, silence_s)
+        self.link = PlanSocket(Runner(self.backend, "spy"), endpoint, silence_s, plan_timeout_s=plan_timeout_s)
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -66,8 +66,8 @@ def scheduler(tmp_path: Path) -> Iterator[FakeScheduler]:
 def start(scheduler: FakeScheduler) -> Iterator[Callable[..., RunnerUnderTest]]:
     started: list[RunnerUnderTest] = []
 
-    def start_one(silence_s: float = 30.0) -> RunnerUnderTest:
-        started.append(RunnerUnderTest(scheduler.endpoint, silence_s))
+    def start_one(silence_s: float = 30.0, plan_timeout_s: float = 60.0) -> RunnerUnderTest:
+        started.append(RunnerUnderTest(scheduler.endpoint, silence_s, plan_timeout_s))
         return started[-1]
 
     yield start_one
@@ -366,3 +366,32 @@ def test_a_backend_beyond_use_says_so_and_ends_the_process(scheduler: FakeSchedu
     assert "the device is gone" in scheduler.expect("event").event.fault
     runner.join()
     assert isinstance(runner.error, BrokenBackend)
+    assert scheduler.receive(0.5) is None, "it can't take plans, so it must not say hello"
+
+
+def test_a_runner_that_nobody_wants_says_hello_only_when_it_can_compute(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start(silence_s=0.3)
+    release = runner.hold_steps()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=1, ping=plan_pb2.Ping())
+    scheduler.expect("pong")
+    assert scheduler.receive(1.5) is None, "it is silent: to say hello would be to ask for plans"
+    release()
+    kinds = {scheduler.receive(10).WhichOneof("body"), scheduler.receive(10).WhichOneof("body")}  # type: ignore[union-attr]
+    assert kinds == {"result", "hello"}
+
+
+def test_a_plan_that_does_not_end_ends_the_process_once_nobody_wants_it(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start(silence_s=0.5, plan_timeout_s=1.0)
+    release = runner.hold_steps()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    for number in range(1, 21):  # the scheduler still waits for it
+        scheduler.send(number=number, ping=plan_pb2.Ping(last_plan=1))
+        scheduler.expect("pong")
+        time.sleep(0.1)
+    assert runner.error is None
+    runner.join()
+    assert isinstance(runner.error, HungBackend)
+    release()

@@ -13,6 +13,7 @@ from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import available_policies, load_policy
 from scheduler_svc.sequence import FinishReason
+from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.in_process import Stack, Submitted
 
 EOS_PROBABILITY = 1 / 24
@@ -35,7 +36,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
         self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
         self.cancelled: set[int] = set()
-        self.kills = 0
+        self.kills = self.cuts = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -174,8 +175,9 @@ class EngineMachine(RuleBasedStateMachine):
             elif request.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
                 # Its deadline could not be met: refused before it began.
                 assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
-            else:  # it was alone on a runner that was killed, after it had been on others
-                assert request.refused.code == grpc.StatusCode.INTERNAL.value[0] and self.kills >= 3
+            else:  # it was alone on runners that were killed, after it had been on others
+                assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+                assert self.kills + max(0, self.cuts - PARDONS) >= STRIKES + LONE_LOSSES
         assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 
 from protos import engine_pb2, plan_pb2
+from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.hash_model import HashBackend, expected_tokens
+from runner_svc.runner import Runner
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.recovery import UnsoundSnapshot, read_snapshot
 from scheduler_svc.roster_check import check_roster
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.sequence import FinishReason, Sequence
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 
@@ -160,6 +163,161 @@ def test_a_runner_that_comes_later_is_not_computed_twice() -> None:
     stack.runners.connect(99, late, former=late_session, holds=True)
     advance_until_idle(stack)
     assert_whole([request])
+    stack.assert_clean()
+
+
+class Convoy:
+    """A request of two choices on two runners, each of one slot, whose second runner comes late to a new scheduler."""
+
+    def __init__(self, seed: int, **settings: object) -> None:
+        self.stack = Stack(**settings)
+        for _ in range(2):
+            self.stack.add_runner(backend(slots=1))
+        self.stack.step()
+        self.request = self.stack.submit([5, 6, 7], 40, n=2, seed=seed, sampling=sampling(1.0))
+        advance(self.stack, 2)
+        sequences = self.stack.engine.book.live()[0].sequences
+        self.sessions = [self._session_of(sequence) for sequence in sequences]
+
+    def _session_of(self, sequence: Sequence) -> int:
+        (session,) = (key for key, value in self.stack.engine.pool.schedulers.items() if value is sequence.scheduler)
+        return session
+
+    def restart(self) -> Runner:
+        """A new scheduler, with the first choice's runner only; returns the second's."""
+        late = self.stack.runners.dismiss(self.sessions[1])
+        assert late is not None
+        self.stack.restart_scheduler()
+        return late
+
+    def arrives(self, late: Runner) -> None:
+        self.stack.runners.connect(99, late, former=self.sessions[1], holds=True)
+        self.stack.step()  # it is asked
+        self.stack.step()  # and answers
+
+
+def test_who_waits_for_one_runner_is_not_taken_up_on_another_too() -> None:
+    """The late runner's sequence has been placed on one that was busy: it leaves that one's queue."""
+    convoy = Convoy(seed=9)
+    stack = convoy.stack
+    stack.add_runner(backend(slots=2))
+    neighbours = [stack.submit([1, 1, number], 50, seed=2) for number in range(2)]  # no stop tokens
+    advance(stack, 3)
+    late = convoy.restart()
+    for _ in range(2):  # until it has as many plans as it may
+        stack.step()
+    stack.requests.pop(neighbours[0].handle)
+    stack.front.put(cancel=engine_pb2.Cancel(handle=neighbours[0].handle))
+    stack.step()
+    assert stack.engine.placement.num_placed == 1, "the case is not met"
+    convoy.arrives(late)
+    assert stack.engine.placement.num_placed == 0
+    advance_until_idle(stack)
+    assert_whole([convoy.request, neighbours[1]])
+    stack.assert_clean()
+
+
+def test_what_was_sampled_behind_an_end_is_not_told() -> None:
+    """The late runner has executed rows behind a stop token; the choice has begun again, and its client listens."""
+    for seed in range(200):
+        convoy = Convoy(seed, depth=3)
+        expected = convoy.request.expected(1, EOS_PROBABILITY)
+        if expected[-1] == IM_END_ID and 6 <= len(expected) <= 20:
+            break
+    stack, (_, session) = convoy.stack, convoy.sessions
+    stream = convoy.request.streams[1]
+    while len(stream.tokens) < len(expected) - 1:
+        stack.step()
+        stack.runners.execute(session)
+        stack.runners.deliver(session)
+    while stack.runners.execute(session):  # the end and what is behind it, and nobody hears of it
+        pass
+    late = convoy.restart()
+    stack.step()
+    assert len(late.snapshot().sequences[0].tokens) // 4 > 3 + len(expected), "the case is not met"
+    convoy.arrives(late)
+    assert stream.end is not None and stream.tokens == expected
+    advance_until_idle(stack)
+    assert_whole([convoy.request])
+    stack.assert_clean()
+
+
+class LosesPrecision(HashBackend):
+    """Its logits for one context are not finite."""
+
+    def __init__(self, at_position: int) -> None:
+        super().__init__(num_slots=4, block_size=4, num_blocks=64, context_length=256, eos_probability=0.0)
+        self._at_position = at_position
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        output = super().step(batch)
+        failing = batch.starts + batch.counts > self._at_position
+        output.fail(failing)
+        output.statuses[failing] = plan_pb2.ROW_STATUS_NOT_FINITE
+        return output
+
+
+def test_a_sequence_that_failed_unheard_fails_again() -> None:
+    """The old scheduler died before the bad status reached it. The new one must not wait for a row that never comes."""
+    stack = Stack()
+    stack.add_runner(LosesPrecision(at_position=8))
+    request = stack.submit([1, 2, 3], 20, sampling=sampling())
+    while len(request.streams[0].tokens if request.streams else []) < 5:
+        advance(stack)
+    stack.step()
+    while stack.runners.execute(max(stack.runners.runners)):
+        pass
+    stack.restart_scheduler()
+    advance_until_idle(stack)
+    (stream,) = request.streams
+    assert stream.end is not None and stream.end.reason == FinishReason.ERROR
+    assert stream.tokens == expected_tokens([1, 2, 3], 20)[: len(stream.tokens)]
+    stack.assert_clean()
+
+
+def test_a_client_that_is_ahead_of_a_copy_that_is_lost() -> None:
+    """It attached to a runner's stale copy, which is lost again on the way to what the client has: it sends all that
+    it has, and the stream goes on behind it."""
+    stack = Stack()
+    session = stack.add_runner(backend())
+    request = stack.submit([1, 2, 3], 40, seed=3, sampling=sampling(1.0))
+    advance(stack, 4)
+    stale = copy.deepcopy(stack.runners.runners[session])
+    advance(stack, 3)
+    stack.runners.dismiss(session)
+    stack.runners.connect(50, stale)
+    stack.restart_scheduler()
+    stack.step()
+    (stream,) = request.streams
+    assert 0 < stream.at < len(stream.tokens), "the case is not met"
+    stack.runners.dismiss(max(stack.runners.runners))
+    stack.add_runner(backend())
+    stack.restart_scheduler()
+    advance_until_idle(stack)
+    assert stack.engine.totals.requests == 1, "it was not sent again"
+    assert_whole([request])
+    stack.assert_clean()
+
+
+def test_an_id_that_was_used_again_is_the_later_request() -> None:
+    """A runner that was out of reach still holds the request that the client has cancelled."""
+    stack = Stack(no_runner_s=1e6)
+    session = stack.add_runner(backend())
+    former = stack.submit([1, 2, 3], 90, request_id="same", seed=3, sampling=sampling(1.0))
+    advance(stack, 5)
+    unreachable = stack.runners.kill(session)
+    stack.front.put(cancel=engine_pb2.Cancel(handle=former.handle))
+    stack.add_runner(backend())
+    advance(stack, 2)
+    later = stack.submit([4, 5, 6, 7], 90, request_id="same", seed=4, sampling=sampling(1.0))
+    advance(stack, 5)
+    second = stack.runners.dismiss(max(stack.runners.runners))
+    assert second is not None
+    stack.runners.connect(51, unreachable)
+    stack.restart_scheduler()  # it is back, and is the first to tell
+    stack.runners.connect(60, second, former=2, holds=True)
+    advance_until_idle(stack)
+    assert_whole([later])
     stack.assert_clean()
 
 

@@ -58,6 +58,7 @@ class RecoveryMachine(EngineMachine):
         """A runner is given up, and comes back as it was."""
         session = self._some_runner(data)
         runner = self.stack.runners.kill(session, Loss.SILENT)
+        self.cuts += 1
         self.stack.step()
         self._return(runner, session, holds=False)
 

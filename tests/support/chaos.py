@@ -6,18 +6,18 @@ Every request is made from its number and a seed, and its answer is known: `Requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
 from protos import admin_pb2
 from roster_client.admin import AdminClient
-from roster_client.client import RosterClient
+from roster_client.client import EventStream, RosterClient
 from roster_client.errors import (
     NotFoundError,
     OverloadedError,
@@ -27,11 +27,15 @@ from roster_client.errors import (
 )
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Options
+from roster_client.session import Session, SessionStream
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses
 
 EOS_PROBABILITY = 1 / 64
+EARLY_KILLS = 0.2
+"""Part of the kills after which the next may come while the process still starts."""
+PATIENCE_S = 120.0
 MAX_TOKENS = 60
 
 
@@ -54,7 +58,9 @@ class RequestSpec:
     stop: str | None
     in_session: bool
     cancel_after: int | None
-    """Tokens after which the client goes away; None: it stays."""
+    """Tokens after which the request is cancelled; None: never."""
+    cancel_by_id: bool
+    """By a call of its own, while the stream stays open; else the client cuts the stream."""
 
     @classmethod
     def of(cls, number: int, seed: int) -> RequestSpec:
@@ -72,6 +78,7 @@ class RequestSpec:
             stop=None,
             in_session=rng.random() < 0.5,
             cancel_after=rng.randrange(1, 20) if rng.random() < 0.1 else None,
+            cancel_by_id=rng.random() < 0.5,
         )
         if rng.random() < 0.1 and spec.n == 1:
             text = text_of(spec.expected(0))
@@ -110,17 +117,20 @@ class RequestSpec:
         for index in range(self.n):
             expected = self.expected(index)
             choice = completion.choices[index]
-            assert choice.token_ids == expected[: len(choice.token_ids)], f"request {self.number}, choice {index}"
+            told = f"{self}, choice {index}: {choice}"
+            assert choice.token_ids == expected[: len(choice.token_ids)], told
             if self.logprobs is not None:
-                assert len(choice.logprobs) == len(choice.token_ids)
-            assert choice.finish is not None
-            if self.stop is not None and choice.finish.stop_string is not None:
+                assert len(choice.logprobs) == len(choice.token_ids), told
+            assert choice.finish is not None, told
+            if choice.finish.reason is FinishReason.CANCELLED:
+                assert self.cancel_after is not None, told
+            elif self.stop is not None and choice.finish.stop_string is not None:
                 text = text_of(expected)
-                assert choice.text == text[: text.index(self.stop)], f"request {self.number}: stop string"
+                assert choice.text == text[: text.index(self.stop)], told
             else:
-                assert choice.token_ids == expected, f"request {self.number}, choice {index} ends early"
-                assert choice.text == text_of(expected)
-                assert choice.finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
+                assert choice.token_ids == expected, told
+                assert choice.text == text_of(expected), told
+                assert choice.finish.reason in (FinishReason.STOP, FinishReason.LENGTH), told
 
 
 @dataclass(slots=True)
@@ -158,36 +168,52 @@ class Load:
             await asyncio.gather(*[self._work(client, session) for _ in range(self._concurrency)])
         return self.outcome
 
-    async def _work(self, client: RosterClient, session: Any) -> None:
+    async def _work(self, client: RosterClient, session: Session) -> None:
         while self._next < self._count:
             spec = RequestSpec.of(self._next, self._seed)
             self._next += 1
-            deadline = time.monotonic() + 120
-            while not await self._attempt(spec, session if spec.in_session else client):
-                assert time.monotonic() < deadline, f"request {spec.number} was never taken"
+            deadline = time.monotonic() + PATIENCE_S
+            while (failure := await self._attempt(spec, client, session)) is not None:
+                assert time.monotonic() < deadline, f"{spec} was never taken: {failure!r}"
                 await asyncio.sleep(0.1)
 
-    async def _attempt(self, spec: RequestSpec, target: Any) -> bool:
-        """One try; False when it never began."""
-        stream = target.generate(spec.prompt, **spec.options)
+    async def _attempt(self, spec: RequestSpec, client: RosterClient, session: Session) -> RosterError | None:
+        """One try; why it never began, or None: it has come to its end."""
+        stream = (session if spec.in_session else client).generate(spec.prompt, **spec.options)
         try:
-            tokens, heard_s = 0, None
-            async for event in stream:
-                if isinstance(event, Delta):
-                    heard_s = self._note(heard_s)
-                    tokens += len(event.token_ids)
-                if spec.cancel_after is not None and tokens >= spec.cancel_after:
-                    stream.cancel()
-                    self.outcome.cancelled += 1
-                    return True
-            spec.check(await stream.completion())
-            self.outcome.completed += 1
-        except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError):
-            return False
+            if await self._follow(spec, client, stream):
+                completion = await stream.completion()
+                spec.check(completion)
+                cancelled = any(choice.finish.reason is FinishReason.CANCELLED for choice in completion.choices)  # type: ignore[union-attr]
+                self.outcome.cancelled += cancelled
+                self.outcome.completed += not cancelled
+            else:
+                self.outcome.cancelled += 1
+        except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError) as error:
+            return error
         except RosterError as error:
             if error.code is not grpc.StatusCode.INTERNAL:
                 raise
             self.outcome.refused.append(str(error))
+        return None
+
+    async def _follow(self, spec: RequestSpec, client: RosterClient, stream: EventStream | SessionStream) -> bool:
+        """Reads the stream, and cancels where the request says so; False when it was cut."""
+        tokens, heard_s, cancelled = 0, None, spec.cancel_after is None
+        async for event in stream:
+            if isinstance(event, Delta):
+                heard_s = self._note(heard_s)
+                tokens += len(event.token_ids)
+            if cancelled or spec.cancel_after is None or tokens < spec.cancel_after:
+                continue
+            if not spec.cancel_by_id:
+                stream.cancel()
+                return False
+            cancelled = True
+            with contextlib.suppress(
+                NotFoundError, UnavailableError, RequestCancelledError
+            ):  # gone, or just restarting
+                await client.cancel(stream.request_id, deadline_s=PATIENCE_S)
         return True
 
     def _note(self, heard_s: float | None) -> float:
@@ -201,7 +227,11 @@ class Load:
 
 
 class Havoc:
-    """Kills and restarts runners and the scheduler, and swaps policies, until it is cancelled."""
+    """Kills and restarts runners and the scheduler, and swaps policies, until it is cancelled.
+
+    Most of the time what was killed may serve again before it is killed next, however slow the machine; sometimes it
+    dies while it starts.
+    """
 
     POLICIES = ("fcfs", "orca", "fair", "sjf", "priority", "deadline")
 
@@ -215,18 +245,27 @@ class Havoc:
         """A runner dies and is started again."""
         while True:
             await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.5))
-            await asyncio.to_thread(self._kill, self._rng.choice(self._runners))
+            await self._kill(self._rng.choice(self._runners))
 
     async def scheduler(self, every_s: float) -> None:
         """The scheduler dies and is started again."""
         while True:
             await asyncio.sleep(every_s * self._rng.uniform(0.7, 1.3))
-            await asyncio.to_thread(self._kill, "scheduler")
+            await self._kill("scheduler")
 
-    def _kill(self, name: str) -> None:
+    async def _kill(self, name: str) -> None:
         self._outcome.kills.append((time.monotonic(), name))
-        self._roster.end(name, signal.SIGKILL)
+        await asyncio.to_thread(self._roster.end, name, signal.SIGKILL)
         self._roster.start_one(name)
+        if self._rng.random() < EARLY_KILLS:
+            return
+        async with AdminClient(self._roster.admin_address) as admin:
+            while True:
+                await asyncio.sleep(0.1)  # also for the scheduler to notice that it is gone
+                with contextlib.suppress(RosterError):
+                    here = [runner.id for runner in (await admin.get_status(deadline_s=2)).runners]
+                    if name in here or (name == "scheduler" and here):
+                        return
 
     async def policies(self, every_s: float) -> None:
         """Another policy decides."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -142,6 +143,10 @@ class Stream:
         assert self.end is None or self.end.reason == end.reason or not whole
         self.end, self.again = self.end or end, False
 
+    def go_on(self) -> None:
+        """A new engine tells it from behind the tokens that the client has, which were sent with the request."""
+        self.at = len(self.tokens)
+
     def begin_again(self) -> None:
         """A new engine tells it from the first token on."""
         self.at, self.again = 0, self.end is not None
@@ -231,9 +236,12 @@ class Stack:
     def _send_again(self, request: Submitted) -> None:
         submit = engine_pb2.Submit()
         submit.CopyFrom(request.submit)
-        submit.seed = request.seed
-        if request.streams and submit.n == 1:
+        if request.first_sequence_id is not None:
+            submit.seed = request.seed
+        if request.streams and submit.n == 1 and request.streams[0].tokens:
             submit.received += pack(request.streams[0].tokens)
+            submit.digest = hashlib.blake2b(submit.digest + submit.received).digest()
+        self._attaching.add(request.handle)  # it may have turned up meanwhile
         self.front.put(submit=submit)
 
     def add_runner(self, backend: Backend) -> int:
@@ -246,7 +254,9 @@ class Stack:
         fields.setdefault("sampling", plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1))
         fields.setdefault("request_id", f"r{handle}")
         fields.setdefault("n", 1)
-        submit = engine_pb2.Submit(handle=handle, prompt=pack(prompt), max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+        submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+        submit.digest = submit.digest or hashlib.blake2b(submit.SerializeToString()).digest()
+        submit.handle = handle
         self.requests[handle] = Submitted(handle, submit)
         self.front.put(submit=submit)
         return self.requests[handle]
@@ -262,12 +272,15 @@ class Stack:
         kind = message.WhichOneof("message")
         if kind == "accepted":
             request = self.requests[message.accepted.handle]
+            self._attaching.discard(request.handle)
             assert not request.streams or request.first_sequence_id not in self.streams, "accepted twice"
             request.first_sequence_id, request.seed = message.accepted.first_sequence_id, message.accepted.seed
             request.streams = request.streams or [Stream() for _ in range(request.submit.n)]
             for index, stream in enumerate(request.streams):
                 if request.submit.n > 1:
                     stream.begin_again()
+                else:
+                    stream.go_on()
                 self.streams[request.first_sequence_id + index] = stream
         elif kind == "refused":
             if message.refused.handle in self.requests:
@@ -287,6 +300,8 @@ class Stack:
             self._send_again(request)
         elif refused.code == grpc.StatusCode.UNAVAILABLE.value[0] and self.restarts:
             self.now_s += refused.retry_after_ms / 1000
+            self.attach(request)
+        elif refused.code == grpc.StatusCode.ALREADY_EXISTS.value[0] and request.handle in self._attaching:
             self.attach(request)
         else:
             request.refused = refused

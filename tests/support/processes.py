@@ -57,7 +57,7 @@ class RosterProcesses:
                 "metrics_listen": endpoints.metrics_listen,
                 **(scheduler or {}),
             },
-            "runner": {"link": endpoints.link, **(runner or {})},
+            "runner": {"link": endpoints.link, "runner_id": "runner", **(runner or {})},
         }
         for number in range(2, runners + 1):
             name = f"runner-{number}"
@@ -120,6 +120,13 @@ class RosterProcesses:
     def wait(self, name: str) -> int:
         """Waits for a service that ends by itself; returns its exit status."""
         return self._processes.pop(name).wait(STOP_S)
+
+    def revive(self) -> list[tuple[str, int]]:
+        """Starts every service again that has ended by itself; returns which, and their exit statuses."""
+        ended = [(name, process.returncode) for name, process in self._processes.items() if process.poll() is not None]
+        for name, _ in ended:
+            self.start_one(name)
+        return ended
 
     def memory_bytes(self, name: str) -> int:
         """Resident memory of a service, its child processes included."""

@@ -100,6 +100,19 @@ async def test_received_tokens_are_neither_repeated_nor_lost() -> None:
         assert gathered.finishes[0].num_tokens == 30
 
 
+async def test_a_request_whose_received_tokens_end_with_a_stop_string_has_only_its_end_to_tell() -> None:
+    """What a client sends that got the last token before everything died, but not the finish."""
+    async with front_stack() as stack:
+        stop = pb.StopConditions(strings=["fgh"], max_tokens=500)
+        received = list(b"abcdefgh")
+        asked = pb.GenerateRequest(prompt=pb.Prompt(text="abcdefghij"), stop=stop, received_token_ids=received)
+        gathered = await gather(stack.stub.Generate(asked))
+        assert not gathered.tokens[0]
+        assert gathered.finishes[0] == pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string="fgh", num_tokens=8)
+        assert gathered.usage is not None and gathered.usage.completion_tokens == 8
+        await _forgotten(stack)
+
+
 async def test_same_id_and_body_takes_the_stream_over_and_another_body_is_refused() -> None:
     async with front_stack() as stack:
         asked = request("takeover", 400, request_id="twice")

@@ -98,7 +98,7 @@ def slow_stop(
     text: str, ends: Sequence[int], options: TextOptions, num_received: int = 0
 ) -> tuple[str | None, int, str]:
     """(stop string, tokens kept, text) by looking at every place where a string ends, in order."""
-    first_token = max(options.min_tokens, num_received)
+    first_token = max(options.min_tokens, num_received - 1)
     for token in range(first_token, len(ends)):
         begin = ends[token - 1] if token else 0
         for end in range(begin + 1, ends[token] + 1):
@@ -250,6 +250,15 @@ def test_a_stop_string_within_the_received_tokens_does_not_stop() -> None:
     choice.push(list(b"ad"))
     assert choice.take() == Piece(3, [97, 100], "ad")
     assert choice.stop is None
+
+
+def test_a_stop_string_that_the_last_received_token_completes_has_ended_the_choice() -> None:
+    choice = stream("byte_level", TextOptions(stop_strings=("bc",)), list(b"abc"))
+    assert (choice.stop, choice.num_tokens) == ("bc", 3)
+    choice.push(list(b"ad"))
+    assert choice.take() is None
+    patient = stream("byte_level", TextOptions(stop_strings=("bc",), min_tokens=3), list(b"abc"))
+    assert patient.stop is None
 
 
 def test_a_character_left_open_by_received_tokens_goes_on() -> None:

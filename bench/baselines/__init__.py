@@ -1,0 +1,1 @@
+"""Other systems under the same requests: transformers' padded `generate` and its continuous batching."""

@@ -1,0 +1,104 @@
+"""Runs a baseline over a workload's requests and writes the run, in the format of `roster bench`.
+
+    python -m bench.baselines padded --workload requests.jsonl --out run.jsonl [--model smollm2] [--slots 8]
+    python -m bench.baselines continuous --workload requests.jsonl --out run.jsonl --step-tokens 512 --kv-tokens 16384
+
+`--workload` is what `bench.baselines.workload_file.write_workload` wrote: the same token ids for every system. Arrival
+times are kept (open loop): a request that comes while the system is busy waits. Decoding is greedy, without stop
+tokens, so each request gets exactly its output tokens. The first two requests are served before the run, unrecorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
+from bench.baselines.loading import load
+from bench.baselines.padded_generate import PaddedGenerate
+from bench.baselines.workload_file import read_workload
+from roster_client.bench import provenance
+from roster_client.bench.record import RequestRecord, Run, RunHeader
+from roster_client.bench.record_file import write_run
+from roster_client.bench.workload import Workload
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
+
+NAMES = {"padded": "transformers, padded batches", "continuous": "transformers, continuous"}
+WARM_UP_REQUESTS = 2
+System = PaddedGenerate | ContinuousBatching
+
+
+def started(options: argparse.Namespace, model: PreTrainedModel) -> AbstractContextManager[System]:
+    """The system that was asked for."""
+    if options.system == "padded":
+        return nullcontext(PaddedGenerate(model, options.slots))
+    return continuous_batching(model, BatchSizes(options.slots, options.step_tokens, options.kv_tokens))
+
+
+def measured(options: argparse.Namespace, workload: Workload) -> list[RequestRecord]:
+    """Warm-up, then the workload."""
+    torch.set_num_threads(options.threads)
+    model = load(model_folder(options.model, default_cache_folder(), lambda *_: None), options.device)
+    with started(options, model) as system:
+        system.run([*workload.requests[:WARM_UP_REQUESTS]])
+        return system.run(workload.requests)
+
+
+def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
+    """The facts about the run."""
+    settings = {
+        "slots": options.slots,
+        "threads": options.threads,
+        "dtype": "float32" if options.device == "cpu" else "bfloat16",
+    }
+    if options.system == "continuous":
+        settings |= {"step_tokens": options.step_tokens, "kv_tokens": options.kv_tokens}
+    return RunHeader(
+        system=NAMES[options.system],
+        target="transformers in this process",
+        model=options.model,
+        workload=workload.name,
+        arrivals=workload.arrivals,
+        card=provenance.cpu_card() if options.device == "cpu" else provenance.gpu_card() or options.device,
+        command=provenance.command_line("python -m bench.baselines"),
+        rate=workload.rate,
+        seed=options.seed,
+        commit=provenance.commit(),
+        date=provenance.utc_now(),
+        warmup_requests=WARM_UP_REQUESTS,
+        versions=provenance.versions(),
+        settings=workload.settings | settings,
+        notes=list(workload.notes),
+    )
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("system", choices=sorted(NAMES))
+    parser.add_argument("--workload", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the run's file")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--slots", type=int, default=8, help="rows of a padded batch; sequences that run at once")
+    parser.add_argument("--step-tokens", type=int, default=512, help="most positions of a step (continuous)")
+    parser.add_argument("--kv-tokens", type=int, default=16384, help="size of the KV cache (continuous)")
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--seed", type=int, default=0, help="that the workload was made with, for the run's header")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Entry point."""
+    options = parse_options()
+    workload = read_workload(options.workload)
+    write_run(options.out, Run(header(options, workload), measured(options, workload)))
+
+
+if __name__ == "__main__":
+    main()

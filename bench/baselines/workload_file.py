@@ -1,0 +1,42 @@
+"""A workload as a file, so that a system in another process is sent the very same token ids at the same times.
+
+JSON Lines: first what it is, then a request a line; fields are those of `roster_client.bench.workload`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roster_client.bench.workload import LoadRequest, TokenIds, Workload
+
+
+def write_workload(path: Path, workload: Workload) -> None:
+    """Writes it. Raises TypeError for prompts that are texts: the baselines have no tokenizer."""
+    lines = [_plain(workload, leave_out="requests"), *map(_plain, workload.requests)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_workload(path: Path) -> Workload:
+    """Reads it back. Raises ValueError or TypeError for a file that is none."""
+    facts, *lines = map(json.loads, path.read_text().splitlines())
+    requests = (LoadRequest(**line | {"prompt": np.array(line["prompt"], np.int32)}) for line in lines)
+    return Workload(**facts | {"notes": tuple(facts["notes"]), "requests": tuple(requests)})
+
+
+def _plain(part: Workload | LoadRequest, leave_out: str = "") -> dict[str, Any]:
+    values = {one.name: getattr(part, one.name) for one in fields(part) if one.name != leave_out}
+    if isinstance(part, LoadRequest):
+        values["prompt"] = token_ids(part).tolist()
+    return values
+
+
+def token_ids(request: LoadRequest) -> TokenIds:
+    """Its prompt. Raises TypeError when that is a text."""
+    if isinstance(request.prompt, str):
+        raise TypeError(f"the prompt of request {request.request_id} is a text, token ids are needed")
+    return request.prompt

@@ -1,0 +1,52 @@
+"""The scheduler's work: steps of `bench.scheduler`, and whole turns of the engine on the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.check.work import Advance, Work
+from bench.scheduler import Load, scheduler_steps
+from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.simulator.cost_model import load_cost_model
+from scheduler_svc.simulator.simulation import Setup, simulate
+from scheduler_svc.simulator.trace import read_trace
+
+TRACE = Path(__file__).parents[1] / "traces" / "azure_conv_2023_busiest2000.csv"
+MOST_STEPS = 2000
+"""For which the benchmark has requests queued."""
+
+
+def steps(policy: str, load: Load) -> Advance:
+    """Steps of `bench.scheduler`: a result applied, the next plan made and encoded."""
+    running = scheduler_steps(PolicyGuard(load_policy(policy, {})), load, MOST_STEPS)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            next(running)
+
+    return advance
+
+
+def simulated_requests() -> Advance:
+    """Requests of a trace through the whole engine: submitted, queued, planned, published, ended."""
+    trace = read_trace(TRACE).divided(16, 16)
+    setup = Setup(load_cost_model("h200-llama-3.1-8b"))
+
+    def advance(count: int) -> None:
+        if count:
+            simulate(trace.first(count), setup)
+
+    return advance
+
+
+SCHEDULER_WORK = (
+    Work("scheduler, 256 decode", "step", lambda: steps("fcfs", Load(256)), warm_up=40, counted=60),
+    Work(
+        "scheduler, 64 come and go",
+        "step",
+        lambda: steps("fcfs", Load(64, waiting=64, tenants=4, output_tokens=32)),
+        warm_up=60,
+        counted=100,
+    ),
+    Work("engine, simulated requests", "request", simulated_requests, warm_up=4, counted=24),
+)

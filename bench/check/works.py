@@ -1,0 +1,40 @@
+"""The process that is counted: `python -m bench.check.works [--slowdown 0.2]`.
+
+`--slowdown` makes each unit do that share more of its own work, to show that the gate notices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from bench.check.counting import run_counted
+from bench.check.front_work import FRONT_WORK
+from bench.check.scheduler_work import SCHEDULER_WORK
+from bench.check.work import Advance, Work
+from scheduler_svc.logs import configure_logs
+
+WORKS = (*SCHEDULER_WORK, *FRONT_WORK)
+
+
+def slowed(work: Work, share: float) -> Work:
+    """The same units, each of which costs `share` more."""
+
+    def set_up() -> Advance:
+        advance = work.set_up()
+        return lambda units: advance(round(units * (1 + share)))
+
+    return replace(work, set_up=set_up)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slowdown", type=float, default=0.0)
+    share = parser.parse_args().slowdown
+    configure_logs("console", "error")
+    run_counted([slowed(work, share) for work in WORKS])
+
+
+if __name__ == "__main__":
+    main()

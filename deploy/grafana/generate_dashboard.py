@@ -1,0 +1,264 @@
+"""Writes dashboards/roster.json from the panels below: `python deploy/grafana/generate_dashboard.py` (`make docs`).
+
+A panel is said once, in the order in which it is seen; ids, grid positions and what all panels share are computed. Each
+query keeps to the chosen instances, and rates are over `$__rate_interval`, four scrapes at least.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent / "dashboards" / "roster.json"
+COLUMNS = 24
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+CHOSEN = 'instance=~"$instance"'
+CHOSEN_RUNNERS = f'{CHOSEN},runner=~"$runner"'
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel: queries by their legend, and how they are drawn."""
+
+    title: str
+    description: str
+    queries: dict[str, str]
+    unit: str
+    width: int = 8
+    height: int = 8
+    kind: str = "timeseries"
+    stacked: bool = False
+    most: float | None = None
+    """Upper end of the axis."""
+    thresholds: dict[float, str] = field(default_factory=dict)
+    """Colours from these values on."""
+
+
+def rate(metric: str, by: str = "", labels: str = "") -> str:
+    """Growth per second of a counter, summed up to the labels `by`."""
+    return f"sum{by and f' by ({by})'}(rate({metric}{{{CHOSEN}{labels and ',' + labels}}}[$__rate_interval]))"
+
+
+def percentiles(histogram: str) -> dict[str, str]:
+    """Quantiles of a histogram over all chosen instances."""
+    buckets = rate(f"{histogram}_bucket", by="le")
+    return {name: f"histogram_quantile({part}, {buckets})" for name, part in PERCENTILES.items()}
+
+
+def chosen(metric: str) -> str:
+    """A gauge of the service."""
+    return f"{metric}{{{CHOSEN}}}"
+
+
+def of_runners(metric: str) -> str:
+    """A gauge that each runner has."""
+    return f"{metric}{{{CHOSEN_RUNNERS}}}"
+
+
+MEAN_ROWS = f"{rate('roster_step_rows_sum')} / {rate('roster_step_rows_count')}"
+KV_USE = f"1 - sum({of_runners('roster_kv_free_blocks')}) / sum({of_runners('roster_kv_blocks')})"
+SAMPLED = rate("roster_sampled_tokens_total")
+
+ROWS: dict[str, list[Panel]] = {
+    "Now": [
+        Panel("Runners", "Runners that serve; without one nothing is computed.",
+              {"": f"sum({chosen('roster_runners')})"}, "none", 4, 4, "stat", thresholds={0: "red", 1: "green"}),
+        Panel("Running", "Sequences in slots, of all runners.",
+              {"": f"sum({of_runners('roster_running_sequences')})"}, "none", 4, 4, "stat"),
+        Panel("Waiting", "Sequences that wait for a slot.",
+              {"": f"sum({chosen('roster_waiting_sequences')})"}, "none", 4, 4, "stat"),
+        Panel("Tokens", "Tokens sampled per second.", {"": SAMPLED}, "suffix: tok/s", 4, 4, "stat"),
+        Panel("TTFT p90", "90% of the first tokens came within this time of their request.",
+              {"": percentiles("roster_time_to_first_token_seconds")["p90"]}, "s", 4, 4, "stat"),
+        Panel("KV use", "Part of the KV blocks that sequences hold; cached prefixes count as free.",
+              {"": KV_USE}, "percentunit", 4, 4, "stat", thresholds={0: "green", 0.9: "orange", 0.98: "red"}),
+    ],
+    "Traffic": [
+        Panel("Requests", "Requests accepted, and sequences that ended, by reason.",
+              {"accepted": rate("roster_requests_total"), "{{reason}}": rate("roster_sequences_ended_total", "reason")},
+              "reqps"),
+        Panel("Refusals", "Requests that the engine refused or took back, by reason.",
+              {"{{reason}}": rate("roster_refusals_total", "reason")}, "reqps", stacked=True),
+        Panel("Tokens", "Tokens sampled; prompt tokens computed; prompt tokens that a prefix hit spared.",
+              {"sampled": SAMPLED, "prompt, {{source}}": rate("roster_prompt_tokens_total", "source")},
+              "suffix: tok/s"),
+    ],
+    "Latency": [
+        Panel("Time to first token", "From a request's arrival to its first token, queue included.",
+              percentiles("roster_time_to_first_token_seconds"), "s"),
+        Panel("Inter-token latency", "From a sequence's token to its next, as the engine sees it.",
+              percentiles("roster_inter_token_latency_seconds"), "s"),
+        Panel("End to end", "From arrival to the end, of sequences that ended by stop or length.",
+              percentiles("roster_request_duration_seconds"), "s"),
+    ],
+    "Roster": [
+        Panel("Running", "Sequences in slots, by runner, under the slots there are.",
+              {"{{runner}}": f"sum by (runner) ({of_runners('roster_running_sequences')})",
+               "slots": f"sum({of_runners('roster_slots')})"}, "none"),
+        Panel("Waiting by tenant", "Sequences that have not started; the 20 tenants with the most, the others in one.",
+              {"{{tenant}}": f"sum by (tenant) ({chosen('roster_tenant_waiting_sequences')})"}, "none", stacked=True),
+        Panel("Batch fill", "Mean rows of a step over the slots of a runner.",
+              {"fill": f"{MEAN_ROWS} / avg({of_runners('roster_slots')})"}, "percentunit", most=1),
+        Panel("KV blocks", "Parts of the KV blocks: held by sequences, and free but still with a prefix in them.",
+              {"{{runner}} in use": f"1 - {of_runners('roster_kv_free_blocks')} / {of_runners('roster_kv_blocks')}",
+               "{{runner}} cached": f"{of_runners('roster_kv_cached_blocks')} / {of_runners('roster_kv_blocks')}"},
+              "percentunit", most=1),
+        Panel("Prefix hit rate", "Part of the prompt tokens that a cached prefix spared.",
+              {"hits": f"""{rate('roster_prompt_tokens_total', labels='source="cached"')}"""
+                       f" / {rate('roster_prompt_tokens_total')}"}, "percentunit", most=1),
+        Panel("Preemptions", "Sequences that lost their slot to others; rows computed for sequences that had ended.",
+              {"preemptions": rate("roster_preemptions_total"), "dropped rows": rate("roster_dropped_rows_total")},
+              "cps"),
+    ],
+    "Step": [
+        Panel("Engine time", "What the engine's thread does with its time. With no wait left it is the bottleneck.",
+              {"{{phase}}": rate("roster_engine_seconds_total", "phase")}, "percentunit", 6, stacked=True),
+        Panel("Runner time", "Runners in steps, and idle between a step and the next plan; the rest had no work.",
+              {"{{state}}": f"{rate('roster_runner_seconds_total', 'state')}"
+                            f" / on () group_left () sum({chosen('roster_runners')})"}, "percentunit", 6, stacked=True),
+        Panel("Step duration", "Runner time of a step, transport included.",
+              percentiles("roster_step_duration_seconds"), "s", 6),
+        Panel("Oldest plan", "Age of the oldest plan that a runner has not answered; healthy: below two steps.",
+              {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
+    ],
+    "Failures": [
+        Panel("Runners", "Runners that serve, and whether the service drains.",
+              {"{{instance}} runners": chosen("roster_runners"), "{{instance}} draining": chosen("roster_draining")},
+              "none", 6),
+        Panel("Runners lost", "Runners that went away, by reason, within the rate's interval.",
+              {"{{reason}}": f"sum by (reason) (increase({chosen('roster_runner_losses_total')}[$__rate_interval]))"},
+              "none", 6, stacked=True),
+        Panel("Recoveries", "Sequences that outlived their runner (recomputed) or a former scheduler (adopted).",
+              {"{{way}}": rate("roster_recovered_sequences_total", "way")}, "cps", 6, stacked=True),
+        Panel("Policy errors", "Decisions that the defaults took in the policy's place, and calls that took too long.",
+              {"failures": rate("roster_policy_failures_total"), "timeouts": rate("roster_policy_timeouts_total")},
+              "cps", 6),
+    ],
+}  # fmt: skip
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole dashboard."""
+    return {
+        "uid": "roster",
+        "title": "Roster",
+        "description": "Continuous batching: traffic, latency, the roster, its step, and what failed.",
+        "tags": ["roster", "llm"],
+        "schemaVersion": 38,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "timezone": "browser",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": variables()},
+        "panels": list(panels()),
+    }
+
+
+def variables() -> list[dict[str, Any]]:
+    """What is chosen at the dashboard's head."""
+    instances = "label_values(roster_uptime_seconds, instance)"
+    runners = f"label_values(roster_slots{{{CHOSEN}}}, runner)"
+    source = {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "hide": 0}
+    return [source, _labels("instance", "Scheduler", instances), _labels("runner", "Runner", runners)]
+
+
+def _labels(name: str, label: str, query: str) -> dict[str, Any]:
+    return {
+        "type": "query",
+        "name": name,
+        "label": label,
+        "hide": 0,
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": f"{name}s"},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"selected": True, "text": "All", "value": "$__all"},
+    }
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    """Rows and panels, from left to right and from top to bottom."""
+    number, top = 0, 0
+    for title, row in ROWS.items():
+        number += 1
+        position = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
+        yield {"type": "row", "id": number, "title": title, "collapsed": False, "gridPos": position, "panels": []}
+        left, top = 0, top + 1
+        for panel in row:
+            if left + panel.width > COLUMNS:
+                left, top = 0, top + panel.height
+            number += 1
+            position = {"x": left, "y": top, "w": panel.width, "h": panel.height}
+            yield _panel(panel, number, position)
+            left += panel.width
+        top += row[-1].height
+
+
+def _panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": query, "legendFormat": legend, "range": True}
+        for index, (legend, query) in enumerate(panel.queries.items())
+    ]
+    steps = [{"value": value or None, "color": colour} for value, colour in panel.thresholds.items()]
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "min": 0,
+        "thresholds": {"mode": "absolute", "steps": steps or [{"value": None, "color": "green"}]},
+    }
+    if panel.most is not None:
+        defaults["max"] = panel.most
+    if panel.kind == "timeseries":
+        defaults["custom"] = _drawing(panel)
+    return {
+        "type": panel.kind,
+        "id": number,
+        "title": panel.title,
+        "description": panel.description,
+        "gridPos": position,
+        "datasource": DATASOURCE,
+        "targets": targets,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": _OPTIONS[panel.kind],
+    }
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "colorMode": "value",
+        "graphMode": "area",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "textMode": "auto",
+    },
+}
+
+
+def _drawing(panel: Panel) -> dict[str, Any]:
+    drawing: dict[str, Any] = {
+        "drawStyle": "line",
+        "lineWidth": 1,
+        "fillOpacity": 40 if panel.stacked else 10,
+        "showPoints": "never",
+        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+    }
+    if panel.thresholds:
+        drawing["thresholdsStyle"] = {"mode": "line"}
+    return drawing
+
+
+if __name__ == "__main__":
+    PAGE.write_text(json.dumps(dashboard(), indent=2) + "\n", "utf-8")

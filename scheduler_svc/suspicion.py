@@ -1,0 +1,53 @@
+"""What counts against a request: the losses of runners that it may have caused.
+
+Most losses are nobody's fault, and some prove it: a process that comes back as if nothing had been was not crashed by
+what it ran. Those are pardoned. But a request may also make a runner silent for so long that it is given up, each time
+that it is tried: so who does not get further between them is pardoned `PARDONS` times, and then no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STRIKES = 2
+"""Losses that make a request run in trials only."""
+LONE_LOSSES = 2
+"""Losses of a runner that it had for itself, each of which the process might have survived, that convict a request."""
+PARDONS = 3
+"""Losses that the processes survived, and that are forgiven to a request that has not got further since the first."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Counters of one request."""
+
+    strikes: int = 0
+    """Losses of runners where it had rows, among others."""
+    lone_losses: int = 0
+    """Survivable losses of runners that it had for itself in a trial."""
+    pardons: int = 0
+    """Losses forgiven since it last got further."""
+    pardoned_at: int = -1
+    """Tokens that it had then."""
+
+    @property
+    def is_held(self) -> bool:
+        """It runs in trials only."""
+        return self.strikes >= STRIKES
+
+    @property
+    def is_convicted(self) -> bool:
+        """Chance is no longer the better explanation."""
+        return self.lone_losses >= LONE_LOSSES
+
+    def pardon(self, num_tokens: int, lone: bool) -> None:
+        """A loss turned out to be survived, by a request that has `num_tokens` now; `lone`: it had been alone there."""
+        if num_tokens > self.pardoned_at:
+            self.pardons, self.pardoned_at = 0, num_tokens
+        if self.pardons == PARDONS:
+            return
+        self.pardons += 1
+        if lone:
+            self.lone_losses -= 1
+        else:
+            self.strikes -= 1

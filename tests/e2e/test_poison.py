@@ -1,0 +1,96 @@
+"""A request that ends every runner process that computes it ends alone, and what runs beside it never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+
+from roster_client.client import RosterClient
+from roster_client.errors import RosterError
+from roster_client.events import Completion, Delta, FinishReason
+from runner_svc.hash_model import expected_tokens
+from tests.support.chaos import settled
+from tests.support.processes import RosterProcesses
+
+POISON = 201
+TOKENS = 120
+BROKEN = 3
+
+SCHEDULER = {"flush_ms": 5, "check": True, "plan_timeout_s": 2}
+RUNNER = {
+    "device": "hash", "slots": 8, "kv_tokens": 4096, "step_ms": 5, "silence_s": 0.5, "eos_probability": 0,
+    "poison_token": POISON, "plan_timeout_s": 2,
+}  # fmt: skip
+
+
+def drawn(rng: random.Random, within: range) -> list[int]:
+    """A prompt whose greedy answer meets the poison at one of these places, or nowhere if there are none."""
+    while True:
+        prompt = [rng.randrange(200) for _ in range(rng.randrange(1, 24))]
+        answer = expected_tokens(prompt, TOKENS, eos_probability=0)
+        place = answer.index(POISON) if POISON in answer else None
+        if (place in within) if within else place is None:
+            return prompt
+
+
+async def revive(roster: RosterProcesses, ended: Counter[int]) -> None:
+    """What an orchestrator does: starts again whatever ends. Counts exit statuses."""
+    while True:
+        ended.update(status for _, status in roster.revive())
+        await asyncio.sleep(0.05)
+
+
+async def read(client: RosterClient, prompt: list[int]) -> tuple[list[int], Completion | RosterError]:
+    """The tokens that came, and how it ended."""
+    tokens: list[int] = []
+    stream = client.generate(prompt, max_tokens=TOKENS, ignore_eos=True, temperature=0.0)
+    try:
+        async for event in stream:
+            if isinstance(event, Delta):
+                tokens += event.token_ids
+        return tokens, await stream.completion()
+    except RosterError as error:
+        return tokens, error
+
+
+@pytest.mark.parametrize(
+    ("effect", "status"),
+    [("kill", -signal.SIGKILL), ("hang", BROKEN), ("broken", BROKEN)],
+    ids=["kill", "hang", "broken"],
+)
+async def test_only_the_request_that_ends_its_runner_is_refused(tmp_path: Path, effect: str, status: int) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    innocent = [drawn(rng, range(0)) for _ in range(9)]
+    guilty = [[1, POISON, 2], drawn(rng, range(8, TOKENS - 1))]  # at once; after some tokens that stay valid
+    ended: Counter[int] = Counter()
+    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner={**RUNNER, "poison": effect}) as roster:
+        reviving = asyncio.create_task(revive(roster, ended))
+        async with RosterClient(roster.address) as client:
+            async with asyncio.timeout(150):
+                neighbours = [asyncio.create_task(read(client, prompt)) for prompt in innocent[:6]]
+                await asyncio.sleep(0.2)
+                poisonous = [asyncio.create_task(read(client, prompt)) for prompt in guilty]
+                neighbours += [asyncio.create_task(read(client, prompt)) for prompt in innocent[6:]]
+                answers = await asyncio.gather(*neighbours)
+                refusals = await asyncio.gather(*poisonous)
+        await settled(roster, 1)
+        reviving.cancel()
+    for prompt, (tokens, end) in zip(innocent, answers, strict=True):
+        assert isinstance(end, Completion), end
+        assert tokens == expected_tokens(prompt, TOKENS, eos_probability=0)
+        finish = end.choices[0].finish
+        assert finish is not None and finish.reason is FinishReason.LENGTH
+    for prompt, (tokens, end) in zip(guilty, refusals, strict=True):
+        assert isinstance(end, RosterError) and end.code is grpc.StatusCode.INTERNAL, end
+        assert "ended the process" in str(end)
+        assert tokens == expected_tokens(prompt, TOKENS, eos_probability=0)[: len(tokens)]
+    assert len(refusals[1][0]) >= 8, "what it got before stays valid"
+    assert set(ended) == {status} and ended[status] <= 12, ended

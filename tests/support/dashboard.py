@@ -1,0 +1,34 @@
+"""The Grafana dashboard as data: its panels, and their queries as Grafana would send them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "roster.json"
+
+
+def read_dashboard() -> dict[str, Any]:
+    """The whole document."""
+    document: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
+    return document
+
+
+def panels() -> list[dict[str, Any]]:
+    """Everything that shows data: all panels but the rows' heads."""
+    return [panel for panel in read_dashboard()["panels"] if panel["type"] != "row"]
+
+
+def queries(interval: str = "1m", **variables: str) -> dict[str, str]:
+    """The queries by "title/refId", variables filled in; a variable that is not given chooses all."""
+    values = dict.fromkeys(("instance", "runner"), ".*") | variables | {"__rate_interval": interval}
+    found = {}
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in values.items():
+                expression = expression.replace(f"${name}", value)
+            found[f"{panel['id']} {panel['title']}/{target['refId']}"] = expression
+    return found

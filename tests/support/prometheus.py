@@ -1,0 +1,89 @@
+"""Debian's Prometheus for tests: its checker promtool, and a server of its own on loopback that is asked over HTTP."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roster_client.stack import free_ports
+
+READY_S = 60.0
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus"
+)
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not here: apt-get install prometheus"
+)
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Runs promtool; returns what it says. Raises AssertionError with that if it finds a fault."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A server's HTTP API."""
+
+    url: str
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The instant vector of a query: samples with `metric` and `value` (time, text). Raises AssertionError."""
+        arguments = urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{arguments}", timeout=30) as answer:
+                result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expression}: {error.read().decode()}") from error
+        return result
+
+    def value(self, expression: str) -> float:
+        """The one value of a query; 0 where there is none yet."""
+        result = self.query(expression)
+        assert len(result) <= 1, f"{expression} has {len(result)} values"
+        return float(result[0]["value"][1]) if result else 0.0
+
+
+@contextmanager
+def prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
+    """A server with this configuration, ready; its data lies in the folder, and it is gone afterwards."""
+    (port,) = free_ports(1)
+    (folder / "prometheus.yml").write_text(config)
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    log = folder / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(process, url, log)
+        yield Prometheus(url)
+    finally:
+        process.kill()  # its data is not wanted any more
+        process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        assert process.poll() is None, f"prometheus ended\n{log.read_text(errors='replace')[-4000:]}"
+        assert time.monotonic() < deadline, f"prometheus is not ready\n{log.read_text(errors='replace')[-4000:]}"
+        try:
+            with urllib.request.urlopen(f"{url}/-/ready", timeout=2):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            time.sleep(0.1)
