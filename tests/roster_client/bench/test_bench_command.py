@@ -79,22 +79,8 @@ def test_a_trace_is_replayed_and_reported(roster: RosterProcesses, tmp_path: Pat
 def test_hash_ids_are_shared_prefixes_on_the_server(roster: RosterProcesses, tmp_path: Path) -> None:
     trace = trace_file(tmp_path, 12, hashes=True)
     out = tmp_path / "out"
-    bench(
-        "serve",
-        *server(roster),
-        "--trace",
-        trace,
-        "-n",
-        12,
-        "--prompt-divisor",
-        8,
-        "--out",
-        out,
-        "--rate",
-        15,
-        "--calls",
-        "generate",
-    )
+    options = ("-n", 12, "--prompt-divisor", 8, "--rate", 15, "--calls", "generate")
+    bench("serve", *server(roster), "--trace", trace, *options, "--out", out)
     cached = [request.cached_tokens or 0 for request in read_run(out / "run.jsonl.gz").requests]
     assert cached[0] == 0
     assert sum(count >= 64 for count in cached) >= 8, "a block of 512 tokens by 8, which all of them begin with"
@@ -112,16 +98,8 @@ def test_a_sweep_has_a_run_a_rate_and_offline_none(roster: RosterProcesses, tmp_
     run = read_run(tmp_path / "off" / "run.jsonl.gz")
     assert run.header.rate is None and run.header.arrivals == "all at once"
     assert {request.scheduled_s for request in run.requests} == {0.0}
-    bench(
-        "report",
-        tmp_path / "off" / "run.jsonl.gz",
-        "-o",
-        tmp_path / "again.html",
-        "--title",
-        "A & B",
-        "--ttft-target-ms",
-        1,
-    )
+    records, again = tmp_path / "off" / "run.jsonl.gz", tmp_path / "again.html"
+    bench("report", records, "-o", again, "--title", "A & B", "--ttft-target-ms", 1)
     page = again.read_text("utf-8")
     assert "A &amp; B" in page and "first token within 0.001 s" in page
 
