@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command with a Docker daemon of its own, for a Debian machine that has neither a Docker service nor an image
-# hub: installs the packages, starts dockerd by hand, makes a stand-in for the base image with debootstrap, runs the
-# command, and ends that daemon again.
+# hub: installs the packages, starts dockerd by hand, makes stand-ins for the images that a hub would give (the base with
+# debootstrap, Prometheus from Debian's binaries, a small imitation of Grafana), runs the command, and ends that daemon
+# again.
 #
 #   sudo deploy/docker-by-hand.sh make test-compose
 #
@@ -26,6 +27,7 @@ packages=()
 [ -x /usr/sbin/dockerd ] || packages+=(docker.io iptables)
 [ -x /usr/bin/docker-compose ] || packages+=(docker-compose)
 [ -x /usr/sbin/debootstrap ] || packages+=(debootstrap)
+[ -x /usr/bin/promtool ] || packages+=(prometheus)
 if [ ${#packages[@]} -gt 0 ]; then
   echo "docker-by-hand: installing ${packages[*]}"
   # policy-rc.d: a package must not start a daemon of its own here.
@@ -83,5 +85,21 @@ if ! docker image inspect "$base" >/dev/null 2>&1; then
   tar -C "$rootfs" -c . | docker import - "$base" >/dev/null
   rm -rf "$rootfs"
 fi
+
+# Builds a stand-in under the name that compose.yaml has for the image: stand_in NAME CONTEXT
+stand_in() {
+  local name="$1" context="$2" image
+  image="$(sed -n "s|^ *image: \(.*/$name:.*\)|\1|p" "$here/compose.yaml")"
+  docker image inspect "$image" >/dev/null 2>&1 && return
+  echo "docker-by-hand: making a stand-in for $image"
+  DOCKER_BUILDKIT=0 docker build --quiet ${PIP_CERT:+--build-arg PIP_CERT="$PIP_CERT"} --tag "$image" \
+    --file "$here/tests/compose/stand_ins/Dockerfile.$name" "$context" >/dev/null
+}
+
+mkdir "$run/binaries"
+cp /usr/bin/prometheus /usr/bin/promtool "$run/binaries"
+stand_in prometheus "$run/binaries"
+rm -r "$run/binaries"
+stand_in grafana "$here/tests/compose/stand_ins"
 
 "$@"

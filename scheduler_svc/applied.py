@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.plan_draft import InFlight
+from scheduler_svc.in_flight import InFlight
+from scheduler_svc.plan_draft import Column
 from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
@@ -73,13 +74,13 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     Raises MalformedResult, changing nothing.
     """
     tokens = np.frombuffer(result.tokens, "<i4")
-    num_rows = len(flight.sequences)
-    live = table.epoch[flight.slots]
+    lineup, num_rows = flight.lineup, len(flight.lineup.sequences)
     undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
-    if undisturbed and len(tokens) == num_rows and live.tobytes() == flight.epochs.tobytes():
+    if undisturbed and len(tokens) == num_rows == flight.samples and lineup.is_seated(table):
         applied = _apply_steady(table, flight, tokens, now_s)
     else:
-        applied = _apply_mixed(table, flight, *_columns(flight, result), live == flight.epochs, tokens, now_s)
+        live = table.epoch[lineup.slots] == lineup.epochs
+        applied = _apply_mixed(table, flight, *_columns(flight, result), live, tokens, now_s)
     if result.logprobs:
         index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
         applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
@@ -102,11 +103,10 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
 
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
     """Every row is live and sampled."""
-    slots = flight.slots
-    positions = flight.starts + flight.counts
-    table.computed[slots] = positions
-    applied = Applied(flight, _all_rows(len(slots)), tokens, table.sequence_id[slots])
-    _append(table, slots, positions, applied, now_s)
+    lineup = flight.lineup
+    table.computed[lineup.slots] = flight.ends
+    applied = Applied(flight, _all_rows(len(tokens)), tokens, lineup.sequence_ids)
+    _append(table, lineup.slots, flight.known, applied, now_s)
     return applied
 
 
@@ -115,15 +115,20 @@ def _all_rows(count: int) -> npt.NDArray[np.int64]:
     return _ALL_ROWS[:count] if count <= len(_ALL_ROWS) else np.arange(count)
 
 
-def _append(
-    table: SlotTable, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], applied: Applied, now_s: float
-) -> None:
-    """Live rows get their tokens, which stand at `positions`; collects the ends."""
+def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied, now_s: float) -> None:
+    """Live rows get their tokens, with which they have `lengths`; collects the ends."""
     tokens = applied.tokens
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
-    table.append(slots, tokens, positions)
-    ended = positions >= table.last[slots]
+    table.append(slots, tokens, lengths)
+    if applied.flight.fills or table.num_stoppable or table.num_many_stops:
+        _collect_ends(table, slots, lengths, applied)
+
+
+def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied) -> None:
+    """Which rows end with the token that they just got."""
+    tokens = applied.tokens
+    ended = lengths >= table.limit[slots]
     if table.num_stoppable:
         stopped = table.stops[slots] == tokens[:, None]
         if _TRUE in stopped.tobytes():  # cheaper than any()
@@ -132,8 +137,8 @@ def _append(
         ended |= table.many_stops[slots]
     if _TRUE not in ended.tobytes():
         return
-    for index in np.flatnonzero(ended).tolist():
-        sequence = applied.flight.sequences[applied.rows[index]]
+    for index in ended.nonzero()[0].tolist():
+        sequence = applied.flight.lineup.sequences[applied.rows[index]]
         end = end_of(sequence, int(tokens[index]))
         if end is not None:
             applied.ends.append((sequence, end))
@@ -158,14 +163,12 @@ def _apply_mixed(
     now_s: float,
 ) -> Applied:
     """Any mix of chunks, samples, stale and failed rows."""
-    slots = flight.slots[live]
-    positions = flight.starts + flight.counts
-    table.computed[slots] = positions[live]
+    table.computed[flight.slots[live]] = flight.ends[live]
     index_of_token = np.cumsum(got) - 1
     rows = np.flatnonzero(live & got)
     slots = flight.slots[rows]
     applied = Applied(flight, rows, tokens[index_of_token[rows]], table.sequence_id[slots])
-    _append(table, slots, positions[rows], applied, now_s)
+    _append(table, slots, flight.known[rows], applied, now_s)
     late: list[int] = []
     for row in np.flatnonzero(~live | (statuses != OK)).tolist():
         sequence = flight.sequences[row]

@@ -135,7 +135,7 @@ class Engine:
     def _record(self, applied: Applied) -> None:
         """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
         self.totals.sampled_tokens += len(applied.tokens)
-        self.ledger.charge_sampled(applied.flight.tenants, applied.rows)
+        self.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
         if applied.logprobs:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:

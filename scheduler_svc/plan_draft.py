@@ -16,49 +16,53 @@ SAMPLE = 1
 """Extent flag: sample a token after the last position."""
 
 
-def pack(numbers: list[int] | npt.NDArray[np.int64]) -> bytes:
+Column = npt.NDArray[np.int32]
+"""A number by row or by slot, as it goes over the wire."""
+
+
+def pack(numbers: list[int] | npt.NDArray[np.integer]) -> bytes:
     """A little-endian int32 column."""
     if isinstance(numbers, list):
         return struct.pack(f"<{len(numbers)}i", *numbers)
     return np.asarray(numbers, dtype=_INT32).tobytes()
 
 
-_ONES = np.ones(4096, np.int64)
+_ONES = np.ones(4096, np.int32)
 _ONES.setflags(write=False)
 _TRUE = _ONES.astype(np.bool_)
 _TRUE.setflags(write=False)
 _PACKED_ONES = pack(_ONES)
 
 
-def ones(count: int) -> npt.NDArray[np.int64]:
+def ones(count: int) -> Column:
     """A read-only column of ones: cheaper than making one, or than arithmetic with the number 1."""
-    return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int64)
+    return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int32)
+
+
+def packed_ones(count: int) -> bytes:
+    """`pack(ones(count))`, not made anew each time."""
+    return _PACKED_ONES[: 4 * count] if count <= len(_ONES) else pack(ones(count))
 
 
 @dataclass(slots=True)
-class InFlight:
-    """A plan on its way: rows by index. `epochs` tells rows whose sequence has left the slot since.
+class Appends:
+    """Blocks that block tables get in a step."""
 
-    Columns about who the rows are (packed_slots, sequences, tenants) may be the very objects of the plan before.
-    """
+    slots: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
 
-    number: int
-    slots: npt.NDArray[np.int64]
-    packed_slots: bytes
-    epochs: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    sample: npt.NDArray[np.bool_]
-    flags: bytes
-    """`sample` as uint8: the extent flags, and the token counts of a result in which every row is well."""
-    sequences: list[Sequence]
-    tenants: npt.NDArray[np.int64]
-    """Their tenants' rows in the ledger."""
-    num_decode: int
-    """The first rows decode, the others compute prompts."""
-    positions: int
-    """Positions that the step computes."""
-    sent_s: float
+    def add(self, slot: int, index: int, block: int) -> None:
+        """The slot's table gets `block` at `index`."""
+        self.slots.append(slot)
+        self.indexes.append(index)
+        self.blocks.append(block)
+
+    def encode_into(self, plan: plan_pb2.Plan) -> None:
+        """Sets the plan's columns."""
+        plan.append_slots = pack(self.slots)
+        plan.append_indexes = pack(self.indexes)
+        plan.append_blocks = pack(self.blocks)
 
 
 @dataclass(slots=True)
@@ -70,9 +74,7 @@ class PlanDraft:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     sample: list[bool] = field(default_factory=list)
-    append_slots: list[int] = field(default_factory=list)
-    append_indexes: list[int] = field(default_factory=list)
-    append_blocks: list[int] = field(default_factory=list)
+    appends: Appends = field(default_factory=Appends)
     admissions: list[plan_pb2.Admission] = field(default_factory=list)
     joined: list[Sequence] = field(default_factory=list)
 
@@ -83,47 +85,28 @@ class PlanDraft:
         self.counts.append(count)
         self.sample.append(sample)
 
-    def add_append(self, slot: int, index: int, block: int) -> None:
-        """The slot's table gets `block` at `index`."""
-        self.append_slots.append(slot)
-        self.append_indexes.append(index)
-        self.append_blocks.append(block)
-
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
         return len(self.decode) + len(self.slots)
 
-    def extents(
-        self, planned: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def extents(self, planned: Column) -> tuple[npt.NDArray[np.int64], Column, Column, npt.NDArray[np.bool_]]:
         """Columns (slots, starts, counts, sample) of all rows, decoding ones first."""
         slots, starts, num_decode = self.decode, planned[self.decode], len(self.decode)
         counts = ones(num_decode)
         sample = _TRUE[:num_decode] if num_decode <= len(_TRUE) else np.ones(num_decode, np.bool_)
         if self.slots:
             slots = np.concatenate((slots, np.array(self.slots, np.int64)))
-            starts = np.concatenate((starts, np.array(self.starts, np.int64)))
-            counts = np.concatenate((counts, np.array(self.counts, np.int64)))
+            starts = np.concatenate((starts, np.array(self.starts, np.int32)))
+            counts = np.concatenate((counts, np.array(self.counts, np.int32)))
             sample = np.concatenate((sample, np.array(self.sample, np.bool_)))
         return slots, starts, counts, sample
 
-    def encode(self, flight: InFlight, releases: list[int]) -> plan_pb2.Plan:
-        """The Plan message."""
-        num_rows = len(flight.starts)
-        steady = not self.slots and num_rows <= len(_ONES)
-        plan = plan_pb2.Plan(
-            extent_slots=flight.packed_slots,
-            extent_starts=flight.starts.astype(_INT32).tobytes(),
-            extent_counts=_PACKED_ONES[: 4 * num_rows] if steady else pack(flight.counts),
-            extent_flags=flight.flags,
-        )
+    def encode_into(self, plan: plan_pb2.Plan, releases: list[int]) -> None:
+        """Sets all of the plan but its extents."""
         if releases:
             plan.releases = pack(releases)
         if self.admissions:
             plan.admissions.extend(self.admissions)
-        if self.append_slots:
-            plan.append_slots = pack(self.append_slots)
-            plan.append_indexes = pack(self.append_indexes)
-            plan.append_blocks = pack(self.append_blocks)
-        return plan
+        if self.appends.slots:
+            self.appends.encode_into(plan)

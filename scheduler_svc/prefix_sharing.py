@@ -23,7 +23,7 @@ import numpy as np
 from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match
-from scheduler_svc.plan_draft import InFlight
+from scheduler_svc.in_flight import InFlight
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.tenant_queues import Queue

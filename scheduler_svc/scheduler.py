@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,9 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.in_flight import InFlight, Lineup
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import InFlight, PlanDraft, pack
+from scheduler_svc.plan_draft import Appends, PlanDraft, packed_ones
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
@@ -31,9 +31,10 @@ from scheduler_svc.seating import Seating, better_ranked, chunk
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
+from scheduler_svc.stretch import Stretch
 from scheduler_svc.tenant_queues import Queue
 
-_ONE = np.array(1)
+_ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than with a number."""
 
 
@@ -79,12 +80,14 @@ class Scheduler:
         self.dropped_rows = 0
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
-        self._block_size = np.array(hello.block_size)
+        self._block_size = np.array(hello.block_size, np.int32)
         self._clock = clock
         self.ledger = ledger or Ledger()
         self._last_result_s = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
         self.seating = Seating(self, self.ledger)
+        self._last: InFlight | None = None
+        self._stretch: Stretch | None = None
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -170,7 +173,12 @@ class Scheduler:
 
     def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
         """The next step, committed to the counters; None when no sequence can move."""
-        if not self.table.num_running and not queue:
+        waiting = bool(queue)
+        if not waiting or not (policy.displaces or self.table.free):
+            step = self._follow()
+            if step is not None:
+                return step
+        if not self.table.num_running and not waiting:
             return None
         displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
@@ -217,14 +225,14 @@ class Scheduler:
             preempted = True
         draft = PlanDraft(movable.nonzero()[0])
         if len(needy):
-            self._grow_tables(draft, needy)
+            self._grow_tables(draft.appends, needy)
         return draft, preempted
 
-    def _grow_tables(self, draft: PlanDraft, needy: npt.NDArray[np.int64]) -> None:
+    def _grow_tables(self, appends: Appends, needy: npt.NDArray[np.int64]) -> None:
         """Decoding rows whose next position begins a block get it, before anybody else may take it."""
         for slot, block in zip(needy.tolist(), self.pool.allocate(len(needy)), strict=True):
             blocks = self._at(slot).blocks
-            draft.add_append(slot, len(blocks), block)
+            appends.add(slot, len(blocks), block)
             blocks.append(block)
         self.table.capacity[needy] += self._block_size
 
@@ -262,41 +270,82 @@ class Scheduler:
         """Moves the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
-        table.planned[slots] = starts + counts
-        table.known[slots] += sample if draft.counts else counts
+        ends, known = starts + counts, table.known[slots] + sample
+        table.planned[slots], table.known[slots] = ends, known
         prefill_tokens = sum(draft.counts)
         self.prefill_tokens += prefill_tokens
-        self.last_plan += 1
-        epochs = table.epoch[slots]
-        last = self.in_flight[-1] if self.in_flight else None
-        if last is not None and epochs.tobytes() == last.epochs.tobytes():  # nobody joined or left: most of the time
-            packed_slots, sequences, tenants = last.packed_slots, last.sequences, last.tenants
-        else:
-            by_slot: list[Any] = table.sequences  # rows name occupied slots only
-            packed_slots, tenants = pack(slots), table.tenant[slots]
-            sequences = [by_slot[slot] for slot in slots.tolist()]
+        flags = sample.tobytes()
         flight = InFlight(
-            self.last_plan,
-            slots,
-            packed_slots,
-            epochs,
-            starts,
-            counts,
-            sample,
-            sample.tobytes(),
-            sequences,
-            tenants,
-            len(draft.decode),
-            len(draft.decode) + prefill_tokens,
-            self._clock(),
+            number=self.last_plan + 1,
+            lineup=self._lineup(slots),
+            starts=starts,
+            counts=counts,
+            ends=ends,
+            known=known,
+            sample=sample,
+            flags=flags,
+            num_decode=len(draft.decode),
+            positions=len(draft.decode) + prefill_tokens,
+            samples=flags.count(1),
+            fills=1 in (known >= table.limit[slots]).tobytes(),
+            sent_s=self._clock(),
         )
-        self.in_flight.append(flight)
-        step = PlannedStep(
-            flight.number,
-            draft.encode(flight, self._releases),
-            flight,
-            [(sequence, sequence.slot) for sequence in draft.joined],
-            self._left,
-        )
-        self._releases, self._left = [], []
+        plan = _extents(flight)
+        draft.encode_into(plan, self._releases)
+        joined = [(sequence, sequence.slot) for sequence in draft.joined]
+        step = PlannedStep(flight.number, plan, flight, joined, self._left)
+        self._releases, self._left, self._stretch = [], [], None
+        self._take_off(flight)
         return step
+
+    def _lineup(self, slots: npt.NDArray[np.int64]) -> Lineup:
+        """Who is in these slots: often the same as in the plan before."""
+        if self._last is not None:
+            lineup = self._last.lineup
+            if lineup.slots.tobytes() == slots.tobytes() and lineup.is_seated(self.table):
+                return lineup
+        return Lineup.of(self.table, slots)
+
+    def _take_off(self, flight: InFlight) -> None:
+        self.last_plan = flight.number
+        self.in_flight.append(flight)
+        self._last = flight
+
+    def _follow(self) -> PlannedStep | None:
+        """The step after the last one where all go on decoding; None where that takes more thought.
+
+        The fast twin of `_decode_rows` and `_commit`, for most steps.
+        """
+        last, table = self._last, self.table
+        if last is None or self._releases:
+            return None
+        stretch = self._stretch
+        if stretch is None or stretch.changes != table.changes:
+            stretch = self._stretch = Stretch.after(last, table)
+        if stretch is None or not stretch.steps:
+            return None
+        appends = None
+        if not stretch.room:
+            needy = stretch.needy(last, table)
+            if len(needy) > self.pool.num_free:
+                return None
+            appends = Appends()
+            self._grow_tables(appends, needy)
+            stretch.measure_room(last, table)
+        flight = stretch.next_flight(last, table, self._clock())
+        plan = _extents(flight)
+        if appends is not None:
+            appends.encode_into(plan)
+        self._take_off(flight)
+        return PlannedStep(flight.number, plan, flight, [], [])
+
+
+def _extents(flight: InFlight) -> plan_pb2.Plan:
+    """The Plan message with its rows."""
+    num_rows = len(flight.flags)
+    return plan_pb2.Plan(
+        extent_slots=flight.lineup.packed_slots,
+        extent_starts=flight.starts.tobytes(),
+        extent_counts=packed_ones(num_rows) if flight.num_decode == num_rows else flight.counts.tobytes(),
+        extent_flags=flight.flags,
+    )

@@ -17,13 +17,12 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | tenant | row of its tenant in the ledger |
 | itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
-| last | position of the last token that it may have (limit - 1) |
 | stops | up to four stop tokens (-1: none) |
 | many_stops | it has more than four: look into the request's set |
-| recent, num_recent | the latest tokens, not yet in the sequence's log |
 
-Sampled tokens gather in `recent` and reach each sequence's log 32 or more at a time, or when somebody reads them: a
-step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before, 0.69 since).
+The latest sampled tokens gather in rows of their own, one a result, and reach each sequence's log all at once, or when
+somebody reads them: a step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before,
+0.69 since).
 
 `lag = known - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
 """
@@ -33,13 +32,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.plan_draft import ones
+from scheduler_svc.plan_draft import Column
 from scheduler_svc.sequence import Sequence
 
 STOP_COLUMNS = 4
-RECENT_TOKENS = 64
-SETTLE_INTERVAL = RECENT_TOKENS // 2
-"""Appends between two looks for slots with that many recent tokens: none can overflow in between."""
+RECENT_RESULTS = 64
+"""Results whose tokens are kept here at most."""
+_NONE = np.iinfo(np.int32).min
+"""In a row of recent tokens: the slot got none. No token id is negative."""
 
 IntColumn = npt.NDArray[np.int64]
 
@@ -51,22 +51,24 @@ class SlotTable:
         self.num_slots = num_slots
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.free = list(range(num_slots - 1, -1, -1))
-        self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.last = (
-            np.zeros(num_slots, np.int64) for _ in range(7)
+        self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.announced = (
+            np.zeros(num_slots, np.int32) for _ in range(7)
         )
-        self.epoch, self.announced = (np.zeros(num_slots, np.int64) for _ in range(2))
+        self.epoch = np.zeros(num_slots, np.int64)
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
         self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_s = np.full(num_slots, np.nan)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
-        self.recent = np.zeros((num_slots, RECENT_TOKENS), np.int32)
-        self.num_recent = np.zeros(num_slots, np.int64)
         self.num_stoppable = self.num_many_stops = 0
         self.num_itl_targets = 0
+        self.changes = 0
+        """How often somebody took a slot or left one."""
         self._epochs = 0
-        self._appends = 0
+        self._recent = np.full((RECENT_RESULTS, num_slots), _NONE, np.int32)
+        self._num_recent = 0
+        self._first_recent = [0] * num_slots  # the row of each slot's first token that is not in the log
 
     @property
     def num_running(self) -> int:
@@ -78,27 +80,30 @@ class SlotTable:
         return [sequence for sequence in self.sequences if sequence is not None]
 
     @property
-    def lag(self) -> IntColumn:
+    def lag(self) -> Column:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
         return self.known - self.planned
 
-    def append(self, slots: IntColumn, tokens: npt.NDArray[np.int32], positions: IntColumn) -> None:
-        """Each slot's sequence gets its token, which stands at its position."""
-        filled, one = self.num_recent[slots], ones(len(slots))
-        self.recent[slots, filled] = tokens
-        self.num_recent[slots] = filled + one
-        self.length[slots] = positions + one
-        self._appends += 1
-        if self._appends % SETTLE_INTERVAL == 0:
-            for slot in np.flatnonzero(self.num_recent >= SETTLE_INTERVAL).tolist():
-                self.settle(slot)
+    def append(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
+        """Each slot's sequence gets its token, with which it has so many."""
+        self._recent[self._num_recent][slots] = tokens
+        self._num_recent += 1
+        self.length[slots] = lengths
+        if self._num_recent == RECENT_RESULTS:
+            for slot, sequence in enumerate(self.sequences):
+                if sequence is not None:
+                    self.settle(slot)
+            self._recent.fill(_NONE)
+            self._num_recent = 0
+            self._first_recent = [0] * self.num_slots
 
     def settle(self, slot: int) -> None:
         """Brings the log of the slot's sequence up to date."""
-        count, sequence = int(self.num_recent[slot]), self.sequences[slot]
-        if count and sequence is not None:
-            sequence.log.extend(self.recent[slot, :count].tolist())
-            self.num_recent[slot] = 0
+        first, end, sequence = self._first_recent[slot], self._num_recent, self.sequences[slot]
+        if first < end and sequence is not None:
+            tokens = self._recent[first:end, slot].tolist()
+            sequence.log.extend([token for token in tokens if token != _NONE] if _NONE in tokens else tokens)
+            self._first_recent[slot] = end
 
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int, slot: int | None = None) -> int:
         """Gives the sequence a free slot (`slot`, or any) with `num_computed` positions done, and returns it."""
@@ -107,13 +112,15 @@ class SlotTable:
         else:
             self.free.remove(slot)
         self._epochs += 1
+        self.changes += 1
         self.sequences[slot] = sequence
+        self._first_recent[slot] = self._num_recent
         self.epoch[slot] = self._epochs
         self.length[slot] = self.known[slot] = len(sequence.log)
         self.planned[slot] = self.computed[slot] = num_computed
         self.announced[slot] = 0
         self.capacity[slot] = capacity
-        self.limit[slot], self.last[slot] = sequence.limit, sequence.limit - 1
+        self.limit[slot] = sequence.limit
         self.sequence_id[slot] = sequence.id
         self.tenant[slot] = tenant
         target_ms = sequence.request.itl_target_ms
@@ -131,6 +138,7 @@ class SlotTable:
     def vacate(self, slot: int) -> None:
         """Frees the slot, the log of its sequence complete. Rows in flight no longer match its epoch."""
         self.settle(slot)
+        self.changes += 1
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])

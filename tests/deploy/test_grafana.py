@@ -19,7 +19,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.support.dashboard import ROOT, panels, queries, read_dashboard
+from tests.support.dashboard import DASHBOARD, ROOT, panels, queries, read_dashboard
 from tests.support.prometheus import needs_promtool, promtool
 
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -110,3 +110,14 @@ def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"SUCCESS: {len(rules)} rules found" in promtool("check", "rules", path)
+
+
+def test_provisioning_finds_dashboard_and_source() -> None:
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]["grafana"]
+    mounted = {target: source for source, target, _ in (volume.split(":") for volume in compose["volumes"][:2])}
+    assert ROOT / mounted["/etc/grafana/provisioning"] == GRAFANA / "provisioning"
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/roster.yaml").read_text("utf-8"))["providers"]
+    assert ROOT / mounted[provider["options"]["path"]] == DASHBOARD.parent
+    sources = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text("utf-8"))["datasources"]
+    assert [(source["type"], source["uid"]) for source in sources] == [("prometheus", "prometheus")]
+    assert sources[0]["url"] == "http://prometheus:9090"

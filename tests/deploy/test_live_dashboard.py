@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from roster_client.errors import RosterError
 from roster_client.sync_client import SyncRosterClient
 from tests.support.dashboard import ROOT, queries
 from tests.support.processes import RosterProcesses
-from tests.support.prometheus import Prometheus, needs_prometheus, prometheus
+from tests.support.prometheus import Prometheus, needs_prometheus, prometheus, wait_for_data
 
 INTERVAL = "4s"
 """Stands for Grafana's $__rate_interval: some scrapes."""
@@ -56,12 +54,6 @@ def load(address: str) -> Iterator[None]:
             thread.join()
 
 
-def finite(server: Prometheus, expression: str) -> bool:
-    """Whether a query has samples, and none of them is NaN or endless."""
-    values = [float(sample["value"][1]) for sample in server.query(expression)]
-    return bool(values) and all(math.isfinite(value) for value in values)
-
-
 @needs_prometheus
 @pytest.mark.timeout(240)
 def test_every_panel_has_data(tmp_path: Path) -> None:
@@ -70,12 +62,7 @@ def test_every_panel_has_data(tmp_path: Path) -> None:
     with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER) as roster:
         config = CONFIG.format(rules=ROOT / "deploy/prometheus/alerts.yaml", target=roster.metrics_address)
         with prometheus(tmp_path, config) as server, load(roster.address):
-            deadline = time.monotonic() + LOADED_S
-            empty = list(asked)
-            while empty and time.monotonic() < deadline:
-                time.sleep(1)
-                empty = [name for name in asked if not finite(server, asked[name])]
-            assert empty == []
+            wait_for_data(server, asked, LOADED_S)
             check_values(server)
 
 

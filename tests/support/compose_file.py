@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-_VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
+_VARIABLE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>\w+):-(?P<default>[^}]*)\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class ComposeService:
     command: list[str]
     environment: dict[str, str]
     ports: dict[int, int]
+    built: bool
+    """Its image comes from this repository."""
 
 
 def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list[ComposeService]:
@@ -33,18 +35,31 @@ def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list
     return [_service(name, chosen[name]) for name in ordered]
 
 
+def compose_variables(path: Path) -> dict[str, str]:
+    """The variables of the file with their defaults. Raises ValueError if one has several."""
+    found: dict[str, str] = {}
+    for match in _VARIABLE.finditer(path.read_text("utf-8")):
+        if match["name"] and found.setdefault(match["name"], match["default"]) != match["default"]:
+            raise ValueError(f"{match['name']} has the defaults {found[match['name']]} and {match['default']}")
+    return found
+
+
 def _service(name: str, service: dict[str, Any]) -> ComposeService:
     published = [port.split(":") for port in service.get("ports", [])]
     return ComposeService(
         name=name,
-        command=list(service["command"]),
+        command=list(service.get("command", [])),
         environment={key: str(value) for key, value in service.get("environment", {}).items()},
         ports={int(parts[-1]): int(parts[-2]) for parts in published},
+        built="build" in service,
     )
 
 
 def _interpolate(text: str, variables: Mapping[str, str]) -> str:
-    filled = _VARIABLE.sub(lambda match: variables.get(match["name"]) or match["default"], text)
-    if left := re.search(r"\$\{?\w+", filled):
-        raise ValueError(f"{left.group()} has a form that is not known here: write ${{NAME:-default}}")
-    return filled
+    if left := re.search(r"\$\S*", _VARIABLE.sub("", text)):
+        raise ValueError(f"{left.group()} has a form that is not known here: write ${{NAME:-default}}, or $$ for $")
+
+    def fill(match: re.Match[str]) -> str:
+        return match["dollar"] or variables.get(match["name"]) or match["default"]
+
+    return _VARIABLE.sub(fill, text)

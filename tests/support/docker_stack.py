@@ -13,9 +13,12 @@ from pathlib import Path
 
 from roster_client.stack import free_ports
 from tests.support.compose_file import read_compose
+from tests.support.local_stack import make_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "deploy" / "wheels"
+PORTS = ("ROSTER_PORT", "ROSTER_ADMIN_PORT", "ROSTER_GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+"""Variables of compose.yaml that name a host port."""
 BUILD_S = 1800.0
 STOP_S = 120.0
 
@@ -29,17 +32,24 @@ class Image:
 
 
 class DockerStack:
-    """Images, containers, network and volume of a profile."""
+    """Images, containers, network and volumes of a profile."""
 
-    def __init__(self, profile: str) -> None:
-        api, admin = free_ports(2)
+    def __init__(self, folder: Path, profile: str) -> None:
+        """`folder` gets the secrets."""
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         # Debian's Docker has no BuildKit: use the builder that every Docker has.
         buildkit = {name: os.environ.get(name, "0") for name in ("DOCKER_BUILDKIT", "COMPOSE_DOCKER_CLI_BUILD")}
-        self._environment = os.environ | buildkit | {"ROSTER_PORT": str(api), "ROSTER_ADMIN_PORT": str(admin)}
-        self._services = [service.name for service in read_compose(ROOT / "compose.yaml", profile, self._environment)]
+        self.secrets = folder / "secrets"
+        own = {name: str(port) for name, port in ports.items()} | {"ROSTER_SECRETS": str(self.secrets)}
+        self._environment = os.environ | buildkit | own
+        services = read_compose(ROOT / "compose.yaml", profile, self._environment)
+        self.services = [service.name for service in services]
+        self._built = [service.name for service in services if service.built]
         project = f"roster-test-{secrets.token_hex(4)}"
         self._compose = [*compose_command(), "--project-name", project, "--profile", profile]
-        self.address = f"127.0.0.1:{api}"
+        self.address = f"127.0.0.1:{ports['ROSTER_PORT']}"
+        self.gateway = f"http://127.0.0.1:{ports['ROSTER_GATEWAY_PORT']}"
+        self.grafana = f"http://127.0.0.1:{ports['GRAFANA_PORT']}"
 
     def build(self) -> None:
         """Builds the images; a private certificate and a CPU build of torch come from this machine's pip settings."""
@@ -47,24 +57,25 @@ class DockerStack:
         if certificate := os.environ.get("PIP_CERT"):
             arguments += ["--build-arg", f"PIP_CERT={certificate}"]
         with local_wheels():
-            self._show(*self._compose, "build", *arguments, *self._services, timeout_s=BUILD_S)
+            self._show(*self._compose, "build", *arguments, *self._built, timeout_s=BUILD_S)
 
     def start(self) -> None:
         """Starts every service."""
+        make_secrets(self.secrets)
         self._show(*self._compose, "up", "--detach", "--no-build", timeout_s=STOP_S)
 
     def dead(self) -> list[str]:
         """Services whose container has ended, now or earlier."""
         state = "{{.State.Running}} {{.RestartCount}}"
-        return [name for name in self._services if self._inspect(name, state) != "true 0"]
+        return [name for name in self.services if self._inspect(name, state) != "true 0"]
 
     def stop(self) -> dict[str, int]:
         """Stops the containers, and returns their exit statuses."""
         self._show(*self._compose, "stop", timeout_s=STOP_S)
-        return {name: int(self._inspect(name, "{{.State.ExitCode}}")) for name in self._services}
+        return {name: int(self._inspect(name, "{{.State.ExitCode}}")) for name in self.services}
 
     def remove(self) -> None:
-        """Removes containers, network and volume."""
+        """Removes containers, network and volumes."""
         self._show(*self._compose, "down", "--volumes", "--timeout", "10", timeout_s=STOP_S)
 
     def execute(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -75,9 +86,30 @@ class DockerStack:
         """The state of a service's health check: starting, healthy or unhealthy."""
         return self._inspect(service, "{{.State.Health.Status}}")
 
+    def restarts(self, service: str) -> int:
+        """How often Docker has started a service's container again."""
+        return int(self._inspect(service, "{{.RestartCount}}"))
+
+    def kill(self, service: str) -> None:
+        """Ends a service with SIGKILL, as a crash does: after `docker kill` Docker would not start it again."""
+        number = self._inspect(service, "{{.State.Pid}}")
+        helper = [
+            "docker",
+            "run",
+            "--rm",
+            "--pid",
+            "host",
+            "--user",
+            "0",
+            "--entrypoint",
+            "sh",
+            "roster-scheduler:0.1.0",
+        ]
+        self._output(*helper, "-c", f"kill -KILL {number}")
+
     def images(self) -> list[Image]:
         """The images of the services."""
-        names = [self._inspect(service, "{{.Config.Image}}") for service in self._services]
+        names = [self._inspect(service, "{{.Config.Image}}") for service in self.services]
         return [Image(name, int(self._output("docker", "inspect", "--format", "{{.Size}}", name))) for name in names]
 
     def logs(self) -> str:

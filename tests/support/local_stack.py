@@ -1,9 +1,13 @@
-"""compose.yaml's services without Docker: the same commands in the same environment, as processes on loopback."""
+"""compose.yaml's services without Docker: the same commands in the same environment, as processes on loopback.
+
+Those whose images come from elsewhere (Prometheus, Grafana) are left out.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,31 +17,44 @@ from tests.support.compose_file import ComposeService, read_compose
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 60.0
+PORTS = (50061, 50062, 50063, 50064, 30000, 29000)
+"""What the services listen on inside their containers."""
+SECRETS = "/run/secrets/"
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+"""Where the services' programs are looked for: beside this Python first."""
 
 
 class LocalStack:
-    """The services of a profile; hosts and ports become free loopback ones, all else is as compose.yaml says."""
+    """The services of a profile; hosts, ports and secrets become local ones, all else is as compose.yaml says."""
 
     def __init__(self, folder: Path, profile: str) -> None:
-        self._services = read_compose(ROOT / "compose.yaml", profile, os.environ)
-        self._ports = dict(zip((50061, 50062, 50063), free_ports(3), strict=True))
+        services = read_compose(ROOT / "compose.yaml", profile, os.environ)
+        self._services = [service for service in services if service.built]
+        self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.secrets = folder / "secrets"
         self.address = f"127.0.0.1:{self._ports[50061]}"
+        self.gateway = f"http://127.0.0.1:{self._ports[30000]}"
 
     def start(self) -> None:
         """Starts every service."""
+        self.make_secrets()
         for service in self._services:
             program, *arguments = service.command
             with (self._folder / f"{service.name}.log").open("wb") as log:
                 self._processes[service.name] = subprocess.Popen(
-                    [Path(sys.executable).parent / program, *map(self._localize, arguments)],
+                    [shutil.which(program, path=PATH) or program, *map(self._localize, arguments)],
                     env=self._environment(service),
                     cwd=self._folder,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
+
+    def make_secrets(self) -> None:
+        """Makes what is not there yet."""
+        make_secrets(self.secrets)
 
     def dead(self) -> list[str]:
         """Services that have ended."""
@@ -67,9 +84,16 @@ class LocalStack:
 
     def _environment(self, service: ComposeService) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROSTER_")}
-        return inherited | {name: self._localize(value) for name, value in service.environment.items()}
+        own = {name: self._localize(value) for name, value in service.environment.items()}
+        return inherited | {"PATH": PATH} | own
 
     def _localize(self, text: str) -> str:
-        hosts = "|".join([r"0\.0\.0\.0", *(re.escape(service.name) for service in self._services)])
-        text = re.sub(rf"(?<![\w.])(?:{hosts})(?=:\d)", "127.0.0.1", text)
-        return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda port: str(self._ports[int(port[0])]), text)
+        names = "|".join(re.escape(service.name) for service in self._services)
+        text = re.sub(rf"(?<![\w.-])(?:0\.0\.0\.0|(?:{names})(?=:\d))", "127.0.0.1", text)
+        text = re.sub(r"(?<![\w.])\d{5}\b", lambda port: str(self._ports.get(int(port[0]), port[0])), text)
+        return text.replace(SECRETS, f"{self.secrets}/")
+
+
+def make_secrets(folder: Path) -> None:
+    """Runs deploy/make-secrets.sh for this folder."""
+    subprocess.run([ROOT / "deploy" / "make-secrets.sh", folder], env=os.environ | {"PATH": PATH}, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import time
@@ -11,7 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +38,42 @@ def promtool(*arguments: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A server's HTTP API."""
+    """A server's HTTP API, or that of a proxy before it."""
 
     url: str
+    headers: dict[str, str] = field(default_factory=dict)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of a query: samples with `metric` and `value` (time, text). Raises AssertionError."""
         arguments = urllib.parse.urlencode({"query": expression})
+        request = urllib.request.Request(f"{self.url}/api/v1/query?{arguments}", headers=self.headers)
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query?{arguments}", timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}: {error.read().decode()}") from error
         return result
+
+    def has_data(self, expression: str) -> bool:
+        """Whether a query has samples, none of them NaN or infinite."""
+        values = [float(sample["value"][1]) for sample in self.query(expression)]
+        return bool(values) and all(math.isfinite(value) for value in values)
 
     def value(self, expression: str) -> float:
         """The one value of a query; 0 where there is none yet."""
         result = self.query(expression)
         assert len(result) <= 1, f"{expression} has {len(result)} values"
         return float(result[0]["value"][1]) if result else 0.0
+
+
+def wait_for_data(server: Prometheus, queries: dict[str, str], timeout_s: float) -> None:
+    """Waits until each of the queries, by name, has data. Raises AssertionError with those that have none."""
+    deadline = time.monotonic() + timeout_s
+    empty = list(queries)
+    while empty and time.monotonic() < deadline:
+        time.sleep(1)
+        empty = [name for name in queries if not server.has_data(queries[name])]
+    assert empty == [], f"without data: {empty}"
 
 
 @contextmanager
