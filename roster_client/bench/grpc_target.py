@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 from types import TracebackType
 from typing import Self
 
 from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
 
 from ..client import EventStream, RosterClient
 from ..credentials import IN_THE_CLEAR, Credentials
-from ..errors import DeadlineError, InvalidRequestError, OverloadedError, RosterError
-from ..events import Delta, Event, Finish, FinishReason, Usage
-from ..session import Session, SessionStream
-from .record import Status
-from .target import Answer, RequestFailed, Take
+from ..errors import RosterError
+from ..events import Delta, Finish, Usage
+from ..requests import call_metadata
+from .target import Answer, RequestFailed, Take, status_of
+from .token_session import ENDINGS, TokenSession
 from .workload import LoadRequest
 
 
@@ -26,17 +28,9 @@ class Calls(Enum):
     """How requests travel."""
 
     SESSION = "session"
-    """Many over one stream."""
+    """Many over one stream, read with little work per token."""
     GENERATE = "generate"
-    """One call each."""
-
-
-_ENDINGS = {
-    FinishReason.DEADLINE: Status.TIMEOUT,
-    FinishReason.CANCELLED: Status.FAILED,
-    FinishReason.ERROR: Status.FAILED,
-    FinishReason.UNAVAILABLE: Status.FAILED,
-}
+    """One call each, through the typed client: what its user sees."""
 
 
 class GrpcTarget:
@@ -58,7 +52,7 @@ class GrpcTarget:
         self._ignore_eos = ignore_eos
         self._credentials = credentials
         self._clients: dict[str, RosterClient] = {}
-        self._sessions: dict[str, Iterator[Session]] = {}
+        self._sessions: dict[str, Iterator[TokenSession]] = {}
         self._open = AsyncExitStack()
 
     @property
@@ -88,23 +82,26 @@ class GrpcTarget:
 
     async def serve(self, prepared: tuple[str, pb.GenerateRequest], take: Take) -> Answer:
         """Sends the message; see `target.Target`."""
-        stream = await self._stream(*prepared)
+        tenant, message = prepared
+        if self._calls is Calls.SESSION:
+            return await next(await self._tenant_sessions(tenant)).serve(message, take)
+        stream = (await self._client(tenant)).send(message)
         try:
             return await _read(stream, take)
         except RosterError as error:
-            raise RequestFailed(_status_of(error), str(error)) from None
+            raise RequestFailed(status_of(error), str(error)) from None
         except asyncio.CancelledError:
             stream.cancel()  # given up: the server must not go on
             raise
 
-    async def _stream(self, tenant: str, message: pb.GenerateRequest) -> EventStream | SessionStream:
-        client = await self._client(tenant)
-        if self._calls is Calls.GENERATE:
-            return client.send(message)
+    async def _tenant_sessions(self, tenant: str) -> Iterator[TokenSession]:
         if tenant not in self._sessions:
-            opened = [await self._open.enter_async_context(client.session()) for _ in range(self._num_sessions)]
+            stub = inference_pb2_grpc.InferenceServiceStub((await self._client(tenant)).channel)  # type: ignore[no-untyped-call]
+            metadata = call_metadata(tenant) + self._credentials.metadata
+            call = functools.partial(stub.Session, metadata=metadata)
+            opened = [await self._open.enter_async_context(TokenSession(call)) for _ in range(self._num_sessions)]
             self._sessions[tenant] = itertools.cycle(opened)
-        return next(self._sessions[tenant]).send(message)
+        return self._sessions[tenant]
 
     async def _client(self, tenant: str) -> RosterClient:
         if tenant not in self._clients:
@@ -123,19 +120,13 @@ class GrpcTarget:
         self._sessions.clear()
 
 
-async def _read(stream: AsyncIterator[Event], take: Take) -> Answer:
+async def _read(stream: EventStream, take: Take) -> Answer:
     answer = Answer(0, 0)
     async for event in stream:
         if isinstance(event, Delta):
             take(len(event.token_ids))
-        elif isinstance(event, Finish) and event.reason in _ENDINGS:
-            raise RequestFailed(_ENDINGS[event.reason], event.message or f"ended: {event.reason.name.lower()}")
+        elif isinstance(event, Finish) and event.reason in ENDINGS:
+            raise RequestFailed(ENDINGS[event.reason], event.message or f"ended: {event.reason.name.lower()}")
         elif isinstance(event, Usage):
             answer = Answer(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
     return answer
-
-
-def _status_of(error: RosterError) -> Status:
-    if isinstance(error, OverloadedError | InvalidRequestError):
-        return Status.REFUSED
-    return Status.TIMEOUT if isinstance(error, DeadlineError) else Status.FAILED

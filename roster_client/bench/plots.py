@@ -6,7 +6,7 @@ Lines differ by dash as well as by colour, so that they can be told apart on pap
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from .summary_table import run_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0b5fa5", "#d1590c", "#2f8f4e", "#9a3d9c", "#6b6b6b", "#b8860b", "#c0392b", "#16868c")
@@ -65,7 +66,8 @@ def distributions(runs: Sequence[Run]) -> str:
                 one.plot(*shares(times_s), label=run_name(run), **_line(number))
         titles = ("time to first token, s", "pause between messages, s", "end to end, s")
         for one, title in zip(axes, titles, strict=True):
-            one.set(xscale="log", xlabel=title, ylim=(0, 1.01))
+            one.set(xlabel=title, ylim=(0, 1.01))
+            _log_scale(one.xaxis, one.set_xscale)
         axes[0].set_ylabel("share that took no longer")
         _legend(drawing.figure, axes[0], len(runs))
     return drawing.svg
@@ -145,7 +147,8 @@ def _run_over_time(cells: Sequence[Axes], run: Run, number: int, *, labelled: bo
     middles, p50, p99 = itl_over_time(run)
     itl.plot(middles, p50 * 1e3, color=colour, linewidth=1.2)
     itl.plot(middles, p99 * 1e3, color=colour, linewidth=0.8, alpha=0.55, linestyle="--")
-    itl.set(yscale="log", xlabel="s since the start")
+    itl.set_xlabel("s since the start")
+    _log_scale(itl.yaxis, itl.set_yscale)
     for cell in cells:
         cell.set_xlim(0, span_s)
     for cell in (batch, tokens):
@@ -168,6 +171,12 @@ def _same_limits(grid: npt.NDArray[Any], count: int, columns: int) -> None:
     span_s = max(cell.get_xlim()[1] for cell in grid.flat if cell.has_data())
     for cell in grid.flat:
         cell.set_xlim(0, span_s)
+
+
+def _log_scale(axis: Axis, set_scale: Callable[[str], object]) -> None:
+    """Where there is something to show: matplotlib refuses the scale for axes without positive data."""
+    if axis.get_minpos() < float("inf"):
+        set_scale("log")
 
 
 def _slots(run: Run) -> int:

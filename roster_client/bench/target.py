@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from ..errors import DeadlineError, InvalidRequestError, OverloadedError, RosterError
 from .record import Status
 from .workload import LoadRequest
 
@@ -31,6 +32,13 @@ class RequestFailed(Exception):
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def status_of(error: RosterError) -> Status:
+    """What an error of Roster's API is to a benchmark."""
+    if isinstance(error, OverloadedError | InvalidRequestError):
+        return Status.REFUSED
+    return Status.TIMEOUT if isinstance(error, DeadlineError) else Status.FAILED
 
 
 class Target(Protocol[Prepared]):

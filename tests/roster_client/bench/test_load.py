@@ -131,13 +131,17 @@ async def test_a_measured_run_has_its_facts() -> None:
 
 
 async def test_an_interrupted_run_keeps_what_has_ended() -> None:
+    second_began = asyncio.Event()
+
     async def act(number: int, take: Callable[[int], None]) -> None:
         take(2)
-        await asyncio.sleep(60 if number else 0)
+        if number:
+            second_began.set()
+            await asyncio.sleep(60)
 
-    workload = Workload("w", "all at once", None, tuple(load([0, 0])))
+    workload = Workload("w", "as in the trace", None, tuple(load([0.0, 0.1])))
     task = asyncio.create_task(measure(SystemUnderLoad("x", FakeTarget(act), "m", "c"), workload, command=""))
-    await asyncio.sleep(0.6)
+    await asyncio.wait_for(second_began.wait(), 30)
     task.cancel()
     run = await task
     assert [request.request_id for request in run.requests] == ["0"]
