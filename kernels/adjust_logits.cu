@@ -1,4 +1,5 @@
 // Penalties, bias and min_tokens of the rows that have some, in place: runner_svc/logit_adjustments.py on the device.
+// Then the masks, where given: what they exclude is forbidden too.
 //
 // How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero
 // before and after: the cost follows the sequence's length, and nothing has to be kept, or rebuilt, between steps. The
@@ -45,11 +46,35 @@ __device__ void apply_bias(const SampleRecord& record, const int* ids, const flo
     }
 }
 
+__device__ void forbid(LOGIT& logit) {
+    if (is_finite(to_float(logit))) logit = lowest<LOGIT>();
+}
+
 __device__ void forbid_stop_ids(const SampleRecord& record, const int* ids, LOGIT* logits) {
-    for (int i = threadIdx.x; i < record.stop_count; i += blockDim.x) {
-        LOGIT& logit = logits[ids[record.stop_start + i]];
-        if (is_finite(to_float(logit))) logit = lowest<LOGIT>();
+    for (int i = threadIdx.x; i < record.stop_count; i += blockDim.x) forbid(logits[ids[record.stop_start + i]]);
+}
+
+// A warp reads one word of the mask for its 32 logits.
+__device__ void forbid_excluded(const unsigned* mask, LOGIT* logits) {
+    for (int id = threadIdx.x; id < VOCAB; id += blockDim.x) {
+        if (!(mask[id / 32] >> (id % 32) & 1u)) forbid(logits[id]);
     }
+}
+
+__device__ void adjust(const SampleRecord& record, const int* extra_ids, const float* extra_values, const int* tokens,
+    unsigned* counts, LOGIT* logits) {
+    if (record.repetition_penalty != 1.0f || record.presence_penalty != 0.0f || record.frequency_penalty != 0.0f) {
+        count_tokens(record, tokens, counts);
+        __syncthreads();
+        apply_penalties(record, tokens, counts, logits);
+        __syncthreads();
+    }
+    apply_bias(record, extra_ids, extra_values, logits);
+    __syncthreads();
+    if (record.position - record.prompt_len < static_cast<int>(record.min_tokens)) {
+        forbid_stop_ids(record, extra_ids, logits);
+    }
+    __syncthreads();
 }
 
 extern "C" __global__ void adjust_logits(
@@ -59,25 +84,15 @@ extern "C" __global__ void adjust_logits(
     const float* extra_values,
     const int* token_buffer,     // [slots, context_length]
     unsigned* scratch,           // [grid, VOCAB], zero
+    const unsigned* masks,       // [rows, (VOCAB + 31) / 32], a bit per id, set where it is allowed; or null
     int num_rows,
     int context_length) {
     unsigned* counts = scratch + static_cast<long long>(blockIdx.x) * VOCAB;
     for (int row = blockIdx.x; row < num_rows; row += gridDim.x) {
         const SampleRecord record = records[row];
-        if (!record.adjusted) continue;
         LOGIT* logits = all_logits + static_cast<long long>(row) * VOCAB;
         const int* tokens = token_buffer + static_cast<long long>(record.slot) * context_length;
-        if (record.repetition_penalty != 1.0f || record.presence_penalty != 0.0f || record.frequency_penalty != 0.0f) {
-            count_tokens(record, tokens, counts);
-            __syncthreads();
-            apply_penalties(record, tokens, counts, logits);
-            __syncthreads();
-        }
-        apply_bias(record, extra_ids, extra_values, logits);
-        __syncthreads();
-        if (record.position - record.prompt_len < static_cast<int>(record.min_tokens)) {
-            forbid_stop_ids(record, extra_ids, logits);
-        }
-        __syncthreads();
+        if (record.adjusted) adjust(record, extra_ids, extra_values, tokens, counts, logits);
+        if (masks) forbid_excluded(masks + static_cast<long long>(row) * ((VOCAB + 31) / 32), logits);
     }
 }

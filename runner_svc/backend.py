@@ -11,6 +11,8 @@ tokens may be ones that the host has not seen yet.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +38,14 @@ class StepBatch:
     block_tables: NDArray[np.int32]  # [R, W] W covers the longest row; beyond a row's own table: 0, the dummy block
     params: NDArray[np.void]  # [R] records of ROW_PARAMS
     states: list[SlotState]  # [R]
+    # [W] ascending rows of those that sample: not right after the forward pass, but once their masks are there.
+    awaits: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+
+    @property
+    def drawing_rows(self) -> NDArray[np.intp]:
+        """Rows that sample right after the forward pass, ascending."""
+        rows = np.flatnonzero(self.sample)
+        return np.setdiff1d(rows, self.awaits, assume_unique=True) if len(self.awaits) else rows
 
     @property
     def ends(self) -> NDArray[np.int32]:
@@ -50,9 +60,19 @@ class StepBatch:
         return max(0, min(count, self.states[row].prompt_len - 1 - start))
 
 
+class HeldRows(Protocol):
+    """The rows of a batch that wait for masks, from the forward pass on."""
+
+    def sample(self, masks: NDArray[np.uint32]) -> PendingStep:
+        """Samples all of them. `masks` [W, ceil(vocab_size / 32)]: a bit per token id, set where it is allowed.
+
+        What they come to is told by batch row; the other rows have no token there.
+        """
+
+
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """What came of a batch, by its rows."""
+    """What came of a batch, by its rows. Rows that wait for masks have no token yet."""
 
     statuses: NDArray[np.uint8]  # [R] plan_pb2.RowStatus
     token_counts: NDArray[np.uint8]  # [R] tokens sampled, 0 or 1
@@ -64,6 +84,8 @@ class StepOutput:
     sample_ns: int = 0
     # Time for which the device had nothing to do before the batch; None where only the caller can tell.
     idle_ns: int | None = None
+    # What waits for masks, of a `Backend` that computes while the caller waits.
+    held: HeldRows | None = None
 
     @classmethod
     def sampled(
@@ -75,6 +97,17 @@ class StepOutput:
         token_counts = np.zeros(num_rows, np.uint8)
         token_counts[rows[finite]] = 1
         return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
+
+    def add(self, masked: StepOutput) -> None:
+        """Takes over what rows that waited for masks came to."""
+        by_row = np.zeros(len(self.statuses), np.int32)
+        for output in (self, masked):
+            by_row[output.token_counts.astype(bool)] = output.tokens
+        self.statuses |= masked.statuses  # the rows of one are 0 in the other
+        self.token_counts |= masked.token_counts
+        self.tokens = by_row[self.token_counts.astype(bool)]
+        self.logprobs += masked.logprobs
+        self.sample_ns += masked.sample_ns
 
     def fail(self, rows: NDArray[np.bool_]) -> None:
         """Takes back what the rows that are set in `rows` [R] came to: they get ROW_STATUS_FAILED and no token."""
@@ -99,7 +132,10 @@ class Backend(Protocol):
         """Copies whole blocks; all sources are read before any target is written."""
 
     def step(self, batch: StepBatch) -> StepOutput:
-        """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row."""
+        """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row.
+
+        Rows that wait for masks are `held` in the output, and sampled by it.
+        """
 
     def is_broken_by(self, error: Exception) -> bool:
         """Whether nothing can be computed any more in this process after `error`, which came out of the backend."""
@@ -127,13 +163,58 @@ class RosterChanges:
 
 
 class PendingStep(Protocol):
-    """A batch under way."""
+    """A batch under way, or its rows that waited for masks."""
+
+    @property
+    def held(self) -> HeldRows | None:
+        """The rows that wait for masks."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once; cheap."""
 
     def wait(self) -> StepOutput:
         """Blocks until the batch is done; called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A `PendingStep` that is there already."""
+
+    output: StepOutput
+
+    @property
+    def held(self) -> HeldRows | None:
+        """See `PendingStep`."""
+        return self.output.held
+
+    def done(self) -> bool:
+        """See `PendingStep`."""
+        return True
+
+    def wait(self) -> StepOutput:
+        """See `PendingStep`."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDraw:
+    """`HeldRows` of a backend that computes while the caller waits."""
+
+    draw: Callable[[NDArray[np.uint32]], StepOutput]
+    """What `sample` does."""
+
+    def sample(self, masks: NDArray[np.uint32]) -> PendingStep:
+        """See `HeldRows`."""
+        began = time.perf_counter_ns()
+        output = self.draw(masks)
+        output.sample_ns = time.perf_counter_ns() - began
+        return DoneStep(output)
+
+
+def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """bool [W, vocab_size] of masks [W, ceil(vocab_size / 32)]."""
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    return bits[:, :vocab_size].view(np.bool_)
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from protos import plan_pb2
 from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters, unusable
-from runner_svc.plan_columns import SAMPLE_FLAG, PlanColumns
+from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
 
 _NONE = np.zeros(0, np.int32)
@@ -93,16 +93,18 @@ class BatchState:
             self._epochs[columns.extent_slots[rows]],
         )
 
-    def record(self, applied: AppliedPlan, output: StepOutput) -> None:
+    def record(self, applied: AppliedPlan, output: StepOutput, rows: NDArray[np.bool_] | None = None) -> None:
         """Takes over what the batch of `applied` came to: tokens and failures. Plans are recorded in order.
 
-        Rows of sequences that failed in an earlier plan, whose failure was not known when this one was applied, are
-        made ROW_STATUS_FAILED in `output`.
+        `rows` [R]: only these, which are recorded once each; None: all of them. Rows of sequences that failed in an
+        earlier plan, whose failure was not known when this one was applied, are made ROW_STATUS_FAILED in `output`.
         """
         batch, counters = applied.batch, self._counters
         if batch is None:
             return
         current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
+        if rows is not None:
+            current &= rows
         late = current & counters.failed[batch.slots]
         if late.any():
             output.fail(late)
@@ -150,7 +152,8 @@ class BatchState:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]
         counts = columns.extent_counts[rows]
         block_size = self._limits.block_size
-        sample = (columns.extent_flags[rows] & SAMPLE_FLAG).astype(bool)
+        flags = columns.extent_flags[rows]
+        sample, awaits = (flags & SAMPLE_FLAG).astype(bool), np.flatnonzero(flags & AWAIT_FLAG)
         if self._gathers_inputs:
             return StepBatch(
                 slots=slots,
@@ -163,6 +166,7 @@ class BatchState:
                 block_tables=_NONE.reshape(0, 0),
                 params=self._params[slots],
                 states=self._states[slots].tolist(),
+                awaits=awaits,
             )
         if len(rows) == counts.sum():
             row_slots, positions = slots, starts
@@ -183,4 +187,5 @@ class BatchState:
             block_tables=self._tables[slots, :width],
             params=self._params[slots],
             states=self._states[slots].tolist(),
+            awaits=awaits,
         )

@@ -22,8 +22,10 @@ from torch import Tensor
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
 from runner_svc.cuda_graphs import Replay, StepGraphs, bucket_sizes, token_sizes
+from runner_svc.cuda_held_rows import HeldCudaRows
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs
+from runner_svc.device import Device, Event
+from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import FP8, KVCache
 from runner_svc.kv_scales import calibrated_scales
@@ -31,7 +33,7 @@ from runner_svc.launchers import Launchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
-from runner_svc.pending_cuda_step import Device, Event, HostBuffers, PendingCudaStep
+from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import decode_batch, largest_batch
 from runner_svc.sample_records import pack_rows
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
@@ -172,12 +174,14 @@ class CudaBackend:
             elif bucket is not None:
                 self._graphs.replay(bucket)
             forwarded = device.event()
+            held = self._hold(batch, rows.sample_rows) if len(batch.awaits) else None
             logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
             end = device.event()
         last_end, self._last_end = self._last_end, end
         return PendingCudaStep(
             len(batch.slots),
             rows.sample_rows,
+            held,
             logprobs,
             prompt_logprobs,
             buffers,
@@ -188,10 +192,18 @@ class CudaBackend:
             end,
         )
 
+    def _hold(self, batch: StepBatch, rows: NDArray[np.intp]) -> HeldCudaRows:
+        """Keeps the logits of those of `rows` that wait for masks: the next step overwrites them."""
+        waiting = self._index(np.searchsorted(rows, batch.awaits))
+        return HeldCudaRows(batch, self._steps.logits[waiting], self._sampling, self._device)
+
     def _draw(
         self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
     ) -> list[PendingLogprobs]:
-        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked."""
+        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked.
+
+        Rows that wait for masks are drawn like the others, and drawn again: what they get here is nobody's.
+        """
         if not len(rows):
             return []
         packed = self._steps.packed
@@ -207,19 +219,7 @@ class CudaBackend:
             adjusted=records.adjusted,
         )
         self._copy(stream, self._result, buffers.result, len(self._result))
-        return self._logprobs(batch, rows, tokens)
-
-    def _logprobs(self, batch: StepBatch, rows: NDArray[np.intp], tokens: Tensor) -> list[PendingLogprobs]:
-        """Of the tokens just drawn, of rows that asked."""
-        pending = []
-        for i, row in enumerate(rows.tolist()):
-            top = batch.states[row].logprobs
-            if top is not None:
-                token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
-                pending.append(
-                    PendingLogprobs(row, 0, top, *launch_logprobs(self._steps.logits[i : i + 1], token, top))
-                )
-        return pending
+        return launch_row_logprobs(self._steps.logits, tokens, batch, rows)
 
     def _prompt_logprobs(
         self, stream: int, hidden: Hidden, batch: StepBatch, offsets: NDArray[np.int32]
@@ -242,7 +242,7 @@ class CudaBackend:
             pending.append(PendingLogprobs(row, first, state.prompt_logprobs or 0, *joined))
         return pending
 
-    def _index(self, ids: NDArray[np.int32]) -> Tensor:
+    def _index(self, ids: NDArray[np.integer]) -> Tensor:
         """int64 on the device."""
         return torch.from_numpy(ids.astype(np.int64)).to(self._device.device)
 

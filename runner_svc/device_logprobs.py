@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protos import plan_pb2
+from runner_svc.backend import StepBatch
 
 # Rows of logits that are turned into float32 log-probabilities at once.
 CHUNK = 256
@@ -43,3 +46,16 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, T
     values = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(top, dim=-1)
     return values, best.indices, best.values
+
+
+def launch_row_logprobs(
+    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp]
+) -> list[PendingLogprobs]:
+    """Of the tokens int32 [L] that the batch's `rows` [L] just drew from `logits` [L, V], for those that asked."""
+    pending = []
+    for i, row in enumerate(rows.tolist()):
+        top = batch.states[row].logprobs
+        if top is not None:
+            token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
+            pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[i : i + 1], token, top)))
+    return pending

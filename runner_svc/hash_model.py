@@ -6,8 +6,8 @@ The hash that picks the next token adds up `S[p] * B^p` over the whole context, 
 block that was never written holds garbage. At temperature 0 the token depends on the context alone, otherwise on
 (seed, sample_index, position) too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
 
-Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, and the logprobs fields, with
-made-up numbers that `expected_logprobs` repeats.
+Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
+the allowed ids, all equally likely), and the logprobs fields, with made-up numbers that `expected_logprobs` repeats.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
+from runner_svc.backend import HeldDraw, StepBatch, StepOutput, allowed_ids
 from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
 from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
@@ -48,12 +49,24 @@ class TokenPicker:
         self._num_ordinary = vocab_size - _NUM_SPECIALS
         self._eos_below = int(eos_probability * 2**32)
 
-    def pick(self, context_hash: int, position: int, forbidden: Iterable[int], noise: tuple[int, int] | None) -> int:
-        """The token at `position` (which only matters with `noise`, the seed and sample index); none `forbidden`."""
+    def pick(
+        self,
+        context_hash: int,
+        position: int,
+        forbidden: Iterable[int],
+        noise: tuple[int, int] | None,
+        allowed: Sequence[int] | None = None,
+    ) -> int:
+        """The token at `position` (which only matters with `noise`, the seed and sample index); none `forbidden`.
+
+        `allowed`: ascending ids of a mask, which then decides alone.
+        """
         value = mix64(context_hash ^ GOLDEN)
         if noise is not None:
             value = mix64(value ^ draw_key(*noise, position))
         banned = set(forbidden)
+        if allowed is not None:
+            return allowed[(value >> 32) * len(allowed) >> 32]
         while True:
             token = self._token(value)
             if token not in banned:
@@ -71,6 +84,10 @@ def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> t
     """The made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
     value = -float(mix64((token << 32) + position) % 1000) / 1000
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
+
+
+def _pairs(rows: NDArray[np.intp], hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    return zip(rows.tolist(), hashes.tolist(), strict=True)
 
 
 class BrokenDevice(RuntimeError):
@@ -140,16 +157,13 @@ class HashBackend:
             self._poison.take()
         with np.errstate(over="ignore"):
             self._write_kv(batch)
-            rows = np.flatnonzero(batch.sample)
-            hashes = self._context_hashes(batch, rows)
+            rows, awaits = batch.drawing_rows, batch.awaits
+            hashes, held = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
         forward_ns = time.perf_counter_ns() - begin_ns
-        tokens = np.fromiter(
-            (self._pick(batch, row, value) for row, value in zip(rows.tolist(), hashes.tolist(), strict=True)),
-            np.int32,
-            len(rows),
-        )
-        output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
-        self._add_logprobs(batch, rows, tokens, output)
+        output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
+        if len(awaits):
+            output.held = HeldDraw(partial(self._draw_held, batch, held))
+        self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
         output.sample_ns = time.perf_counter_ns() - begin_ns - forward_ns
         time.sleep(max(0.0, self._step_s - (time.perf_counter_ns() - begin_ns) / 1e9))
@@ -172,19 +186,27 @@ class HashBackend:
         inside = np.arange(context.shape[1]) < batch.ends[rows, None]
         return np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
 
-    def _pick(self, batch: StepBatch, row: int, context_hash: int) -> int:
-        params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])
-        forbidden = state.stop_ids.tolist() if position - state.prompt_len < params["min_tokens"] else ()
-        noise = (int(params["seed"]), int(params["sample_index"])) if params["temperature"] > 0 else None
-        return self._picker.pick(context_hash, position, forbidden, noise)
-
-    def _add_logprobs(
-        self, batch: StepBatch, rows: NDArray[np.intp], tokens: NDArray[np.int32], output: StepOutput
-    ) -> None:
-        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+    def _draw(self, batch: StepBatch, rows: NDArray[np.intp], picked: list[int]) -> StepOutput:
+        tokens = np.array(picked, np.int32)
+        output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
+        for row, token in zip(rows.tolist(), picked, strict=True):
             top = batch.states[row].logprobs
             if top is not None:
                 output.logprobs.append(self._row_logprobs(row, 0, [token], int(batch.ends[row]), top))
+        return output
+
+    def _draw_held(self, batch: StepBatch, hashes: NDArray[np.uint64], masks: NDArray[np.uint32]) -> StepOutput:
+        allowed = [np.flatnonzero(line).tolist() for line in allowed_ids(masks, self.model.vocab_size)]
+        pairs = zip(_pairs(batch.awaits, hashes), allowed, strict=True)
+        return self._draw(batch, batch.awaits, [self._pick(batch, row, value, ids) for (row, value), ids in pairs])
+
+    def _pick(self, batch: StepBatch, row: int, context_hash: int, allowed: list[int] | None = None) -> int:
+        params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])
+        forbidden = state.stop_ids.tolist() if position - state.prompt_len < params["min_tokens"] else ()
+        noise = (int(params["seed"]), int(params["sample_index"])) if params["temperature"] > 0 else None
+        return self._picker.pick(context_hash, position, forbidden, noise, allowed)
+
+    def _add_prompt_logprobs(self, batch: StepBatch, output: StepOutput) -> None:
         for row, state in enumerate(batch.states):
             scored = batch.num_scored(row)
             if state.prompt_logprobs is not None and scored:
@@ -219,8 +241,11 @@ def expected_tokens(
     stop_ids: Sequence[int] = (),
     eos_probability: float = 1 / 64,
     vocab_size: int = NUM_TOKENS,
+    allowed: Callable[[list[int]], Sequence[int]] | None = None,
 ) -> list[int]:
     """What `HashBackend` with the same options generates after `prompt`, up to `max_tokens` or the first stop id.
+
+    `allowed`: of a constrained sequence, the ascending ids that may follow what was generated so far.
 
     `stop_ids` are the resolved ones (the EOS id is among them unless the request ignores it); the stop token is part of
     the result.
@@ -240,5 +265,6 @@ def expected_tokens(
         if len(generated) == max_tokens or (generated and generated[-1] in stop_ids):
             return generated
         forbidden = stop_ids if len(generated) < min_tokens else ()
-        pending = [picker.pick(context_hash, position, forbidden, noise)]
+        ids = allowed(generated) if allowed is not None else None
+        pending = [picker.pick(context_hash, position, forbidden, noise, ids)]
         generated += pending

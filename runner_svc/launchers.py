@@ -90,6 +90,7 @@ class SamplingLauncher(Protocol):
         finite: Tensor,
         *,
         adjusted: bool,
+        masks: Tensor | None = None,
     ) -> None: ...
 
 

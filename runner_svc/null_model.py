@@ -1,17 +1,19 @@
 """A backend that computes nothing: what is left of a step's time is the scheduler's, the link's and the streams'.
 
 Its tokens spell a pangram over and over, by position, so that text is ASCII and every sequence decodes alike. It never
-draws an end-of-sequence token: requests run to max_tokens or a stop string. It reports no logprobs.
+draws an end-of-sequence token: requests run to max_tokens or a stop string. Under a mask it draws the first allowed id.
+It reports no logprobs.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.backend import StepBatch, StepOutput
+from runner_svc.backend import HeldDraw, StepBatch, StepOutput, allowed_ids
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
 
 _TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog ", np.uint8).astype(np.int32)
@@ -50,10 +52,17 @@ class NullBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         """The token at a position is the pangram's character there."""
         begin_ns = time.perf_counter_ns()
-        rows = np.flatnonzero(batch.sample)
+        rows = batch.drawing_rows
         tokens = _TEXT[batch.ends[rows] % len(_TEXT)]
         output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
+        if len(batch.awaits):
+            output.held = HeldDraw(partial(self._draw_held, batch))
         if self._step_s > 0:
             time.sleep(self._step_s)
         output.forward_ns = time.perf_counter_ns() - begin_ns
         return output
+
+    def _draw_held(self, batch: StepBatch, masks: NDArray[np.uint32]) -> StepOutput:
+        """The first allowed id: where the text is complete, that is its end."""
+        tokens = allowed_ids(masks, self.model.vocab_size).argmax(axis=1).astype(np.int32)
+        return StepOutput.sampled(len(batch.slots), batch.awaits, tokens, np.ones(len(tokens), np.bool_))

@@ -4,6 +4,7 @@ A launch returns long before its plan is done, so no thread is needed that the s
 interpreter with. While plans are under way that thread does not sleep: it asks in turn the oldest plan's event and the
 socket, so that a result leaves within microseconds of the GPU's last kernel, and the plan that it allows is launched by
 code that is still in the caches. That takes a core while there is work, as waiting for a CUDA event does in any case.
+Only while the oldest plan waits for masks does it sleep: they come over the socket.
 
 `ComputeThread` is its twin for backends that compute while the caller waits.
 """
@@ -13,18 +14,19 @@ from __future__ import annotations
 from collections import deque
 
 from protos import plan_pb2
-from runner_svc.compute_thread import BeginSession, ExecutePlan, Job, Launched, Stop, TakeSnapshot, fault_of, result_of
+from runner_svc.jobs import BeginSession, ExecutePlan, Job, Stop, TakeMasks, TakeSnapshot, fault_of
+from runner_svc.plans_under_way import PlansUnderWay
 from runner_svc.runner import Runner
 
 
 class OverlappingExecutor:
-    """Does each job when it is submitted; all but `ExecutePlan` wait for the plans that are under way."""
+    """Does each job when it is submitted; those that speak of no plan wait for the plans that are under way."""
 
     def __init__(self, runner: Runner) -> None:
         self.session = 0
         self.finished: deque[plan_pb2.ToScheduler] = deque()
         self._runner = runner
-        self._launched: deque[Launched] = deque()
+        self._plans = PlansUnderWay(runner)
         self._stopped = False
 
     @property
@@ -35,7 +37,7 @@ class OverlappingExecutor:
     @property
     def busy_since_s(self) -> float | None:
         """See `Executor`."""
-        return self._launched[0].since_s if self._launched else None
+        return self._plans.busy_since_s
 
     def start(self) -> None:
         """There is no thread to start."""
@@ -47,36 +49,34 @@ class OverlappingExecutor:
     def submit(self, job: Job) -> None:
         """Does the job, or what can be done of it now."""
         if isinstance(job, Stop):
-            self._finish_all()
+            self.finished.extend(self._plans.finish())
             self._stopped = True
             return
         try:
             if isinstance(job, ExecutePlan):
                 self._launch(job)
                 return
-            self._finish_all()
+            if isinstance(job, TakeMasks):
+                self._plans.mask(job)
+                return
+            self.finished.extend(self._plans.finish())
             if isinstance(job, TakeSnapshot):
                 snapshot = self._runner.snapshot()
                 self.finished.append(plan_pb2.ToScheduler(session=job.session, snapshot=snapshot))
             elif isinstance(job, BeginSession):
                 self._runner.resume() if job.resume else self._runner.reset()
         except Exception as error:
-            self._finish_all()  # a fault comes behind the results of the plans before it
+            self.finished.extend(self._plans.finish())  # a fault comes behind the results of the plans before it
             self.finished.append(fault_of(job.session, error))
 
     def look(self) -> bool:
-        """Takes the results that are there; returns whether plans are under way."""
-        launched = self._launched
-        while launched and launched[0].plan.done():
-            self.finished.append(result_of(launched.popleft()))
-        return bool(launched)
+        """Takes the results that are there; returns whether plans are under way that wait for nothing else."""
+        plans = self._plans
+        while plans.oldest_done:
+            self.finished.append(self._plans.take())
+        return len(plans) > 0 and not plans.oldest_awaits_masks
 
     def _launch(self, job: ExecutePlan) -> None:
-        while len(self._launched) >= self._runner.max_depth:  # of a session that is over, too
-            self.finished.append(result_of(self._launched.popleft()))
-        message = plan_pb2.ToScheduler(session=job.session, number=job.number)
-        self._launched.append(Launched(message, self._runner.launch(job.number, job.plan)))
-
-    def _finish_all(self) -> None:
-        while self._launched:
-            self.finished.append(result_of(self._launched.popleft()))
+        while len(self._plans) >= self._runner.max_depth and not self._plans.oldest_awaits_masks:
+            self.finished.append(self._plans.take())
+        self._plans.launch(job)

@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from runner_svc.backend import StepOutput
-from runner_svc.cuda_graphs import Replay
+from runner_svc.cuda_held_rows import HeldCudaRows
+from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs
-from runner_svc.pool_size import MemoryProfile
 from runner_svc.step_buffers import Ring, aligned
-
-
-class Event(Protocol):
-    """As torch.cuda.Event, recorded."""
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end: Any, /) -> float: ...
-
-
-class Device(Protocol):
-    """As `runner_svc.cuda.device.GpuDevice`."""
-
-    device: torch.device
-
-    def stream(self) -> AbstractContextManager[int]: ...
-
-    def current_stream(self) -> int: ...
-
-    def synchronize(self) -> None: ...
-
-    def pinned(self, words: int) -> Tensor: ...
-
-    def event(self) -> Event: ...
-
-    def capture(self, function: Callable[[], None]) -> Replay: ...
-
-    def seconds(self, replay: Replay) -> float: ...
-
-    def is_late(self, launch: Callable[[], None], replay: Replay) -> bool: ...
-
-    def profile(self, largest_step: Callable[[], None]) -> MemoryProfile: ...
 
 
 class HostBuffers:
@@ -70,6 +31,7 @@ class PendingCudaStep:
 
     num_rows: int
     sample_rows: NDArray[np.intp]
+    held: HeldCudaRows | None
     logprobs: list[PendingLogprobs]
     prompt_logprobs: list[PendingLogprobs]
     buffers: HostBuffers
@@ -92,14 +54,14 @@ class PendingCudaStep:
             finite = self.buffers.finite[:num_sampled].astype(np.bool_)
         finally:
             self.ring.give(self.buffers)
-        output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
+        if self.held is None:
+            output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
+        else:
+            drawn = np.isin(self.sample_rows, self.held.rows, invert=True)
+            output = StepOutput.sampled(self.num_rows, self.sample_rows[drawn], tokens[drawn], finite[drawn])
         output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
         output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]
-        output.forward_ns = _nanoseconds(self.begin, self.forwarded)
-        output.sample_ns = _nanoseconds(self.forwarded, self.end)
-        output.idle_ns = _nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
+        output.forward_ns = nanoseconds(self.begin, self.forwarded)
+        output.sample_ns = nanoseconds(self.forwarded, self.end)
+        output.idle_ns = nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
         return output
-
-
-def _nanoseconds(begin: Event, end: Event) -> int:
-    return max(0, round(begin.elapsed_time(end) * 1e6))

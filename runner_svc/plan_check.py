@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.plan_columns import SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
+from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,9 @@ class PlanCheck:
         slots, starts, counts = columns.extent_slots, columns.extent_starts, columns.extent_counts
         flags = columns.extent_flags
         self._require_slots("extent", slots)
-        _require("extent", flags & ~np.uint8(SAMPLE_FLAG) != 0, "flags {} ask for what this runner can't do", flags)
+        known_flags = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
+        _require("extent", flags & ~known_flags != 0, "flags {} ask for what this runner can't do", flags)
+        _require("extent", flags == AWAIT_FLAG, "flags {} wait for a mask without sampling", flags)
         _require("extent", np.bincount(slots)[slots] > 1, "slot {} has two rows", slots)
         _require("extent", ~counters.resident[slots], "slot {} has no sequence", slots)
         _require("extent", counts < 1, "count {} must be at least 1", counts)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from protos import plan_pb2
 
 SAMPLE_FLAG = 1
+AWAIT_FLAG = 2
 
 
 class PlanFault(Exception):

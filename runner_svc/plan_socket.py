@@ -12,6 +12,7 @@
 | a plan after a missing one | Event: resend from the missing one |
 | a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
 | an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
+| Masks | nothing: the plan's result follows; for a plan that is done they come again after a resend |
 | Ping | Pong, also while a plan computes; and resend, if a plan that it names never came |
 | silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
 
@@ -32,8 +33,9 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
-from runner_svc.compute_thread import BeginSession, ComputeThread, ExecutePlan, Executor, Stop, TakeSnapshot
+from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient
+from runner_svc.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 
@@ -249,6 +251,8 @@ class PlanSocket:
         self._heard()
         if kind == "plan":
             self._plan(message.number, message.plan)
+        elif kind == "masks":
+            self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
             if message.ping.last_plan >= self._next_plan and not self._faulted:
                 self._ask_again()

@@ -1,40 +1,26 @@
 """Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process.
 
-`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes.
-`execute` is launch and wait in one.
+`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes;
+with every backend, while rows of plan N wait for their masks. `execute` is launch and wait in one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import Backend, OverlappingBackend, StepOutput
+from runner_svc.backend import Backend, DoneStep, OverlappingBackend, PendingStep, StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
+from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.plan_check import Limits
 from runner_svc.plan_columns import PlanFault
 
 PROTOCOL_VERSION = 1
-
-
-class LaunchedPlan:
-    """A plan under way."""
-
-    def __init__(self, finish: Callable[[], plan_pb2.Result], done: Callable[[], bool]) -> None:
-        self._finish = finish
-        self.done = done
-        """Whether `wait` would return at once; cheap."""
-
-    def wait(self) -> plan_pb2.Result:
-        """Blocks until the plan is done; called once, in the order of the launches.
-
-        Raises PlanFault when it failed in the backend.
-        """
-        return self._finish()
 
 
 class Runner:
@@ -58,6 +44,7 @@ class Runner:
             ),
             gathers_inputs=self.overlaps,
         )
+        self._mask_words = -(-model.vocab_size // 32)
         self._last_plan = 0
         self._faulted = False
         self.broken = False
@@ -107,9 +94,15 @@ class Runner:
         """The sequences that the runner holds, as of the last plan executed."""
         return plan_pb2.Snapshot(last_plan=self._last_plan, sequences=self._state.residents())
 
-    def execute(self, number: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
-        """Executes the plan after `last_plan`; raises PlanFault as `launch` and `LaunchedPlan.wait` do."""
-        return self.launch(number, plan).wait()
+    def execute(self, number: int, plan: plan_pb2.Plan, masks: plan_pb2.Masks | None = None) -> plan_pb2.Result:
+        """Executes the plan after `last_plan`; raises PlanFault as `launch` and `LaunchedPlan.wait` do.
+
+        `masks`: those of all rows that wait for one.
+        """
+        launched = self.launch(number, plan)
+        if masks is not None:
+            launched.mask(masks)
+        return launched.wait()
 
     def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
         """Starts the plan after `last_plan`.
@@ -123,14 +116,9 @@ class Runner:
             self._faulted = True
             raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
         with self._faulting(number):
-            finish, done = self._launch(plan)
+            launched = self._launch(number, plan)
         self._last_plan = number
-
-        def guarded() -> plan_pb2.Result:
-            with self._faulting(number):
-                return finish()
-
-        return LaunchedPlan(guarded, done)
+        return launched
 
     @contextmanager
     def _faulting(self, number: int) -> Iterator[None]:
@@ -145,8 +133,7 @@ class Runner:
             self.broken = self._backend.is_broken_by(error)
             raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
 
-    def _launch(self, plan: plan_pb2.Plan) -> tuple[Callable[[], plan_pb2.Result], Callable[[], bool]]:
-        """Starts the plan; what it returns ends it, and tells whether it could without waiting."""
+    def _launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
         begin_ns = time.perf_counter_ns()
         idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
         applied = self._state.apply(plan)
@@ -155,16 +142,30 @@ class Runner:
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
         timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)
-        if applied.batch is None:
-            return lambda: self._finish(applied, _nothing(), timings), _always
-        if self._overlapping is not None:
-            pending = self._overlapping.launch(applied.batch)
-            return lambda: self._finish(applied, pending.wait(), timings), pending.done
-        output = self._backend.step(applied.batch)
-        return lambda: self._finish(applied, output, timings), _always
+        pending = self._start(applied)
 
-    def _finish(self, applied: AppliedPlan, output: StepOutput, timings: plan_pb2.Timings) -> plan_pb2.Result:
-        self._state.record(applied, output)
+        def finish(output: StepOutput, masked: StepOutput | None) -> plan_pb2.Result:
+            return self._finish(applied, output, masked, timings)
+
+        return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words)
+
+    def _start(self, applied: AppliedPlan) -> PendingStep:
+        """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may read it."""
+        if applied.batch is None:
+            return DoneStep(_nothing())
+        if self._overlapping is not None:
+            return self._overlapping.launch(applied.batch)
+        output = self._backend.step(applied.batch)
+        self._state.record(applied, output, ~_waiting(applied))
+        return DoneStep(output)
+
+    def _finish(
+        self, applied: AppliedPlan, output: StepOutput, masked: StepOutput | None, timings: plan_pb2.Timings
+    ) -> plan_pb2.Result:
+        """`masked`: what rows that waited came to; None where none did, or all were abandoned."""
+        if masked is not None:
+            output.add(masked)
+        self._state.record(applied, output, None if self._overlapping is not None else _waiting(applied))
         result = _result(applied, output)
         timings.forward_ns = output.forward_ns
         timings.sample_ns = output.sample_ns
@@ -180,8 +181,12 @@ class Runner:
         self._last_end_ns = None
 
 
-def _always() -> bool:
-    return True
+def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:
+    """bool [R]: the batch's rows that wait for masks."""
+    waiting = np.zeros(len(applied.rows), np.bool_)
+    if applied.batch is not None:
+        waiting[applied.batch.awaits] = True
+    return waiting
 
 
 def _nothing() -> StepOutput:

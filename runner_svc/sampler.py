@@ -5,8 +5,9 @@ the others are an argmax over `scaled + gumbel` (see `gumbel`), whose noise is k
 On the CPU such rows are computed one by one: torch's vectorised loops treat the tail of a tensor differently in the
 last bit, and where the tail is depends on the number of rows.
 
-Order of the parameters: adjustments (`logit_adjustments`), temperature, top_k, top_p over what top_k kept, min_p. All
-truncations keep a prefix of the ids sorted by falling logit, equal logits by rising id.
+Order of the parameters: adjustments (`logit_adjustments`), the mask of a constrained row, temperature, top_k, top_p
+over what top_k kept, min_p. All truncations keep a prefix of the ids sorted by falling logit, equal logits by rising
+id. Log-probabilities are those of the adjusted and masked logits: what is excluded has -inf.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protos import plan_pb2
-from runner_svc.backend import StepBatch
+from runner_svc.backend import StepBatch, allowed_ids
 from runner_svc.gumbel import gumbel, key_words
 from runner_svc.logit_adjustments import adjust_logits
 from runner_svc.noise import draw_keys
@@ -45,16 +46,22 @@ class Sampler:
         self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> SampledRows:
+    def sample(
+        self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp], masks: NDArray[np.uint32] | None = None
+    ) -> SampledRows:
         """Draws the token that follows the last position of each of the batch's `rows` [L].
 
-        `logits`: float32 [L, vocab_size], overwritten.
+        `logits`: float32 [L, vocab_size], overwritten. `masks` [L, ceil(vocab_size / 32)]: a bit per id, set where it
+        may be drawn; None: all may.
         """
         params = batch.params[rows]
         positions = batch.ends[rows]
         finite = _all_finite(logits)
         for i in np.flatnonzero(params["adjusted"]).tolist():
             adjust_logits(logits[i], params[i], batch.states[rows[i]], int(positions[i]))
+        if masks is not None:
+            forbidden = torch.from_numpy(~allowed_ids(masks, logits.shape[1]))
+            logits.masked_fill_(forbidden.to(logits.device), -torch.inf)
         best, tokens = logits.max(dim=1)
         finite &= torch.isfinite(best)
         finite_rows = finite.cpu().numpy()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.backend import StepBatch, StepOutput
+from runner_svc.backend import HeldDraw, StepBatch, StepOutput
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder import Decoder, DecoderInputs
@@ -100,12 +100,24 @@ class TorchBackend:
         last = np.cumsum(batch.counts)[rows] - 1
         logits = self._decoder.logits(hidden[_int64(last)])  # [L, vocab_size]; L is 0 where no prompt is complete
         forwarded = time.perf_counter_ns()
-        sampled = self._sampler.sample(logits, batch, rows)
-        output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
-        output.logprobs = sampled.logprobs
+        if len(batch.awaits):
+            waits = np.isin(rows, batch.awaits)
+            held = HeldDraw(partial(self._sample, logits[torch.from_numpy(waits)], batch, batch.awaits))
+            output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
+            output.held = held
+        else:
+            output = self._sample(logits, batch, rows)
         output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
         output.forward_ns = forwarded - started
         output.sample_ns = time.perf_counter_ns() - forwarded
+        return output
+
+    def _sample(
+        self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp], masks: NDArray[np.uint32] | None = None
+    ) -> StepOutput:
+        sampled = self._sampler.sample(logits, batch, rows, masks)
+        output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
+        output.logprobs = sampled.logprobs
         return output
 
     def _forward(self, batch: StepBatch) -> Tensor:

@@ -18,7 +18,7 @@ def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admissi
         num_computed=num_computed,
         seed=request.seed,
         sample_index=sequence.index,
-        sampling=request.sampling,
+        sampling=_sampling(request),
         blocks=pack(sequence.blocks),
         context=context_bytes(sequence),
     )
@@ -39,6 +39,16 @@ def context_bytes(sequence: Sequence) -> bytes:
     return context.SerializeToString()
 
 
+def _sampling(request: Request) -> plan_pb2.Sampling:
+    """What the runner heeds. Masks see to `min_tokens`, as only they know where nothing but an end may follow."""
+    if not request.grammar or not request.sampling.min_tokens:
+        return request.sampling
+    sampling = plan_pb2.Sampling()
+    sampling.CopyFrom(request.sampling)
+    sampling.min_tokens = 0
+    return sampling
+
+
 def _submit(request: Request) -> engine_pb2.Submit:
     return engine_pb2.Submit(
         handle=request.handle,
@@ -55,4 +65,5 @@ def _submit(request: Request) -> engine_pb2.Submit:
         ttft_target_ms=request.ttft_target_ms,
         itl_target_ms=request.itl_target_ms,
         keep_ms=round(request.keep_s * 1000),
+        grammar=request.grammar,
     )

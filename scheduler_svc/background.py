@@ -13,7 +13,9 @@ Outcome = TypeVar("Outcome")
 class Background:
     """One daemon thread, started with the first job; jobs are done and collected in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` is called, by the thread, whenever there is an outcome to collect."""
+        self._wake = wake
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
         self._done: SimpleQueue[tuple[Any, Callable[[Any], None]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -46,3 +48,4 @@ class Background:
         while True:
             work, then = self._jobs.get()
             self._done.put((work(), then))
+            self._wake()

@@ -18,6 +18,7 @@ from protos import engine_pb2
 from scheduler_svc.applied import Applied, MalformedResult, end_of
 from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
+from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.drain import Drain
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.ledger import Ledger
@@ -84,6 +85,7 @@ class Engine:
         self.unattended = Unattended(self)
         self.placement = Placement(lambda: self.queue, self.pool.wake)
         self.quarantine = Quarantine(self)
+        self.constraints = Constraints(self, settings.mask_threads)
 
     # ------------------------------------------------------------------ the step
 
@@ -154,6 +156,7 @@ class Engine:
                 log.exception("a command failed", command=command.WhichOneof("command"))
         if self._commands.policies.busy:
             self._commands.policies.finish()
+        self.constraints.settle()
         self.unattended.expire()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
@@ -184,6 +187,9 @@ class Engine:
     def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
         for session, step in plans:
             self.runners.send_plan(session, step.number, step.plan)
+            if step.awaiting:
+                self.constraints.ask(session, step)
+        self.constraints.send()
         self.totals.plans += len(plans)
 
     def _publish(self, plans: list[tuple[int, PlannedStep]]) -> None:
@@ -206,12 +212,21 @@ class Engine:
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
-        """Queues the request's sequences, or ends them if the received tokens already did."""
+        """Queues the request's sequences, once its grammar is compiled if it has one."""
         self.enter(request)
         self.totals.requests += 1
-        self.queue.arrive(request.tenant)
         self.shares.submitted(request)
+        if request.grammar:
+            self.constraints.prepare(request, self._line_up)
+        else:
+            self._line_up(request)
+
+    def _line_up(self, request: Request) -> None:
+        """Queues the sequences that live, or ends them if the received tokens already did."""
+        self.queue.arrive(request.tenant)
         for sequence in request.sequences:
+            if sequence.phase is Phase.FINISHED:
+                continue
             end = end_of(sequence, sequence.tokens[-1]) if request.num_received else None
             if end is not None:
                 self.finish(sequence, end)
@@ -239,6 +254,7 @@ class Engine:
             self.discard_waiting(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
+        sequence.matcher = None
         self.shares.ended(sequence, self.queue)
         self.totals.finished += 1
         self.measurements.ended(sequence, end.reason, self.ledger.now_s)
@@ -281,14 +297,14 @@ class Engine:
         self.queue = queue_for(self.policy, self.ledger)
         self._ended.clear()
         for sequence in waiting:
-            self._rank_anew(sequence)
+            self.rank_anew(sequence)
             self.queue.push(sequence)
         self.shares.requeued(self.queue)
         for scheduler in self.pool.schedulers.values():
             for sequence in scheduler.table.running():
-                self._rank_anew(sequence)
+                self.rank_anew(sequence)
 
-    def _rank_anew(self, sequence: Sequence) -> None:
+    def rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
         sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
 

@@ -17,6 +17,7 @@ from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_link import RunnerLink
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.wake_pipe import WakePipe
 
 GC_THRESHOLD = 20_000
 """Objects between collections: a step makes a few hundred, nearly none of them in cycles."""
@@ -49,6 +50,8 @@ class EngineLoop:
         self.engine = Engine(settings, policy, self._fronts, self._runners)
         self.snapshots = SnapshotExchange()
         """Where other threads ask for the engine's numbers."""
+        self._pipe = WakePipe()
+        self.engine.constraints.wake = self._pipe.wake
         self._failures_told = 0
         self._told_s = -math.inf
         self._stops = 0
@@ -65,10 +68,12 @@ class EngineLoop:
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
         poller.register(self.snapshots.reader, zmq.POLLIN)
+        poller.register(self._pipe.reader, zmq.POLLIN)
         for socket in self._runners.sockets:
             poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.drained:
+            self._pipe.settle()
             engine.step()
             self.snapshots.answer(engine)
             self._tell_failures()
@@ -106,6 +111,8 @@ class EngineLoop:
     def close(self) -> None:
         """Closes the sockets, and ends the policy's watchdog."""
         self.engine.policy.close()
+        self.engine.constraints.wake = lambda: None
+        self._pipe.close()
         self.snapshots.close()
         self._fronts.close()
         self._runners.close()

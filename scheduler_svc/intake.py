@@ -64,6 +64,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         max_tokens=submit.max_tokens,
         arrival_unix_s=time.time(),
         stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
+        grammar=submit.grammar,
     )
     limit = len(prompt) + submit.max_tokens
     request.sequences = [

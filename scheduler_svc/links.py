@@ -44,3 +44,6 @@ class Runners(Protocol):
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Sends the plan, number by number."""
+
+    def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
+        """Sends masks that rows of the plan wait for; nothing happens if the session was lost meanwhile."""

@@ -95,13 +95,16 @@ class Recovery:
         going_on = 0
         for resident in residents:
             sequence = self._wanted(resident, requests)
-            if sequence is None or not self._goes_on(sequence, resident):
+            if sequence is None or not self._goes_on(sequence, resident) or sequence.request.grammar:
                 scheduler.expel(resident.slot, resident.blocks)
                 continue
             scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
             going_on += 1
         for request in requests.values():
-            self._queue_missing(request)
+            if request.grammar:  # they keep their tokens, and are computed again with their matchers
+                self._engine.constraints.prepare(request, self._queue_missing)
+            else:
+                self._queue_missing(request)
         return going_on
 
     def _wanted(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
@@ -122,6 +125,8 @@ class Recovery:
             return None  # it began again on another runner, whose rows on their way bring the same tokens
         if len(sequence.tokens) > len(resident.tokens):
             return None
+        if request.grammar:  # what was rebuilt keeps its tokens; others wait, or will once their grammar is compiled
+            return sequence if first_id in requests else None
         if resident.computed >= len(resident.tokens) or request.suspicion.is_held:
             return None  # its last row failed, or it may end runners: that shows again, elsewhere
         sampling = request.sampling

@@ -182,6 +182,8 @@ class RunnerLink:
             self.drop(peer.session, f"it refused a plan or failed half way: {event.fault}", Loss.FAULT)
         elif kind == "resend_from":
             self._send_again(peer, lambda number: number >= event.resend_from)
+            for frame in peer.kept_masks():  # of earlier plans too: it can't tell that it lacks them
+                self._send(peer, frame)
         elif kind == "draining" and event.draining and not peer.leaving:
             peer.leaving = True
             return [Leaving(peer.session)]
@@ -243,6 +245,15 @@ class RunnerLink:
             return
         frame = plan_pb2.ToRunner(session=session, number=number, plan=plan).SerializeToString()
         peer.sent(number, frame, self._clock())
+        self._send(peer, frame)
+
+    def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
+        """Sends masks that rows of the plan wait for, and keeps them as long as the plan."""
+        peer = self._sessions.get(session)
+        if peer is None:
+            return
+        frame = plan_pb2.ToRunner(session=session, number=number, masks=masks).SerializeToString()
+        peer.sent_masks(number, frame)
         self._send(peer, frame)
 
     def drop(self, session: int, reason: str, loss: Loss = Loss.UNSOUND) -> None:

@@ -28,6 +28,8 @@ class Peer:
     """Number of the last plan sent."""
     unacknowledged: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     """Plan number -> (frame, when sent), oldest first; without those whose results came too early."""
+    masks: dict[int, list[bytes]] = field(default_factory=dict)
+    """Frames with masks of unacknowledged plans, by plan number."""
     early: dict[int, plan_pb2.Result] = field(default_factory=dict)
     """Results that came before one of an earlier plan."""
     next_result: int = 1
@@ -37,10 +39,20 @@ class Peer:
         self.unacknowledged[number] = (frame, now_s)
         self.last_plan = number
 
+    def sent_masks(self, number: int, frame: bytes) -> None:
+        """Masks of the plan are on their way."""
+        if number in self.unacknowledged:
+            self.masks.setdefault(number, []).append(frame)
+
+    def kept_masks(self) -> list[bytes]:
+        """The masks of all plans that are not acknowledged."""
+        return [frame for frames in self.masks.values() for frame in frames]
+
     def take(self, number: int, result: plan_pb2.Result) -> list[tuple[int, plan_pb2.Result]]:
         """The results that are in order now that this one came; a repeated one brings none."""
         if self.unacknowledged.pop(number, None) is None:
             return []
+        self.masks.pop(number, None)
         self.early[number] = result
         ready = []
         while self.next_result in self.early:

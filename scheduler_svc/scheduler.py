@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.constrained.awaiting import mark_awaiting, may_decode
 from scheduler_svc.in_flight import InFlight, Lineup
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import Appends, PlanDraft, packed_ones
@@ -51,6 +52,8 @@ class PlannedStep:
     flight: InFlight
     joined: list[tuple[Sequence, int]]
     left: list[tuple[Sequence, int, str]]
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask."""
 
 
 class Scheduler:
@@ -191,7 +194,12 @@ class Scheduler:
             room = self._continue_prompts(draft, queue, budget, room, may_admit)
             if may_admit:
                 self.seating.admit_waiting(draft, queue, policy, budget, room)
-        return self._commit(draft) if draft.num_rows else None
+        if not draft.num_rows:
+            return None
+        step = self._commit(draft)
+        if self.table.num_constrained:
+            step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
+        return step
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
@@ -211,6 +219,8 @@ class Scheduler:
         table, preempted = self.table, False
         while True:
             movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            if table.num_constrained:
+                movable &= may_decode(table)
             needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
             if len(needy) <= num_free:
@@ -317,7 +327,7 @@ class Scheduler:
         The fast twin of `_decode_rows` and `_commit`, for most steps.
         """
         last, table = self._last, self.table
-        if last is None or self._releases:
+        if last is None or self._releases or table.num_constrained:
             return None
         stretch = self._stretch
         if stretch is None or stretch.changes != table.changes:

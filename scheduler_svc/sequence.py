@@ -17,6 +17,7 @@ from protos import plan_pb2
 from scheduler_svc.suspicion import Suspicion
 
 if TYPE_CHECKING:
+    from scheduler_svc.constrained.masks import OutputMatcher
     from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
 
@@ -92,6 +93,10 @@ class Sequence:
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    matcher: OutputMatcher | None = None
+    """Where it stands in its request's grammar, once that is compiled."""
+    num_matched: int = 0
+    """Generated tokens that the matcher was told, or is about to be."""
 
     @property
     def tokens(self) -> list[int]:
@@ -154,6 +159,8 @@ class Request:
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
+    grammar: str = ""
+    """What its output must match, as llguidance takes it; "" for anything."""
     rebuilt: bool = False
     """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
     suspicion: Suspicion = field(default_factory=Suspicion)

@@ -77,6 +77,9 @@ class SchedulerSettings(BaseSettings):
         description="Microseconds for which the engine looks for results without sleeping while a runner computes: "
         "takes up to a core, saves a wake-up a step.",
     )
+    mask_threads: int = Field(
+        4, ge=1, le=64, description="Threads that make the masks of constrained sequences, while the runner computes."
+    )
     prefix_sharing: bool = Field(True, description="Sequences share the KV blocks of equal prefixes.")
     isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")
     max_waiting_requests: int = Field(8192, ge=1, description="Requests that may wait; more are refused.")

@@ -18,6 +18,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
 | stops | up to four stop tokens (-1: none) |
+| constrained | each of its tokens waits for a mask, which the one before it decides |
 | many_stops | it has more than four: look into the request's set |
 
 The latest sampled tokens gather in rows of their own, one a result, and reach each sequence's log all at once, or when
@@ -61,8 +62,9 @@ class SlotTable:
         self.last_token_s = np.full(num_slots, np.nan)
         self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, bool)
+        self.constrained = np.zeros(num_slots, bool)
         self.num_stoppable = self.num_many_stops = 0
-        self.num_itl_targets = 0
+        self.num_itl_targets = self.num_constrained = 0
         self.changes = 0
         """How often somebody took a slot or left one."""
         self._epochs = 0
@@ -127,6 +129,8 @@ class SlotTable:
         self.itl_target_s[slot] = np.inf if target_ms is None else target_ms / 1000
         self.num_itl_targets += target_ms is not None
         self.last_token_s[slot] = sequence.last_token_s
+        self.constrained[slot] = bool(sequence.request.grammar)
+        self.num_constrained += bool(sequence.request.grammar)
         stops = sorted(sequence.request.stop_ids)
         self.many_stops[slot] = len(stops) > STOP_COLUMNS
         self.num_many_stops += len(stops) > STOP_COLUMNS
@@ -145,6 +149,7 @@ class SlotTable:
             self.num_many_stops -= bool(self.many_stops[slot])
             self.num_stoppable -= bool(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
+            self.num_constrained -= bool(sequence.request.grammar)
         self.sequences[slot] = None
         self.epoch[slot] = self.length[slot] = self.known[slot] = self.planned[slot] = 0
         self.free.append(slot)

@@ -1,9 +1,9 @@
 """Draws tokens on the device, with the sampler's semantics and noise: `runner_svc/sampler.py` is the slow twin.
 
 The host packs a record per sampled row (`sample_records`) into what it copies to the device anyway; nothing about a
-row is kept on the device but the token buffer. Two launches, the first only where some row has penalties, bias or
-min_tokens: `kernels/adjust_logits.cu` changes those rows' logits in place (so that log-probabilities may be read off
-them afterwards), `kernels/sample.cu` draws.
+row is kept on the device but the token buffer. Two launches, the first only where some row has penalties, bias,
+min_tokens or a mask: `kernels/adjust_logits.cu` changes those rows' logits in place (so that log-probabilities may be
+read off them afterwards), `kernels/sample.cu` draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CudaSampler:
         defines: dict[str, int | str] = {"LOGIT": DTYPE_DEFINES[dtype], "VOCAB": vocab_size}
         self._token_buffer = token_buffer
         self._scratch = torch.zeros(_SCRATCH_ROWS, vocab_size, dtype=torch.int32, device=token_buffer.device)
-        self._adjust = Kernel(load("adjust_logits", defines), "adjust_logits", "PPPPPPii", _THREADS)
+        self._adjust = Kernel(load("adjust_logits", defines), "adjust_logits", "PPPPPPPii", _THREADS)
         self._sample = Kernel(load("sample", defines), "sample", "PPPPPi", _THREADS, shared_bytes=_SAMPLE_SHARED_BYTES)
 
     def __call__(
@@ -41,11 +41,13 @@ class CudaSampler:
         finite: Tensor,
         *,
         adjusted: bool,
+        masks: Tensor | None = None,
     ) -> None:
         """Draws the token of each of L rows.
 
-        `logits` [L, vocab_size], contiguous; rows with penalties, bias or min_tokens are changed in place, forbidden
-        ids to the lowest finite number. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids` and
+        `logits` [L, vocab_size], contiguous; rows with penalties, bias, min_tokens or a mask are changed in place,
+        forbidden ids to the lowest finite number. `masks` int32 [L, ceil(vocab_size / 32)]: a bit per id, set where it
+        may be drawn; None: all may. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids` and
         `extra_values` are SampleRows on the device; `adjusted` is theirs. `tokens` int32 [L] out, -1 where the row is
         not finite; `finite` uint8 [L] out. The token of a finite row is also written to the token buffer.
         """
@@ -53,7 +55,7 @@ class CudaSampler:
         if num_rows == 0:
             return
         context_length = self._token_buffer.shape[1]
-        if adjusted:
+        if adjusted or masks is not None:
             self._adjust(
                 stream,
                 min(num_rows, _SCRATCH_ROWS),
@@ -63,6 +65,7 @@ class CudaSampler:
                 extra_values.data_ptr(),
                 self._token_buffer.data_ptr(),
                 self._scratch.data_ptr(),
+                masks.data_ptr() if masks is not None else 0,
                 num_rows,
                 context_length,
             )

@@ -1,7 +1,8 @@
 """Checks a GenerateRequest and resolves its defaults, before it costs anybody else anything.
 
 Every refusal names the field by its path in the public message and says what to change. The checks go from cheap to
-dear: what the server doesn't do, parameters, sizes, then the tokens of the prompt, then what depends on their number.
+dear: what the server doesn't do, parameters, sizes, then the tokens of the prompt, then what depends on their number,
+then the constraint, which is compiled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import secrets
 from dataclasses import dataclass
 
 from protos import engine_pb2, inference_pb2, plan_pb2
+from scheduler_svc.front.constraint import constraint_grammar
 from scheduler_svc.front.little_endian import int32_bytes, int32_list
 from scheduler_svc.front.prompt_tokens import check_ids, prompt_tokens
 from scheduler_svc.front.refusal import invalid, unimplemented
@@ -49,6 +51,8 @@ class ValidRequest:
     """Milliseconds from now until the request expires; None: never."""
     keep_ms: int
     """Milliseconds that it outlives its stream; 0: not at all."""
+    grammar: str = ""
+    """What the output must match, as llguidance takes it; "" for anything."""
 
     def to_submit(self, handle: int, tenant: str) -> engine_pb2.Submit:
         """The engine's form of it. `handle` names the request between worker and engine; `tenant` owns its id."""
@@ -67,6 +71,7 @@ class ValidRequest:
             priority=body.priority,
             keep_ms=self.keep_ms,
             cache_salt=body.cache_salt,
+            grammar=self.grammar,
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed
@@ -127,15 +132,12 @@ def validate(
         max_tokens=max_tokens,
         timeout_ms=_timeout_ms(request, remaining_ms),
         keep_ms=(request.keep_ms if request.HasField("keep_ms") else DEFAULT_KEEP_MS) if keeps else 0,
+        grammar=constraint_grammar(request, text),
     )
 
 
 def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
     """What the server doesn't do, and everything around the generation itself."""
-    if (constraint := request.constraint.WhichOneof("kind")) is not None:
-        raise unimplemented(f"constraint.{constraint}", "this server enforces no constraints; leave it out")
-    if request.HasField("constraint"):
-        raise unimplemented("constraint", "this server enforces no constraints; leave it out")
     if request.adapter:
         raise unimplemented("adapter", "this server has no adapters; leave it out")
     size = len(request.request_id.encode())

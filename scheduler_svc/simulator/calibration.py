@@ -108,6 +108,10 @@ class RecordingLink:
         self._link.send_plan(session, number, plan)
         self._sent.append(_Sent(StepWork.of_plan(plan), time.monotonic(), bool(self._sent)))
 
+    def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
+        """As the link."""
+        self._link.send_masks(session, number, masks)
+
     def welcome(self, session: int) -> None:
         """As the link."""
         self._link.welcome(session)

@@ -86,6 +86,10 @@ class SimulatedRunners:
         """No simulated runner leaves. Raises RuntimeError."""
         raise RuntimeError(f"the engine forgets simulated runner {session}, which has not left")
 
+    def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
+        """No trace has constrained requests. Raises RuntimeError."""
+        raise RuntimeError(f"plan {number} of simulated runner {session} gets masks")
+
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Takes the plan; it leaves with `dispatch`."""
         self._sent.append((session, number, plan))

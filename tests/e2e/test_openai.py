@@ -130,8 +130,8 @@ def test_a_prefix_is_cached_until_it_is_flushed(client: openai.OpenAI, roster: R
 
 
 def test_bad_requests_are_400(client: openai.OpenAI) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="does not constrain its output"):
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "objct"}}}
+    with pytest.raises(openai.BadRequestError, match=r"constraint\.json_schema: Invalid type: objct"):
         chat(client, response_format=schema)
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
         chat(client, "x" * 10_000)

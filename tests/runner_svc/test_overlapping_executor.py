@@ -7,7 +7,7 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
-from runner_svc.compute_thread import BeginSession, ExecutePlan, Stop, TakeSnapshot
+from runner_svc.jobs import BeginSession, ExecutePlan, Stop, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan
@@ -21,6 +21,7 @@ class Pending:
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output
+        self.held = output.held
         self.is_done = False
 
     def done(self) -> bool:

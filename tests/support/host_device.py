@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.attention.reference import paged_attention
+from runner_svc.backend import allowed_ids
 from runner_svc.gumbel import gumbel, key_words
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
@@ -342,8 +343,12 @@ class HostSampling:
         finite: Tensor,
         *,
         adjusted: bool,
+        masks: Tensor | None = None,
     ) -> None:
         assert not adjusted
+        if masks is not None:
+            allowed = allowed_ids(masks.numpy().view(np.uint32), logits.shape[1])
+            logits.masked_fill_(torch.from_numpy(~allowed), torch.finfo(logits.dtype).min)
         ids = torch.arange(logits.shape[1], dtype=torch.int32)
         for index, record in enumerate(records.numpy().view(SAMPLE_RECORD)[: len(logits)]):
             finite[index] = bool(logits[index].isfinite().all())

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
@@ -16,6 +17,8 @@ from runner_svc.backend import Backend
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.attendance import RECOVERY_S
+from scheduler_svc.background import Background
+from scheduler_svc.constrained.awaiting import AWAIT_MASK
 from scheduler_svc.engine import Engine
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
@@ -45,6 +48,14 @@ class FakeFront:
         self.commands.append((worker, engine_pb2.Command(**command)))  # type: ignore[arg-type]
 
 
+class Inline(Background):
+    """Work that is done when it is asked for, and collected as ever."""
+
+    def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._open += 1
+        self._done.put((work(), then))
+
+
 class FakeRunners:
     """Stands for the runner link: plans are executed by real `Runner`s when the test says so."""
 
@@ -53,6 +64,7 @@ class FakeRunners:
         self.runners: dict[int, Runner] = {}
         self.plans: dict[int, deque[tuple[int, plan_pb2.Plan]]] = {}
         self.results: dict[int, deque[GotResult]] = {}
+        self.masks: dict[tuple[int, int], plan_pb2.Masks] = {}
         self.rejected: dict[int, str] = {}
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
@@ -101,12 +113,20 @@ class FakeRunners:
         if session in self.plans:
             self.plans[session].append((number, plan_pb2.Plan.FromString(plan.SerializeToString())))
 
+    def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
+        assert (session, number) not in self.masks, "masks sent twice"
+        self.masks[session, number] = plan_pb2.Masks.FromString(masks.SerializeToString())
+
     def execute(self, session: int) -> bool:
-        """The runner executes its oldest plan; False when it has none."""
+        """The runner executes its oldest plan; False when it has none, or its masks are not here."""
         if not self.plans.get(session):
             return False
-        number, plan = self.plans[session].popleft()
-        self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan)))
+        number, plan = self.plans[session][0]
+        masks = self.masks.pop((session, number), None)
+        if masks is None and any(flags & AWAIT_MASK for flags in plan.extent_flags):
+            return False
+        self.plans[session].popleft()
+        self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan, masks)))
         return True
 
     def deliver(self, session: int) -> bool:
@@ -160,6 +180,8 @@ class Submitted:
     submit: engine_pb2.Submit
     first_sequence_id: int | None = None
     seed: int = 0
+    allowed: Callable[[list[int]], list[int]] | None = None
+    """Of a constrained request: what may follow so many generated tokens."""
     refused: engine_pb2.Refused | None = None
     streams: list[Stream] = field(default_factory=list)
     """One per choice, from its acceptance on."""
@@ -179,6 +201,7 @@ class Submitted:
             min_tokens=max(0, self.submit.sampling.min_tokens - len(received)),
             stop_ids=stop_ids,
             eos_probability=eos_probability,
+            allowed=None if (allowed := self.allowed) is None else lambda generated: allowed(received + generated),
         )
 
 
@@ -202,7 +225,9 @@ class Stack:
 
     def _new_engine(self) -> Engine:
         policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
-        return Engine(self.settings, policy, self.front, self.runners, self._clock)  # type: ignore[arg-type]
+        engine = Engine(self.settings, policy, self.front, self.runners, self._clock)  # type: ignore[arg-type]
+        engine.constraints.work_in(Inline(), Inline())
+        return engine
 
     def restart_scheduler(self) -> None:
         """The engine dies and a new one starts: runners keep what they hold, clients attach as soon as it serves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from protos import plan_pb2
 
 SAMPLE = 1
+AWAIT = 3
+"""Sample, once the row's mask is there."""
 
 
 def int32s(values: Iterable[int]) -> bytes:
@@ -61,3 +63,13 @@ def plan(
         extent_counts=int32s(count for _, _, count, _ in extents),
         extent_flags=bytes(flags for _, _, _, flags in extents),
     )
+
+
+def masks(vocab_size: int, allowed: Mapping[int, Iterable[int]]) -> plan_pb2.Masks:
+    """`allowed`: the ids that each row of the plan may draw."""
+    message = plan_pb2.Masks()
+    for row, ids in allowed.items():
+        bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        bits[list(ids)] = True
+        message.rows.add(row=row, bits=np.packbits(bits, bitorder="little").tobytes())
+    return message

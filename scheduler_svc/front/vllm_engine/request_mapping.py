@@ -9,10 +9,14 @@ from __future__ import annotations
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from protos import inference_pb2
+from scheduler_svc.constrained.grammar_text import UnusableGrammar, any_of
+from scheduler_svc.constrained.structural_tag import tagged_text
 from scheduler_svc.front.refusal import invalid
 
 SEED_MASK = (1 << 64) - 1
 """Seeds are signed there and 64 bits without a sign here."""
+
+ANY_OBJECT = '{"type": "object"}'
 
 _COPIED = ("min_p", "frequency_penalty", "presence_penalty")
 _ZERO_IS_DEFAULT = ("top_p", "repetition_penalty", "top_k")
@@ -32,6 +36,7 @@ def to_generate_request(asked: vllm.GenerateRequest) -> inference_pb2.GenerateRe
         request.n = params.n
     _map_sampling(params, request.sampling)
     _map_stop(params, request.stop)
+    _map_constraint(params, request)
     request.output.skip_special_tokens = params.skip_special_tokens
     for name in _LOGPROBS:
         if params.HasField(name):
@@ -41,12 +46,6 @@ def to_generate_request(asked: vllm.GenerateRequest) -> inference_pb2.GenerateRe
 
 def _refuse_unsupported(asked: vllm.GenerateRequest) -> None:
     params = asked.sampling_params
-    constraint = params.WhichOneof("constraint")
-    if constraint is not None and (constraint != "json_object" or params.json_object):
-        raise invalid(
-            f"sampling_params.{constraint}",
-            "this server does not constrain its output: leave out response_format, and tool_choice other than auto",
-        )
     if asked.HasField("mm_inputs") or asked.extra_mm_inputs or asked.HasField("media_refs"):
         raise invalid("mm_inputs", "this server reads text only; leave images, audio and video out")
     if asked.HasField("kv_transfer_params") or asked.HasField("kv_transfer_params_json"):
@@ -81,6 +80,24 @@ def _map_stop(params: vllm.SamplingParams, stop: inference_pb2.StopConditions) -
     stop.token_ids.extend(params.stop_token_ids)
     stop.ignore_eos = params.ignore_eos
     stop.include_stop_string = params.include_stop_str_in_output
+
+
+def _map_constraint(params: vllm.SamplingParams, request: inference_pb2.GenerateRequest) -> None:
+    kind = params.WhichOneof("constraint")
+    if kind is None or (kind == "json_object" and not params.json_object):
+        return
+    constraint = request.constraint
+    if kind == "json_object":
+        constraint.json_schema = ANY_OBJECT
+    elif kind == "choice":
+        constraint.grammar = any_of(list(params.choice.choices))
+    elif kind == "structural_tag":
+        try:
+            constraint.grammar = tagged_text(params.structural_tag)
+        except UnusableGrammar as error:
+            raise invalid("sampling_params.structural_tag", str(error)) from error
+    else:
+        setattr(constraint, kind, getattr(params, kind))
 
 
 def _map_logprobs(name: str, top: int, output: inference_pb2.OutputOptions) -> None:

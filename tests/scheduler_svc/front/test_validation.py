@@ -167,10 +167,6 @@ def test_a_bad_value_is_refused_by_its_field(change: Change, field: str) -> None
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (put("constraint.json_schema", "{}"), "constraint.json_schema"),
-        (put("constraint.regex", ""), "constraint.regex"),
-        (put("constraint.grammar", "start: A"), "constraint.grammar"),
-        (lambda made: made.constraint.SetInParent(), "constraint"),
         (put("adapter", "mine"), "adapter"),
     ],
 )

@@ -1,0 +1,87 @@
+"""A plan under way: its forward pass, and its rows that wait for masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import plan_pb2
+from runner_svc.backend import PendingStep, StepOutput
+from runner_svc.batch_state import AppliedPlan
+from runner_svc.plan_columns import PlanFault
+
+
+class LaunchedPlan:
+    """Rows that wait are sampled as soon as the last of their masks is here; nothing else waits for that."""
+
+    def __init__(
+        self,
+        number: int,
+        applied: AppliedPlan,
+        pending: PendingStep,
+        finish: Callable[[StepOutput, StepOutput | None], plan_pb2.Result],
+        faulting: Callable[[int], AbstractContextManager[None]],
+        mask_words: int,
+    ) -> None:
+        """`finish` makes the result of what the forward pass and the rows that waited (None: none did) came to.
+
+        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask.
+        """
+        self.number = number
+        self._pending = pending
+        self._finish = finish
+        self._faulting = faulting
+        waits = applied.batch.awaits if applied.batch is not None else np.zeros(0, np.intp)
+        self._index_of = {int(applied.rows[row]): index for index, row in enumerate(waits.tolist())}
+        self._missing = set(self._index_of)
+        self._masks = np.zeros((len(waits), mask_words), np.uint32)
+        self._masked: PendingStep | None = None
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Some row can't be sampled yet."""
+        return bool(self._missing)
+
+    def mask(self, masks: plan_pb2.Masks) -> None:
+        """Takes masks; those of rows that wait for none are ignored. Raises PlanFault."""
+        for entry in masks.rows:
+            if entry.row in self._missing:
+                self._masks[self._index_of[entry.row]] = self._bits(entry)
+                self._missing.remove(entry.row)
+        held = self._pending.held
+        if held is not None and self._masked is None and not self._missing:
+            with self._faulting(self.number):
+                self._masked = held.sample(self._masks)
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once; cheap."""
+        return not self._missing and self._pending.done() and (self._masked is None or self._masked.done())
+
+    def wait(self) -> plan_pb2.Result:
+        """Blocks until the plan is done; called once, in the order of the launches, when no mask is missing.
+
+        Raises PlanFault when it failed in the backend.
+        """
+        if self._missing:
+            raise RuntimeError(f"plan {self.number} still waits for masks")
+        return self._wait()
+
+    def abandon(self) -> None:
+        """Ends a plan whose session is over, in place of `wait`: rows that wait for masks come to nothing."""
+        self._wait()
+
+    def _wait(self) -> plan_pb2.Result:
+        with self._faulting(self.number):
+            output = self._pending.wait()
+            return self._finish(output, self._masked.wait() if self._masked is not None else None)
+
+    def _bits(self, entry: plan_pb2.RowMask) -> NDArray[np.uint32]:
+        if len(entry.bits) != 4 * self._masks.shape[1]:
+            raise PlanFault(
+                f"plan {self.number}: the mask of row {entry.row} has {len(entry.bits)} bytes, "
+                f"not {4 * self._masks.shape[1]}"
+            )
+        return np.frombuffer(entry.bits, "<u4")

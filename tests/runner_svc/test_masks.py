@@ -1,0 +1,170 @@
+"""Rows that wait for masks: they alone wait, whatever the backend, and draw nothing that their mask excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protos import plan_pb2
+from runner_svc.backend import Backend
+from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.hash_model import HashBackend
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.weights import load_weights
+from runner_svc.null_model import NullBackend
+from runner_svc.plan_columns import PlanFault
+from runner_svc.runner import Runner
+from runner_svc.torch_backend import TorchBackend
+from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
+from tests.support.tiny_models import make_tiny_model
+
+SIZES = {"num_slots": 4, "block_size": 8, "num_blocks": 32, "max_step_tokens": 32}
+ALLOWED = [65, 66, 200]
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def hash_backend(folder: Path) -> Backend:
+    return HashBackend(**SIZES, eos_probability=0)
+
+
+def null_backend(folder: Path) -> Backend:
+    return NullBackend(**SIZES)
+
+
+def torch_backend(folder: Path) -> Backend:
+    return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **SIZES)
+
+
+def cuda_backend(folder: Path) -> Backend:
+    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    return CudaBackend(
+        describe_model("tiny", folder, config, "0"),
+        config,
+        load_weights(folder, config, torch.float32, torch.device("cpu"), no_progress),
+        HostLaunchers(config),
+        HostDevice(),
+        CudaSizes(context_length=config.context_length, **SIZES),
+        no_progress,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(params=[hash_backend, null_backend, torch_backend, cuda_backend], ids=lambda make: make.__name__)
+def make(request: pytest.FixtureRequest, folder: Path) -> Callable[[], Runner]:
+    return lambda: Runner(request.param(folder))
+
+
+def vocabulary(runner: Runner) -> int:
+    return runner.hello().model.vocab_size
+
+
+def opening(*flags: int, temperature: float = 0.0, **asked: int) -> plan_pb2.Plan:
+    """Two sequences enter, with a prompt each."""
+    settings = sampling(temperature=temperature, **asked)
+    return plan(
+        admissions=[
+            admission(slot, [5, 6 + slot, 7], [1 + 2 * slot, 2 + 2 * slot], seed=3, sampling=settings)
+            for slot in range(2)
+        ],
+        extents=[(slot, 0, 3, flag) for slot, flag in enumerate(flags)],
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_draws_what_its_mask_allows_and_the_others_what_they_would(
+    make: Callable[[], Runner], temperature: float
+) -> None:
+    free = ints(make().execute(1, opening(SAMPLE, SAMPLE, temperature=temperature)).tokens)
+    runner = make()
+    asked = opening(AWAIT, SAMPLE, temperature=temperature)
+    result = runner.execute(1, asked, masks(vocabulary(runner), {0: ALLOWED}))
+    tied, other = ints(result.tokens)
+    assert tied in ALLOWED and other == free[1]
+    assert (result.statuses, result.token_counts) == (bytes(2), b"\1\1")
+    runner = make()
+    everything = masks(vocabulary(runner), {0: range(vocabulary(runner)), 1: [66]})
+    result = runner.execute(1, opening(AWAIT, AWAIT, temperature=temperature), everything)
+    if runner.hello().device not in ("hash", "null"):  # those two have ways of their own to pick under a mask
+        assert ints(result.tokens)[0] == free[0]
+    assert ints(result.tokens)[1] == 66
+
+
+def test_later_plans_do_not_wait(make: Callable[[], Runner]) -> None:
+    twin = make()
+    both = [twin.execute(1, opening(AWAIT, SAMPLE), masks(vocabulary(twin), {0: ALLOWED}))]
+    both.append(twin.execute(2, plan(extents=[(1, 3, 1, SAMPLE)])))
+    both.append(twin.execute(3, plan(extents=[(0, 3, 1, AWAIT), (1, 4, 1, SAMPLE)]), masks(vocabulary(twin), {0: [9]})))
+    runner = make()
+    first = runner.launch(1, opening(AWAIT, SAMPLE))
+    second = runner.launch(2, plan(extents=[(1, 3, 1, SAMPLE)]))
+    assert second.done() and not first.done() and first.awaits_masks
+    with pytest.raises(RuntimeError, match="waits for masks"):
+        first.wait()
+    first.mask(masks(vocabulary(runner), {1: [1], 7: [1]}))  # of rows that wait for none
+    first.mask(masks(vocabulary(runner), {0: ALLOWED}))
+    assert first.done()
+    first.mask(masks(vocabulary(runner), {0: [1]}))  # twice: the first one counts
+    results = [first.wait(), second.wait()]
+    third = runner.launch(3, plan(extents=[(0, 3, 1, AWAIT), (1, 4, 1, SAMPLE)]))
+    third.mask(masks(vocabulary(runner), {0: [9]}))
+    results.append(third.wait())
+    assert [ints(result.tokens) for result in results] == [ints(result.tokens) for result in both]
+    snapshots = [each.snapshot().sequences for each in (runner, twin)]
+    assert snapshots[0] == snapshots[1]
+
+
+def test_log_probabilities_are_of_what_is_allowed(make: Callable[[], Runner]) -> None:
+    runner = make()
+    if runner.hello().device in ("hash", "null"):
+        pytest.skip("its log-probabilities are made up")
+    result = runner.execute(1, opening(AWAIT, AWAIT, logprobs=2), masks(vocabulary(runner), {0: ALLOWED, 1: [66]}))
+    by_row = {entry.row: entry for entry in result.logprobs}
+    likeliest = np.frombuffer(by_row[0].top_ids, "<i4")
+    assert set(likeliest.tolist()) < set(ALLOWED) and likeliest[0] == ints(result.tokens)[0]
+    assert 0 < np.exp(np.frombuffer(by_row[0].top_values, "<f4")).sum() < 1
+    assert np.frombuffer(by_row[1].values, "<f4").tolist() == [0.0]
+    assert np.frombuffer(by_row[1].top_values, "<f4")[1] < -1e30
+
+
+def test_a_plan_that_is_abandoned_leaves_its_other_rows_as_they_are(make: Callable[[], Runner]) -> None:
+    runner = make()
+    launched = runner.launch(1, opening(AWAIT, SAMPLE))
+    launched.abandon()
+    runner.resume()
+    waiting, other = runner.snapshot().sequences
+    assert (len(waiting.tokens), waiting.computed) == (12, 3)
+    assert (len(other.tokens), other.computed) == (16, 3)
+
+
+def test_a_mask_of_another_size_is_a_fault(make: Callable[[], Runner]) -> None:
+    runner = make()
+    launched = runner.launch(1, opening(AWAIT, SAMPLE))
+    with pytest.raises(PlanFault, match="the mask of row 0 has 8 bytes"):
+        launched.mask(masks(64, {0: [1]}))
+
+
+def test_a_row_that_failed_needs_no_mask() -> None:
+    """Its sequence had a token outside the vocabulary: the plan's other rows are all that there is."""
+    runner = Runner(HashBackend(**SIZES, eos_probability=0))
+    bad = admission(0, [5, 100_000], [1])
+    launched = runner.launch(1, plan(admissions=[bad], extents=[(0, 0, 2, AWAIT)]))
+    assert not launched.awaits_masks
+    assert launched.wait().statuses == bytes([plan_pb2.ROW_STATUS_FAILED])
+
+
+def test_plans_without_rows_await_nothing() -> None:
+    runner = Runner(HashBackend(**SIZES))
+    assert not runner.launch(1, plan()).awaits_masks

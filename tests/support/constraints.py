@@ -1,0 +1,30 @@
+"""The slow twin of masks: a matcher at its beginning is told all tokens, for each next one anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from protos import plan_pb2
+from scheduler_svc.constrained.compiler import GrammarCompiler
+from scheduler_svc.constrained.grammar_text import grammar_text
+
+
+def allowed_after(
+    model: plan_pb2.Model, kind: str, text: str, *, min_tokens: int = 0, stop_ids: list[int] | None = None
+) -> Callable[[list[int]], list[int]]:
+    """A function from generated tokens to the ascending ids that may follow under a constraint."""
+    compiler = GrammarCompiler(model)
+    grammar = grammar_text(kind, text)
+
+    def allowed(generated: list[int]) -> list[int]:
+        matcher = compiler.compile(grammar)
+        assert matcher.consume_tokens(generated), matcher.get_error()
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+        if len(generated) < min_tokens:
+            ids = [token for token in ids if token not in (stop_ids or [])] or ids
+        return ids
+
+    return allowed
