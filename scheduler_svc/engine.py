@@ -59,10 +59,13 @@ class Engine:
         fronts: Fronts,
         runners: Runners,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """Both clocks in seconds; the `wall_clock` is what schedulers on several machines have in common."""
         self.settings = settings
         self.policy = policy
         self.clock = clock
+        self.wall_clock = wall_clock
         self.fronts = fronts
         self.runners = runners
         self.started_s = clock()
@@ -217,6 +220,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues the request's sequences, once its grammar is compiled if it has one."""
+        request.arrival_unix_s = self.wall_clock()
         self.enter(request)
         self.totals.requests += 1
         self.shares.submitted(request)
