@@ -57,8 +57,7 @@ async def test_a_prefix_goes_where_it_is_cached(client: openai.OpenAI, fleet: li
     hits = [ask(client, question + f" {number}") for number in range(ROUNDS) for question in questions]
     assert sum(hit >= QUESTION_BYTES - 32 for hit in hits) >= len(hits) - 2, hits
     shares = [await served(roster) for roster in fleet]
-    print("SHARES", shares, hits)
-    assert min(shares) > 2, shares
+    assert min(shares) > ROUNDS, shares  # the gateway has dealt the questions out
 
 
 def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
