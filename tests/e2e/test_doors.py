@@ -106,6 +106,7 @@ def test_a_gateways_calls_pass_the_same_doors(fortress: Fortress) -> None:
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         asked = vllm_engine_pb2.GenerateRequest(request_id="g", text="hello")
         asked.sampling_params.max_tokens = 4
+        asked.sampling_params.ignore_eos = True
         (answer,) = stub.Generate(asked, metadata=fortress.acme.metadata, timeout=10)
         assert answer.complete.completion_tokens == 4
         with pytest.raises(grpc.RpcError) as refused:
