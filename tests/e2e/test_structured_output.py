@@ -12,7 +12,10 @@ import os
 import random
 import re
 import signal
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses
 from tests.support.schema_answers import assert_valid
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured-output.md"
 SCHEMAS = int(os.environ.get("ROSTER_TEST_SCHEMAS", "24"))
 
 
@@ -71,6 +75,15 @@ async def test_choices_streams_and_stops(roster: RosterProcesses) -> None:
             "x", regex="[ab]{9}", received_token_ids=short.choices[0].token_ids, seed=5
         ).completion()
         assert re.fullmatch("[ab]{9}", short.text + again.text)
+
+
+async def test_the_pages_example(roster: RosterProcesses, capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+    names: dict[str, Any] = {}
+    source = source.replace("127.0.0.1:50061", roster.address)
+    exec("async def example():\n" + textwrap.indent(source, "    "), names)
+    await asyncio.wait_for(names["example"](), 60)
+    assert json.loads(capsys.readouterr().out)["size"] in ("small", "large")
 
 
 @pytest.mark.parametrize("victim", ["runner", "scheduler"])
