@@ -20,6 +20,7 @@ import pytest
 
 from bench.provenance import provenance
 from roster_client.client import RosterClient
+from roster_client.errors import UnavailableError
 from roster_client.events import Choice, Delta
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
@@ -105,7 +106,11 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
 
             async def one(prompt: str) -> Choice:
                 async with gate:
-                    return await answer(client, prompt, watch)
+                    while True:
+                        try:
+                            return await answer(client, prompt, watch)
+                        except UnavailableError:  # it had not begun: to send it again is the caller's part
+                            await asyncio.sleep(0.2)
 
             answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
             await watch.over()
