@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from .admin import AdminClient
 from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from .bench_command import bench_app
 from .calibrate_command import calibrate
 from .chat import ChatSession
 from .command_credentials import connection_options, credentials
@@ -229,6 +230,7 @@ def demo(
 app.command()(simulate)
 app.command()(calibrate)
 app.add_typer(policy_app, name="policy")
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

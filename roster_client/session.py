@@ -105,7 +105,11 @@ class Session:
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SessionStream:
         """Starts a request; see `RosterClient.generate`."""
-        request = repeatable(build_request(prompt, options))
+        return self.send(build_request(prompt, options))
+
+    def send(self, request: pb.GenerateRequest) -> SessionStream:
+        """Starts a request that is built already."""
+        request = repeatable(request)
         return self._start(
             Assembler((len(request.received_token_ids),)), request, lambda: pb.SessionRequest(generate=request)
         )

@@ -24,6 +24,13 @@ class Status(Enum):
     """Anything else; `error` says what."""
 
 
+class TokenCounts(Enum):
+    """How the tokens of a message are known."""
+
+    TOLD = "by the server, of every message"
+    SPREAD = "by the server for a request, spread evenly over its messages"
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """One request, as its client saw it.
@@ -166,8 +173,7 @@ class RunHeader:
     """UTC, ISO 8601."""
     warmup_requests: int = 0
     """Sent before the run's start, and not recorded."""
-    token_counts: str = "of every message"
-    """How tokens of a message were counted: by the server for every message, or its total spread over the messages."""
+    token_counts: str = TokenCounts.TOLD.value
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     """Of workload and system: divisors, jitter, slots, threads, policy, ..."""

@@ -36,7 +36,7 @@ def serving(channel: grpc.Channel) -> bool:
 def gateway_client(url: str, secrets: Path) -> openai.OpenAI:
     """A client of the gateway at this base URL, with the key that is among the secrets."""
     key = (secrets / "gateway_key").read_text().strip()
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=600)
 
 
 def answers(client: openai.OpenAI) -> bool:

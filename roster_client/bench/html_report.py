@@ -1,0 +1,218 @@
+"""One page about one run or several: what was measured on what, the numbers, the pictures, how to repeat it.
+
+The page needs nothing else (pictures are inline SVG), has no scripts, and prints on A4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from . import plots
+from .metrics import METRICS
+from .record import Run
+from .summary import Summary, Targets, summarize
+from .summary_table import run_name
+
+COLUMNS = 6
+"""Runs side by side in one table; more go into another one below."""
+GROUP = ' class="group"'
+
+
+def write_report(path: Path, title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> None:
+    """Writes the page, and makes its folder. Call `plots.check_plots` before the runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report_page(title, runs, targets, notes), encoding="utf-8")
+
+
+def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> str:
+    """The page's HTML. Raises ValueError for a run without requests."""
+    summaries = [summarize(run, targets) for run in runs]
+    cards = sorted({run.header.card for run in runs})
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="card">{escape("; ".join(cards))}</p>',
+        _warnings(runs, summaries, cards),
+        *(f"<p>{escape(note)}</p>" for note in notes),
+        *_tables(runs, summaries),
+        *_pictures(runs, summaries),
+        _errors(runs),
+        _conditions(runs),
+        _repeat(runs),
+        DEFINITIONS,
+    ]
+    style = files(__package__).joinpath("report.css").read_text("utf-8")
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{style}</style>"
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(filter(None, body))}</body></html>\n'
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def _tables(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    tables = []
+    for first in range(0, len(runs), COLUMNS):
+        some = range(first, min(len(runs), first + COLUMNS))
+        head = "".join(f"<th>{escape(run_name(runs[number]))}</th>" for number in some)
+        lines, former = [], ""
+        for metric in METRICS:
+            cells = "".join(f"<td>{escape(metric.text(summaries[number]))}</td>" for number in some)
+            begins = metric.group != former
+            label = f"<b>{escape(metric.group)}</b> {escape(metric.name)}" if begins else escape(metric.name)
+            lines.append(f"<tr{GROUP if begins else ''}><th>{label}</th>{cells}</tr>")
+            former = metric.group
+        tables.append(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+    target = summaries[0].targets
+    legend = f"Targets: first token within {target.ttft_s:g} s, mean ITL within {target.itl_s * 1e3:g} ms."
+    return [*tables, f"<p>{legend} Requests with targets of their own are held to those.</p>"]
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    pictures = []
+    if swept := _by_system(runs, summaries):
+        names, groups = list(swept), list(swept.values())
+        pictures.append(_figure("Latency and throughput against the offered rate", plots.sweep(groups, names)))
+    pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
+    caption = (
+        "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
+        "their first and last token (line); slots (dotted). Middle: output tokens a second. Bottom: ITL."
+    )
+    for first in range(0, len(runs), plots.MOST_PANELS):
+        pictures.append(_figure(caption, plots.over_time(runs[first : first + plots.MOST_PANELS])))
+    return pictures
+
+
+def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
+    """Points against the rate, by system; empty unless some system was run at several rates."""
+    points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+    for run, summary in zip(runs, summaries, strict=True):
+        if run.header.rate is None or summary.ttft is None or summary.itl is None:
+            continue
+        values = {
+            "ttft_p50": summary.ttft.p50,
+            "ttft_p99": summary.ttft.p99,
+            "itl_p50": summary.itl.p50,
+            "itl_p99": summary.itl.p99,
+            "tokens_per_s": summary.output_tokens_per_s,
+            "requests_per_s": summary.requests_per_s,
+            "goodput": summary.goodput,
+        }
+        points[run.header.system].append((run.header.rate, values))
+    if all(len({rate for rate, _ in group}) < 2 for group in points.values()):
+        return {}
+    return {name: sorted(group, key=lambda point: point[0]) for name, group in points.items()}
+
+
+def _figure(caption: str, svg: str) -> str:
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+# ------------------------------------------------------------------ words
+
+
+def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence[str]) -> str:
+    said = []
+    if len(cards) > 1:
+        said.append("These runs were measured on different cards: their numbers can't be compared.")
+    for run, summary in zip(runs, summaries, strict=True):
+        if summary.client.bottleneck:
+            said.append(f"{run_name(run)}: the client was the bottleneck: {summary.client.bottleneck}.")
+        if summary.errors:
+            parts = ", ".join(f"{count:,} {status}" for status, count in sorted(summary.errors.items()))
+            said.append(f"{run_name(run)}: not all requests were served: {parts}.")
+        if summary.ended_early:
+            said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before their length was reached.")
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
+
+
+def _errors(runs: Sequence[Run]) -> str:
+    """What failed requests said, the most frequent first."""
+    counts: dict[str, int] = defaultdict(int)
+    for run in runs:
+        for request in run.requests:
+            if not request.ok:
+                counts[f"{request.status.value}: {request.error}"] += 1
+    if not counts:
+        return ""
+    most = sorted(counts.items(), key=lambda item: -item[1])[:10]
+    lines = "".join(f"<li>{count:,} × {escape(text)}</li>" for text, count in most)
+    return f"<h2>Errors</h2><ul>{lines}</ul>"
+
+
+def _conditions(runs: Sequence[Run]) -> str:
+    """A row a fact; facts in which runs differ have a line for each."""
+    facts = [_facts(run) for run in runs]
+    lines = []
+    for name in dict.fromkeys(name for one in facts for name in one):
+        values = [one.get(name, "–") for one in facts]
+        if len(set(values)) == 1:
+            shown = escape(values[0])
+        else:
+            pairs = zip(runs, values, strict=True)
+            shown = "<br>".join(f"{escape(run_name(run))}: {escape(value)}" for run, value in pairs)
+        lines.append(f"<tr><th>{escape(name)}</th><td>{shown}</td></tr>")
+    notes = dict.fromkeys(note for run in runs for note in run.header.notes)
+    tail = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return f'<h2>Conditions</h2><table class="facts"><tbody>{"".join(lines)}</tbody></table>{tail}'
+
+
+def _facts(run: Run) -> dict[str, str]:
+    header = run.header
+    lengths = _lengths(run)
+    versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
+    return {
+        "card": header.card,
+        "model": header.model,
+        "target": header.target,
+        "workload": f"{header.workload}: {lengths}",
+        "arrivals": header.arrivals,
+        "seed": str(header.seed),
+        "warm-up": f"{header.warmup_requests} requests before the start, not counted",
+        "tokens counted": header.token_counts,
+        **{name: str(value) for name, value in header.settings.items()},
+        "versions": versions,
+        "commit": header.commit or "unknown",
+        "date": header.date,
+    }
+
+
+def _lengths(run: Run) -> str:
+    prompts = sorted(request.prompt_tokens for request in run.requests)
+    outputs = sorted(request.wanted_tokens for request in run.requests)
+    parts = (
+        f"{name} of {sum(values) / len(values):,.0f} tokens (mean; {values[0]:,} to {values[-1]:,})"
+        for name, values in (("prompts", prompts), ("outputs", outputs))
+    )
+    return f"{len(run.requests):,} requests, {', '.join(parts)}"
+
+
+def _repeat(runs: Sequence[Run]) -> str:
+    commands = dict.fromkeys(run.header.command for run in runs)
+    return f"<h2>To repeat it</h2><pre>{escape(chr(10).join(commands))}</pre>"
+
+
+DEFINITIONS = """<h2>Definitions</h2><dl>
+<dt>TTFT</dt><dd>From the moment when a request should have left, by its trace or arrival process, to its first
+token. A request that the client sent late is not made to look quick (coordinated omission).</dd>
+<dt>ITL</dt><dd>Inter-token latency, one per output token after a request's first message, all requests pooled. The
+pause before a message of k tokens counts as k latencies of a k-th of it.</dd>
+<dt>pause</dt><dd>Between two messages of one request: what a reader sees.</dd>
+<dt>TPOT</dt><dd>(last token − first token) / (output tokens − 1), one per request.</dd>
+<dt>end to end</dt><dd>From the moment when a request should have left to its last token.</dd>
+<dt>throughput</dt><dd>Of served requests, over the time from the first request's moment to the last token.</dd>
+<dt>goodput</dt><dd>Requests that were served within both targets, a second.</dd>
+<dt>fairness</dt><dd>Jain's index over tenants of the mean of output tokens / end to end: 1 all alike, 1/n one
+has all.</dd>
+<dt>client</dt><dd>How late requests left (lag), how late the event loop that takes the times ran, how busy it was.
+Where these are not small beside what was measured, the report says that the client was the bottleneck.</dd>
+<dt>percentiles</dt><dd>Interpolated linearly between the two nearest values.</dd>
+</dl>"""
