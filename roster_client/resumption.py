@@ -32,7 +32,7 @@ RECONNECT_S = 30.0
 """How long a broken stream is tried to be taken up again, unless said otherwise."""
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 0.25
 
 
 class NextCall(Enum):

@@ -70,6 +70,7 @@ class Commands:
         if refusal is not None:
             engine.totals.refuse(refusal.reason)
             engine.outbox.message(worker, refusal.to_message(submit.handle))
+            request.dissolve()
             return
         accepted = engine_pb2.Accepted(
             handle=request.handle, first_sequence_id=request.sequences[0].id, seed=request.seed

@@ -1,18 +1,10 @@
-"""`roster-scheduler`: the engine in this process, front workers beside it (or, with 0 of them, gRPC in this process).
-
-SIGTERM or Ctrl-C drains: nothing new is taken, what runs gets `drain_s`, a second signal ends it at once; exit status
-0. Exit status 2 for settings that can't be used, 3 when another scheduler has taken over the runners.
-"""
+"""`roster-scheduler`: starts the process of the first front worker, then the service (see `service`)."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import tempfile
-import threading
-from types import FrameType
 
+<<<<<<< HEAD
 import structlog
 import zmq
 from pydantic import ValidationError
@@ -32,17 +24,17 @@ from scheduler_svc.worker_supervisor import WorkerSupervisor
 FENCED = 3
 
 log = structlog.get_logger()
+=======
+from scheduler_svc.front.worker_process import spawn_worker
+>>>>>>> main
 
 
 def main() -> None:
     """Entry point of the command."""
-    try:
-        settings = SchedulerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        sys.exit(_complain(_sentence(error)))
-    configure_logs(settings.log_format, settings.log_level)
-    sys.exit(serve(settings))
+    first_worker = spawn_worker()
+    from scheduler_svc.service import run  # the worker imports what it needs meanwhile
 
+<<<<<<< HEAD
 
 def serve(settings: SchedulerSettings) -> int:
     """Runs until a signal ends it; returns the exit status. Must run in the main thread."""
@@ -142,6 +134,9 @@ def _complain(sentence: str) -> int:
     """Says what is wrong on stderr; returns the exit status."""
     print(f"roster-scheduler: {sentence}", file=sys.stderr)
     return 2
+=======
+    sys.exit(run(first_worker))
+>>>>>>> main
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ class RequestBook:
         self._by_key.pop(request.key, None)
         for sequence in request.sequences:
             self._by_sequence.pop(sequence.id, None)
+        request.dissolve()
 
     def remind(self, at_s: float, request: Request) -> None:
         """`due` returns the request once `at_s` has come."""

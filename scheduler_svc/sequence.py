@@ -168,6 +168,11 @@ class Request:
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
+    def dissolve(self) -> None:
+        """Nobody asks for it any more. Ends the circle with its sequences: their memory comes back now, and not with
+        some garbage collection."""
+        self.sequences = []
+
     @property
     def finished(self) -> bool:
         """Every choice has ended."""

@@ -23,7 +23,7 @@ async def keys_pressed() -> AsyncIterator[asyncio.Queue[str]]:
         return
     descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     former = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)  # Ctrl-C stays a signal
+    tty.setcbreak(descriptor, termios.TCSANOW)  # Ctrl-C stays a signal; what was typed ahead is kept
 
     def read() -> None:
         try:

@@ -34,10 +34,10 @@ class Screen:
     async def run(self) -> None:
         """Until q is pressed. Raises RosterError if there is no service at the beginning; later it is waited for."""
         self._load = self._looks.take(await anext(self._admin.watch_roster(self._interval_s)))
-        with Live(console=self._console, screen=True, auto_refresh=False) as live:
-            self._live = live
-            self._draw()
-            async with keys_pressed() as keys:
+        async with keys_pressed() as keys:
+            with Live(console=self._console, screen=True, auto_refresh=False) as live:
+                self._live = live
+                self._draw()
                 tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._obey(keys))]
                 try:
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -113,8 +113,16 @@ class RequestStream:
 
     def disconnect(self) -> None:
         """The client is gone. Harmless after the end."""
+<<<<<<< HEAD
         if self.trace is not None and self.state in (StreamState.OPENING, StreamState.OPEN):
             self.trace.disconnected()
+=======
+        self._leave()
+        if self.state is StreamState.CLOSED:
+            self._release()
+
+    def _leave(self) -> None:
+>>>>>>> main
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
         if self.choices and not self.open_choices:
@@ -156,7 +164,7 @@ class RequestStream:
             try:
                 choice.replay(record, tokens, max(0, given - num_received))
             except ValueError:
-                self.disconnect()
+                self._leave()
                 self.fail(cursor_past_end(index, given, num_received + len(tokens)))
                 return
             self.choices.append(choice)
@@ -170,6 +178,7 @@ class RequestStream:
         self._client.forget(self)
         if self.state is StreamState.ORPHANED:
             self.state = StreamState.CLOSED
+            self._release()
         else:
             self.fail(attached_elsewhere(self.request_id))
 
@@ -180,6 +189,16 @@ class RequestStream:
             self.trace.refused(refusal)
         self.state = StreamState.FAILED
         self.touched(True)
+        self._release()
+
+    def raise_failure(self) -> None:
+        """Raises what the stream failed with, if it has. It is kept nowhere then: its traceback leads to the stream."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
@@ -198,7 +217,7 @@ class RequestStream:
     def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
         """A choice ended before it came to the client's cursor."""
         num_received = len(self.request.received_token_ids) if index == 0 else 0
-        self.disconnect()
+        self._leave()
         self.fail(cursor_past_end(index, num_received + cursor, num_received + num_tokens))
 
     def choice_ended(self) -> None:
@@ -210,6 +229,7 @@ class RequestStream:
                 self.trace.finish()
             if self.state is StreamState.ORPHANED:
                 self.state = StreamState.CLOSED
+                self._release()
                 return
         self.touched(False)
 
@@ -240,16 +260,23 @@ class RequestStream:
         """The usage, once all choices have ended; nothing is left to take after it."""
         if self.open_choices or self.state is not StreamState.OPEN:
             return None
-        self._close()
-        return inference_pb2.Usage(
+        usage = inference_pb2.Usage(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].cached_tokens,
         )
+        self._close()
+        self._release()
+        return usage
 
     def _close(self) -> None:
         self.state = StreamState.CLOSED
         self._client.forget(self)
+
+    def _release(self) -> None:
+        """Ends the circles of references, so that memory comes back now and not with some garbage collection."""
+        self.choices = []
+        self.touched = _nobody
 
     def _describe(self, request: inference_pb2.GenerateRequest, prompt: list[int]) -> None:
         self.request = request
@@ -265,3 +292,7 @@ class RequestStream:
         text = self._text.choice(request, request.received_token_ids if index == 0 else ())
         top = request.output.logprobs if request.output.HasField("logprobs") else None
         return ChoiceStream(self, index, sequence_id, text, bool(request.stop.strings), top)
+
+
+def _nobody(urgent: bool) -> None:
+    """Hears what is said of a stream that is over."""

@@ -1,6 +1,6 @@
 """A front worker: the gRPC server of one process (or, with no worker processes, of the engine's own).
 
-`roster-scheduler` starts each as `python -m scheduler_svc.front.worker` (see worker_start), its settings on stdin.
+`roster-scheduler` spawns each as a process (see worker_process), and says its settings on stdin (worker_start).
 The worker says WorkerHello to the engine once it listens. It lives until the other end of that pipe is closed, which
 is also what happens when the engine's process dies: then its streams end with UNAVAILABLE and it exits. It ignores
 SIGINT and SIGTERM, which reach a whole process group: whether to drain is the engine's decision.
@@ -199,7 +199,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
-        start = WorkerStart.model_validate_json(pipe.readline())
+        told = pipe.readline()
+        if not told:
+            return  # it was not needed
+        start = WorkerStart.model_validate_json(told)
     configure_logs(start.settings.log_format, start.settings.log_level)
     os.nice(NICENESS)
     gc.collect()

@@ -1,6 +1,6 @@
 """`vllm.grpc.engine.VllmEngine` in terms of this worker's own parts: preparation, streams, and the engine's commands.
 
-The tokens and tenants of the public service hold here too. Embed, the profiler and SubscribeKvEvents stay
+The tokens and tenants of the public service hold here too. Embed, the profiler and SubscribeKvEvents are
 UNIMPLEMENTED, which gateways tolerate.
 """
 
@@ -19,7 +19,7 @@ from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer
 from scheduler_svc.front.preparation import Preparer
-from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.refusal import Refusal, unimplemented
 from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.response_stream import write_responses
 from scheduler_svc.front.served_model import ServedModel
@@ -163,6 +163,12 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         except Refusal as refusal:
             await abort(context, refusal)
         return common_pb2.FlushCacheResponse(success=True, message="no prefix is remembered")
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """UNIMPLEMENTED: a gateway then goes by the prompts that it has sent where."""
+        await abort(context, unimplemented("", "this server tells no KV events: route by the prompts that were sent"))
 
     async def _abort(self, tenant: str, request_id: str) -> None:
         handle = self._client.new_handle()
