@@ -113,18 +113,15 @@ class RequestStream:
 
     def disconnect(self) -> None:
         """The client is gone. Harmless after the end."""
-<<<<<<< HEAD
-        if self.trace is not None and self.state in (StreamState.OPENING, StreamState.OPEN):
-            self.trace.disconnected()
-=======
         self._leave()
         if self.state is StreamState.CLOSED:
             self._release()
 
     def _leave(self) -> None:
->>>>>>> main
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
+        if self.trace is not None:
+            self.trace.disconnected()
         if self.choices and not self.open_choices:
             self._close()
             return

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.status import distribution_version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -56,6 +55,8 @@ class Tracing:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from scheduler_svc.status import distribution_version
 
         resource = Resource.create({"service.name": "roster", "service.version": distribution_version()})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
