@@ -10,7 +10,7 @@ BUF    := .cache/buf/node_modules/.bin/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-compose lint format protos buf docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
+.PHONY: help venv demo serve test test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +63,14 @@ format: venv ## rewrite the sources in the project's style
 protos: venv ## generate the code of protos/*.proto
 	$(BIN)/python -m protos.generate
 
-buf: $(BUF) ## lint protos/*.proto (needs npm)
+PUBLIC := --path protos/inference.proto --path protos/admin.proto
+
+buf: $(BUF) ## lint protos/*.proto, and compare the public ones with what was promised (needs npm)
 	$(BUF) lint
+	$(BUF) breaking $(PUBLIC) --against protos/promised.binpb
+
+buf-promise: $(BUF) ## at a release: from now on nothing in the public protos may break
+	$(BUF) build $(PUBLIC) --exclude-source-info -o protos/promised.binpb
 
 $(BUF):
 	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }

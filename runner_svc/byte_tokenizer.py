@@ -6,6 +6,8 @@ The test backends carry it in their Model, so that the whole stack, text include
 
 from __future__ import annotations
 
+from functools import cache
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from protos import plan_pb2
@@ -64,7 +66,12 @@ def byte_model(name: str, architecture: str, vocab_size: int, context_length: in
         vocab_size=vocab_size,
         context_length=context_length,
         eos_token_ids=[IM_END_ID],
-        tokenizer=build_byte_tokenizer().to_str().encode(),
+        tokenizer=_tokenizer_json(),
         chat_template=CHAT_TEMPLATE,
         special_tokens={"eos_token": SPECIAL_TOKENS[IM_END_ID], "pad_token": SPECIAL_TOKENS[END_OF_TEXT_ID]},
     )
+
+
+@cache
+def _tokenizer_json() -> bytes:
+    return build_byte_tokenizer().to_str().encode()

@@ -166,7 +166,9 @@ class HashBackend:
         self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
         output.sample_ns = time.perf_counter_ns() - begin_ns - forward_ns
-        time.sleep(max(0.0, self._step_s - (time.perf_counter_ns() - begin_ns) / 1e9))
+        rest_s = self._step_s - (time.perf_counter_ns() - begin_ns) / 1e9
+        if rest_s > 0:  # else it would yield the processor, which costs a turn of every other process
+            time.sleep(rest_s)
         return output
 
     def _write_kv(self, batch: StepBatch) -> None:

@@ -18,8 +18,6 @@ from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
 _TRUE = b"\1"
-_ALL_ROWS = np.arange(4096)
-_ALL_ROWS.setflags(write=False)
 OK = plan_pb2.ROW_STATUS_UNSPECIFIED
 _MESSAGES: dict[int, str] = {
     plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
@@ -105,14 +103,9 @@ def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int
     """Every row is live and sampled."""
     lineup = flight.lineup
     table.computed[lineup.slots] = flight.ends
-    applied = Applied(flight, _all_rows(len(tokens)), tokens, lineup.sequence_ids)
+    applied = Applied(flight, lineup.rows, tokens, lineup.sequence_ids)
     _append(table, lineup.slots, flight.known, applied, now_s)
     return applied
-
-
-def _all_rows(count: int) -> npt.NDArray[np.int64]:
-    """0 to count - 1, read-only."""
-    return _ALL_ROWS[:count] if count <= len(_ALL_ROWS) else np.arange(count)
 
 
 def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied, now_s: float) -> None:

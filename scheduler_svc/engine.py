@@ -28,6 +28,7 @@ from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
 from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
+from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.refusal_reason import RefusalReason
@@ -36,7 +37,7 @@ from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
 from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.scheduler import BadResult, PlannedStep
+from scheduler_svc.scheduler import BadResult
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
@@ -58,10 +59,13 @@ class Engine:
         fronts: Fronts,
         runners: Runners,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """Both clocks in seconds; the `wall_clock` is what schedulers on several machines have in common."""
         self.settings = settings
         self.policy = policy
         self.clock = clock
+        self.wall_clock = wall_clock
         self.fronts = fronts
         self.runners = runners
         self.started_s = clock()
@@ -142,9 +146,10 @@ class Engine:
             sequences = applied.sequences
             for index, logprobs in applied.logprobs:
                 sequences[index].logprobs.append(logprobs)
-        applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
-        for sequence, logprobs in applied.prompt_logprobs:
-            sequence.prompt_logprobs.append(logprobs)
+        if applied.prompt_logprobs:
+            applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
+            for sequence, logprobs in applied.prompt_logprobs:
+                sequence.prompt_logprobs.append(logprobs)
         if len(applied.tokens) or applied.prompt_logprobs:
             self.outbox.tokens(applied, self.book.sole_owner)
 
@@ -170,12 +175,14 @@ class Engine:
             if not scheduler.table.num_running and not queue:
                 self.pool.rest(session)
                 continue
-            while self.pool.takes_plan(scheduler) and (step := scheduler.plan(queue, self.policy)) is not None:
+            while (step := scheduler.plan(queue, self.policy)) is not None:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.shares.started(sequence)
                 if self.settings.check:
                     check_roster(scheduler)
+                if not self.pool.takes_plan(scheduler):
+                    break
             self.placement.settle(session)
         return plans
 
@@ -213,6 +220,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues the request's sequences, once its grammar is compiled if it has one."""
+        request.arrival_unix_s = self.wall_clock()
         self.enter(request)
         self.totals.requests += 1
         self.shares.submitted(request)

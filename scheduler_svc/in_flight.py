@@ -7,6 +7,7 @@ of a row from the plan before is not looked up again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +28,23 @@ class Lineup:
     sequence_ids: npt.NDArray[np.uint64]
     tenants: npt.NDArray[np.int64]
     """Their tenants' rows in the ledger."""
+    rows: npt.NDArray[np.int64]
+    """0, 1, 2, ..."""
     seated_at: int
     """A count of the table's changes at which all of them were in their slots."""
 
     @classmethod
     def of(cls, table: SlotTable, slots: npt.NDArray[np.int64]) -> Lineup:
         """The sequences in these slots, all of which are taken."""
-        sequences = [sequence for slot in slots.tolist() if (sequence := table.sequences[slot]) is not None]
+        by_slot: list[Any] = table.sequences
         return cls(
             slots,
             pack(slots),
             table.epoch[slots],
-            sequences,
+            [by_slot[slot] for slot in slots.tolist()],
             table.sequence_id[slots],
             table.tenant[slots],
+            np.arange(len(slots)),
             table.changes,
         )
 

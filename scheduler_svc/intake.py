@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
 
 import grpc
@@ -62,7 +61,6 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         itl_target_ms=submit.itl_target_ms if submit.HasField("itl_target_ms") else None,
         keep_s=submit.keep_ms / 1000,
         max_tokens=submit.max_tokens,
-        arrival_unix_s=time.time(),
         stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
         grammar=submit.grammar,
     )

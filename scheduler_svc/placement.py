@@ -101,8 +101,10 @@ class Placement:
 
     def touch(self, session: int) -> None:
         """The runner's load may have changed."""
+        if len(self._schedulers) == 1:  # there is nothing to choose
+            return
         scheduler = self._schedulers.get(session)
-        if scheduler is None or len(self._schedulers) == 1:  # with one runner there is nothing to choose
+        if scheduler is None:
             return
         load = (scheduler.table.num_running + self._queues[session].num_placed) / scheduler.table.num_slots
         if self._loads.get(session) != load:
@@ -143,6 +145,8 @@ class Placement:
 
     def settle(self, session: int) -> None:
         """The runner has planned: who it did not take is placed anew, unless he waits for a block of this runner."""
+        if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
+            return
         queue = self._queues[session]
         while queue and (sequence := queue.peek()) is not None:
             queue.discard(sequence)

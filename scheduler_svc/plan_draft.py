@@ -46,17 +46,11 @@ def packed_ones(count: int) -> bytes:
 
 @dataclass(slots=True)
 class Appends:
-    """Blocks that block tables get in a step."""
+    """Blocks that block tables get in a step: which slot's table gets which block at which index."""
 
     slots: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-
-    def add(self, slot: int, index: int, block: int) -> None:
-        """The slot's table gets `block` at `index`."""
-        self.slots.append(slot)
-        self.indexes.append(index)
-        self.blocks.append(block)
 
     def encode_into(self, plan: plan_pb2.Plan) -> None:
         """Sets the plan's columns."""

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Views
+from dataclasses import dataclass
 from itertools import islice
 
-from scheduler_svc.policy import PolicyGuard, RunningView
+from scheduler_svc.policy import Policy, PolicyGuard, RunningView
 from scheduler_svc.request_view import running_view, waiting_view
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 
 MAX_DISPLACING = 8
 """Waiting sequences for which a step makes room, at most."""
+
+
+DECLINED_STEPS = 16
+"""Plans for which a policy that has displaced nobody is not asked again, unless something has changed: it may go by
+the time that the head of the queue has waited."""
+
+
+@dataclass(slots=True, frozen=True)
+class Declined:
+    """A policy has displaced nobody for the head of the queue, when so much had changed in the slots."""
+
+    head: Sequence | None
+    policy: Policy
+    changes: int
+    until_plan: int
 
 
 def choose_victim(candidate: Sequence, table: SlotTable, policy: PolicyGuard) -> Sequence | None:

@@ -8,7 +8,6 @@ come out the same), and a request that no runner holds is sent again by its clie
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -145,6 +144,7 @@ class Recovery:
             return request
         refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        engine.book.abandon(request)  # whoever listened has heard all
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
         return None
 
@@ -171,7 +171,7 @@ class Recovery:
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """The request as it was, with all its choices at their beginning, waiting for its client."""
         engine, context = self._engine, resident.context
-        now_s, unix_s = engine.ledger.now_s, time.time()
+        now_s, unix_s = engine.ledger.now_s, engine.wall_clock()
         known = resident.prompt_len + context.num_received
         submit = engine_pb2.Submit()
         submit.CopyFrom(context.submit)

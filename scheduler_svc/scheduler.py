@@ -10,9 +10,7 @@ A sequence gets the blocks of all its known tokens when it is admitted, so only 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +19,17 @@ from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.constrained.awaiting import mark_awaiting, may_decode
-from scheduler_svc.in_flight import InFlight, Lineup
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import Appends, PlanDraft, packed_ones
+from scheduler_svc.plan_draft import PlanDraft
+from scheduler_svc.plan_line import PlanLine, PlannedStep
 from scheduler_svc.policy import Budget, Load, PolicyGuard
-from scheduler_svc.preemption import Displacement, choose_victim
+from scheduler_svc.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view
 from scheduler_svc.seating import Seating, better_ranked, chunk
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.step_clock import StepClock
-from scheduler_svc.stretch import Stretch
 from scheduler_svc.tenant_queues import Queue
 
 _ONE = np.array(1, np.int32)
@@ -41,19 +38,6 @@ _ONE = np.array(1, np.int32)
 
 class BadResult(ValueError):
     """A result that does not fit the oldest plan in flight: the runner must start a new session."""
-
-
-@dataclass(slots=True)
-class PlannedStep:
-    """A plan ready to send, and what an observer may want to see of it."""
-
-    number: int
-    plan: plan_pb2.Plan
-    flight: InFlight
-    joined: list[tuple[Sequence, int]]
-    left: list[tuple[Sequence, int, str]]
-    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
-    """Rows that wait for a mask."""
 
 
 class Scheduler:
@@ -74,8 +58,8 @@ class Scheduler:
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
-        self.in_flight: deque[InFlight] = deque()
-        self.last_plan = 0
+        self._line = PlanLine(self.table, self.pool, clock)
+        self.in_flight = self._line.in_flight
         self.leaving = False
         """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
@@ -83,16 +67,17 @@ class Scheduler:
         self.dropped_rows = 0
         self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
-        self._block_size = np.array(hello.block_size, np.int32)
         self._clock = clock
         self.ledger = ledger or Ledger()
         self._last_result_s = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
         self.seating = Seating(self, self.ledger)
-        self._last: InFlight | None = None
-        self._stretch: Stretch | None = None
-        self._releases: list[int] = []
-        self._left: list[tuple[Sequence, int, str]] = []
+        self._declined: Declined | None = None
+
+    @property
+    def last_plan(self) -> int:
+        """Number of the last plan; 0 before the first."""
+        return self._line.last_number
 
     # ------------------------------------------------------------------ results
 
@@ -141,8 +126,8 @@ class Scheduler:
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
-        self._releases.append(slot)
-        self._left.append((sequence, slot, reason))
+        self._line.release(slot)
+        self._line.note_leave(sequence, slot, reason)
         sequence.scheduler = None
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
@@ -170,20 +155,21 @@ class Scheduler:
     def expel(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot from before a restart is not wanted."""
         self.pool.release(blocks)
-        self._releases.append(slot)
+        self._line.release(slot)
 
     # ------------------------------------------------------------------ planning
 
     def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
         """The next step, committed to the counters; None when no sequence can move."""
         waiting = bool(queue)
-        if not waiting or not (policy.displaces or self.table.free):
-            step = self._follow()
+        may_displace = waiting and policy.displaces and self._is_news(queue, policy)
+        if not may_displace and not (waiting and self.table.free):
+            step = self._line.follow()
             if step is not None:
                 return step
         if not self.table.num_running and not waiting:
             return None
-        displaced = policy.displaces and bool(queue) and self._displace(queue, policy)
+        displaced = may_displace and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         if (
@@ -196,7 +182,8 @@ class Scheduler:
                 self.seating.admit_waiting(draft, queue, policy, budget, room)
         if not draft.num_rows:
             return None
-        step = self._commit(draft)
+        self.prefill_tokens += sum(draft.counts)
+        step = self._line.commit(draft)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
@@ -212,7 +199,20 @@ class Scheduler:
         victims = displacement.choose(queue.in_order())
         for victim in victims:
             self._preempt(victim, queue)
+        if not victims:
+            self._declined = Declined(queue.peek(), policy.policy, self.table.changes, self.last_plan + DECLINED_STEPS)
         return bool(victims)
+
+    def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
+        """Might the policy displace somebody now? Not if it has just declined to, for the same who wait and run."""
+        declined = self._declined
+        return (
+            declined is None
+            or declined.until_plan <= self.last_plan
+            or declined.changes != self.table.changes
+            or declined.policy is not policy.policy
+            or declined.head is not queue.peek()
+        )
 
     def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
@@ -235,16 +235,8 @@ class Scheduler:
             preempted = True
         draft = PlanDraft(movable.nonzero()[0])
         if len(needy):
-            self._grow_tables(draft.appends, needy)
+            draft.appends = self._line.grow(needy)
         return draft, preempted
-
-    def _grow_tables(self, appends: Appends, needy: npt.NDArray[np.int64]) -> None:
-        """Decoding rows whose next position begins a block get it, before anybody else may take it."""
-        for slot, block in zip(needy.tolist(), self.pool.allocate(len(needy)), strict=True):
-            blocks = self._at(slot).blocks
-            appends.add(slot, len(blocks), block)
-            blocks.append(block)
-        self.table.capacity[needy] += self._block_size
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
         return self._at(slot).rank
@@ -275,87 +267,3 @@ class Scheduler:
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
             room -= count
         return room
-
-    def _commit(self, draft: PlanDraft) -> PlannedStep:
-        """Moves the counters and encodes the plan."""
-        table = self.table
-        slots, starts, counts, sample = draft.extents(table.planned)
-        ends, known = starts + counts, table.known[slots] + sample
-        table.planned[slots], table.known[slots] = ends, known
-        prefill_tokens = sum(draft.counts)
-        self.prefill_tokens += prefill_tokens
-        flags = sample.tobytes()
-        flight = InFlight(
-            number=self.last_plan + 1,
-            lineup=self._lineup(slots),
-            starts=starts,
-            counts=counts,
-            ends=ends,
-            known=known,
-            sample=sample,
-            flags=flags,
-            num_decode=len(draft.decode),
-            positions=len(draft.decode) + prefill_tokens,
-            samples=flags.count(1),
-            fills=1 in (known >= table.limit[slots]).tobytes(),
-            sent_s=self._clock(),
-        )
-        plan = _extents(flight)
-        draft.encode_into(plan, self._releases)
-        joined = [(sequence, sequence.slot) for sequence in draft.joined]
-        step = PlannedStep(flight.number, plan, flight, joined, self._left)
-        self._releases, self._left, self._stretch = [], [], None
-        self._take_off(flight)
-        return step
-
-    def _lineup(self, slots: npt.NDArray[np.int64]) -> Lineup:
-        """Who is in these slots: often the same as in the plan before."""
-        if self._last is not None:
-            lineup = self._last.lineup
-            if lineup.slots.tobytes() == slots.tobytes() and lineup.is_seated(self.table):
-                return lineup
-        return Lineup.of(self.table, slots)
-
-    def _take_off(self, flight: InFlight) -> None:
-        self.last_plan = flight.number
-        self.in_flight.append(flight)
-        self._last = flight
-
-    def _follow(self) -> PlannedStep | None:
-        """The step after the last one where all go on decoding; None where that takes more thought.
-
-        The fast twin of `_decode_rows` and `_commit`, for most steps.
-        """
-        last, table = self._last, self.table
-        if last is None or self._releases or table.num_constrained:
-            return None
-        stretch = self._stretch
-        if stretch is None or stretch.changes != table.changes:
-            stretch = self._stretch = Stretch.after(last, table)
-        if stretch is None or not stretch.steps:
-            return None
-        appends = None
-        if not stretch.room:
-            needy = stretch.needy(last, table)
-            if len(needy) > self.pool.num_free:
-                return None
-            appends = Appends()
-            self._grow_tables(appends, needy)
-            stretch.measure_room(last, table)
-        flight = stretch.next_flight(last, table, self._clock())
-        plan = _extents(flight)
-        if appends is not None:
-            appends.encode_into(plan)
-        self._take_off(flight)
-        return PlannedStep(flight.number, plan, flight, [], [])
-
-
-def _extents(flight: InFlight) -> plan_pb2.Plan:
-    """The Plan message with its rows."""
-    num_rows = len(flight.flags)
-    return plan_pb2.Plan(
-        extent_slots=flight.lineup.packed_slots,
-        extent_starts=flight.starts.tobytes(),
-        extent_counts=packed_ones(num_rows) if flight.num_decode == num_rows else flight.counts.tobytes(),
-        extent_flags=flight.flags,
-    )

@@ -8,9 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from protos import admin_pb2, engine_pb2
+from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.runner_events import Loss
-from scheduler_svc.scheduler import PlannedStep, Scheduler
+from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ plans late by a forecast must not be late because one step was slow.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 _REMEMBERED = 8
 
@@ -15,15 +15,11 @@ class StepClock:
     """Of one runner."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
+        self._seconds: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
     def record(self, positions: int, seconds: float) -> None:
         """A step of so many positions took so long."""
-        size = _size_class(positions)
-        remembered = self._seconds.get(size)
-        if remembered is None:
-            remembered = self._seconds[size] = deque(maxlen=_REMEMBERED)
-        remembered.append(seconds)
+        self._seconds[_size_class(positions)].append(seconds)
 
     def least_s(self, positions: int) -> float:
         """Seconds that a step of so many positions takes at least; 0 where none of about that size was seen."""
@@ -32,5 +28,7 @@ class StepClock:
 
 def _size_class(positions: int) -> int:
     """Its four leading bits and their place."""
-    shift = max(0, positions.bit_length() - 4)
+    if positions < 16:
+        return positions
+    shift = positions.bit_length() - 4
     return (shift << 4) + (positions >> shift)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.in_flight import InFlight
-from scheduler_svc.plan_draft import ones
 from scheduler_svc.slot_table import SlotTable
 
 
@@ -48,7 +47,7 @@ class Stretch:
 
     def next_flight(self, last: InFlight, table: SlotTable, now_s: float) -> InFlight:
         """The plan after `last`, committed to the counters."""
-        lineup, known = last.lineup, last.known + ones(len(last.flags))
+        lineup, known = last.lineup, last.known + last.counts
         self.steps -= 1
         self.room -= 1
         table.planned[lineup.slots], table.known[lineup.slots] = last.known, known

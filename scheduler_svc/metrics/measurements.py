@@ -67,11 +67,15 @@ class Measurements:
             self.e2e_s.add(np.array(lifetimes_s))
         if not results:
             return
-        gaps_s = np.concatenate([applied.gaps_s for applied in results])
-        is_first = np.isnan(gaps_s)
-        self.itl_s.add(gaps_s[~is_first])
+        times_s = np.array([applied.now_s for applied in results])
+        tokens = np.array([len(applied.previous_s) for applied in results])
+        previous_s = np.concatenate([applied.previous_s for applied in results])
+        is_first = np.isnan(previous_s)
+        self.itl_s.add((times_s.repeat(tokens) - previous_s)[~is_first])
         if is_first.any():
-            self.ttft_s.add(np.array([first_s for applied in results for first_s in _first_tokens_s(applied)]))
+            having = np.searchsorted(tokens.cumsum(), is_first.nonzero()[0], side="right")
+            with_first = [results[index] for index in np.unique(having).tolist()]
+            self.ttft_s.add(np.array([first_s for applied in with_first for first_s in _first_tokens_s(applied)]))
         steps_s = np.array([applied.step_s for applied in results])
         self.step_s.add(steps_s)
         self.run_s += float(steps_s.sum())

@@ -108,6 +108,8 @@ class SimulatedRunners:
 
     def dispatch(self) -> None:
         """The plans of this turn leave the scheduler now."""
+        if not self._sent:
+            return
         link_s = self._link_s
         arrival_s = self._clock.now_s + link_s
         for session, number, plan in self._sent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import grpc
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -11,10 +13,12 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
-from scheduler_svc.policy import available_policies, load_policy
+from scheduler_svc.policy import available_policies
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
+from scheduler_svc.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted
+from tests.support.policies import policy_named
 
 EOS_PROBABILITY = 1 / 24
 BLOCK_SIZE = 4
@@ -32,11 +36,15 @@ class EngineMachine(RuleBasedStateMachine):
         sharing=st.sampled_from([True, True, False]),
         isolated=st.booleans(),
         runners=st.integers(1, 2),
+        running=st.sampled_from([None, 1]),
     )
-    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int) -> None:
-        self.stack = Stack(depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated)
+    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int, running: int | None) -> None:
+        limits = {"a": TenantLimits(running=running)}
+        self.stack = Stack(
+            depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated, tenant_limits=limits
+        )
         self.cancelled: set[int] = set()
-        self.kills = self.cuts = 0
+        self.kills = self.cuts = self.crashes = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -65,6 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 9),
         cache_salt=st.sampled_from(["", "", "salt"]),
         tenant=st.sampled_from(["", "a"]),
+        num_received=st.sampled_from([0, 0, 0, 1, 4]),
     )
     def submit(
         self,
@@ -77,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
         seed: int,
         cache_salt: str,
         tenant: str,
+        num_received: int,
     ) -> None:
         sampling = plan_pb2.Sampling(
             temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
@@ -84,41 +94,44 @@ class EngineMachine(RuleBasedStateMachine):
         fields: dict[str, object] = {"cache_salt": cache_salt, "tenant": tenant, "keep_ms": keep_ms}
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
+        if num_received and n == 1:
+            submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
+            tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)
+            fields["received"] = pack(tokens[: min(num_received, len(tokens) - 1)])
         self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
 
     @rule()
     def step(self) -> None:
         self.stack.step()
 
-    @rule(data=st.data())
-    def execute(self, data: st.DataObject) -> None:
+    @rule(rng=st.randoms(use_true_random=False))
+    def execute(self, rng: random.Random) -> None:
         if self.stack.runners.runners:
-            self.stack.runners.execute(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+            self.stack.runners.execute(rng.choice(sorted(self.stack.runners.runners)))
 
-    @rule(data=st.data())
-    def deliver(self, data: st.DataObject) -> None:
+    @rule(rng=st.randoms(use_true_random=False))
+    def deliver(self, rng: random.Random) -> None:
         if self.stack.runners.runners:
-            self.stack.runners.deliver(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+            self.stack.runners.deliver(rng.choice(sorted(self.stack.runners.runners)))
 
-    @rule(data=st.data())
-    def turns(self, data: st.DataObject) -> None:
-        rng = data.draw(st.randoms(use_true_random=False))
+    @rule(rng=st.randoms(use_true_random=False))
+    def turns(self, rng: random.Random) -> None:
         for _ in range(12):
             self.stack.turn(rng)
 
     @precondition(lambda self: self.stack.requests)
-    @rule(data=st.data(), how=st.sampled_from(["cancel", "disconnect"]))
-    def cancel(self, data: st.DataObject, how: str) -> None:
-        handle = data.draw(st.sampled_from(sorted(self.stack.requests)))
+    @rule(rng=st.randoms(use_true_random=False), how=st.sampled_from(["cancel", "disconnect"]))
+    def cancel(self, rng: random.Random, how: str) -> None:
+        handle = rng.choice(sorted(self.stack.requests))
         self.cancelled.add(handle)
         message = engine_pb2.Cancel(handle=handle) if how == "cancel" else engine_pb2.Disconnect(handle=handle)
         self.stack.front.put(**{how: message})
 
     @precondition(lambda self: self.stack.streams)
-    @rule(data=st.data())
-    def cut(self, data: st.DataObject) -> None:
-        sequence_id = data.draw(st.sampled_from(sorted(self.stack.streams)))
-        keep = data.draw(st.integers(0, len(self.stack.streams[sequence_id].tokens)))
+    @rule(rng=st.randoms(use_true_random=False))
+    def cut(self, rng: random.Random) -> None:
+        sequence_id = rng.choice(sorted(self.stack.streams))
+        keep = rng.randint(0, len(self.stack.streams[sequence_id].tokens))
         self.cancelled.update(
             request.handle
             for request in self.stack.requests.values()
@@ -129,22 +142,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(available_policies()))
     def swap_policy(self, policy: str) -> None:
-        self.stack.engine.change_policy(load_policy(policy, {}))
+        self.stack.engine.change_policy(policy_named(policy))
 
     @rule(seconds=st.floats(0.1, 2))
     def time_passes(self, seconds: float) -> None:
         self.stack.now_s += seconds
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(data=st.data())
-    def kill(self, data: st.DataObject) -> None:
-        self.stack.runners.kill(data.draw(st.sampled_from(sorted(self.stack.runners.runners))))
+    @rule(rng=st.randoms(use_true_random=False))
+    def kill(self, rng: random.Random) -> None:
+        self.stack.runners.kill(rng.choice(sorted(self.stack.runners.runners)))
         self.kills += 1
         self._add_runner()
 
     def _compare(self, request: Submitted) -> None:
         for index, stream in enumerate(request.streams):
-            expected = request.expected(index, EOS_PROBABILITY)
+            expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
             assert stream.end is not None, "a sequence that never ended"
             assert stream.tokens == expected[: len(stream.tokens)]
             if stream.end.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) or stream.end.stop_string:
@@ -177,7 +190,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
             else:  # it was alone on runners that were killed, after it had been on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
-                assert self.kills + max(0, self.cuts - PARDONS) >= STRIKES + LONE_LOSSES
+                losses = self.kills + self.crashes + max(0, self.cuts - PARDONS)
+                assert losses >= STRIKES + (1 if self.crashes else LONE_LOSSES)
         assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 

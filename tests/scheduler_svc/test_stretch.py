@@ -7,7 +7,7 @@ import random
 import pytest
 
 from protos import plan_pb2
-from scheduler_svc.scheduler import PlannedStep, Scheduler
+from scheduler_svc.plan_line import PlanLine, PlannedStep
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.simulated_cost import round_cost
@@ -62,16 +62,16 @@ def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monke
         seed=seed,
         spread=0.1,
     )
-    follow, followed = Scheduler._follow, 0
+    follow, followed = PlanLine.follow, 0
 
-    def counted(scheduler: Scheduler) -> PlannedStep | None:
+    def counted(line: PlanLine) -> PlannedStep | None:
         nonlocal followed
-        step = follow(scheduler)
+        step = follow(line)
         followed += step is not None
         return step
 
-    monkeypatch.setattr(Scheduler, "_follow", counted)
+    monkeypatch.setattr(PlanLine, "follow", counted)
     fast = plans_of(setup, trace)
-    monkeypatch.setattr(Scheduler, "_follow", lambda scheduler: None)
+    monkeypatch.setattr(PlanLine, "follow", lambda line: None)
     assert fast == plans_of(setup, trace)
     assert followed, "no step took the fast path"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from collections import deque
@@ -25,6 +26,7 @@ from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
+from tests.support.policies import policy_named
 
 WORKER = b"worker"
 
@@ -66,6 +68,8 @@ class FakeRunners:
         self.results: dict[int, deque[GotResult]] = {}
         self.masks: dict[tuple[int, int], plan_pb2.Masks] = {}
         self.rejected: dict[int, str] = {}
+        self.garbled: set[int] = set()
+        """Sessions that may be dropped: a result of theirs was spoilt on its way."""
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
@@ -107,7 +111,9 @@ class FakeRunners:
         self.rejected[session] = reason
 
     def drop(self, session: int, reason: str) -> None:
-        raise AssertionError(f"session {session} dropped: {reason}")
+        assert session in self.garbled, f"session {session} dropped: {reason}"
+        if self.dismiss(session) is not None:
+            self.events.append(Lost(session, reason, Loss.UNSOUND))
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         if session in self.plans:
@@ -134,6 +140,17 @@ class FakeRunners:
         if not self.results.get(session):
             return False
         self.events.append(self.results[session].popleft())
+        return True
+
+    def garble(self, session: int, column: str) -> bool:
+        """The oldest result reaches the engine with its column cut short; False when there is none to cut."""
+        if not self.results.get(session) or not getattr(self.results[session][0].result, column):
+            return False
+        event = self.results[session].popleft()
+        result = plan_pb2.Result.FromString(event.result.SerializeToString())
+        setattr(result, column, getattr(result, column)[: -4 if column == "tokens" else -1])
+        self.garbled.add(session)
+        self.events.append(GotResult(session, event.number, result))
         return True
 
 
@@ -224,10 +241,15 @@ class Stack:
         self._sessions = 0
 
     def _new_engine(self) -> Engine:
-        policy = PolicyGuard(load_policy(self.settings.policy, self.settings.policy_parameters))
-        engine = Engine(self.settings, policy, self.front, self.runners, self._clock)  # type: ignore[arg-type]
+        name, parameters = self.settings.policy, self.settings.policy_parameters
+        policy = PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
+        engine = Engine(self.settings, policy, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
         engine.constraints.work_in(Inline(), Inline())
         return engine
+
+    def wall_clock(self) -> float:
+        """Seconds since 1970: it goes on with the test's clock, so that a run can be repeated."""
+        return 1.7e9 + self._clock()
 
     def restart_scheduler(self) -> None:
         """The engine dies and a new one starts: runners keep what they hold, clients attach as soon as it serves."""
@@ -249,6 +271,16 @@ class Stack:
             if request.refused is None and not (request.streams and all(s.end for s in request.streams)):
                 self.attach(request)
 
+    def succeed(self) -> Stack:
+        """A new scheduler takes over while this one is stopped. Returns the old one, with its clients, to be woken."""
+        old = copy.copy(self)
+        old.requests, old.streams = copy.deepcopy((self.requests, self.streams))
+        old._attaching = set(self._attaching)
+        self.front, self.runners = FakeFront(), FakeRunners()
+        self.runners.runners, old.runners.runners = old.runners.runners, {}
+        self.restart_scheduler()
+        return old
+
     def attach(self, request: Submitted) -> None:
         """The client asks for its request by id; one that is not known is sent again with what was received."""
         self._attaching.add(request.handle)
@@ -257,6 +289,10 @@ class Stack:
                 handle=request.handle, tenant=request.submit.tenant, request_id=request.submit.request_id
             )
         )
+
+    def is_attaching(self, request: Submitted) -> bool:
+        """The client has asked for its request, and waits for the answer."""
+        return request.handle in self._attaching
 
     def _send_again(self, request: Submitted) -> None:
         submit = engine_pb2.Submit()

@@ -54,10 +54,18 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def HealthCheck(
         self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> vllm.HealthCheckResponse:
-        """Whether requests are taken now; a gateway sends none while they are not."""
+        """Whether requests are taken now; a gateway sends none while they are not.
+
+        UNAVAILABLE before the first model: a gateway that gets any answer registers what it then finds, which would be
+        a worker without a model, for good.
+        """
+        try:
+            self._served.model  # noqa: B018
+        except Refusal as refusal:
+            await abort(context, refusal)
         if self._is_ready():
             return vllm.HealthCheckResponse(healthy=True, message="requests are taken")
-        return vllm.HealthCheckResponse(healthy=False, message="no model yet, a drain, or an engine that hangs")
+        return vllm.HealthCheckResponse(healthy=False, message="no runner, a drain, or an engine that hangs")
 
     async def GetModelInfo(
         self, request: vllm.GetModelInfoRequest, context: grpc.aio.ServicerContext

@@ -219,6 +219,8 @@ async def test_health_follows_readiness(stack: FrontStack, stub: vllm_grpc.VllmE
 async def test_without_a_model_calls_are_unavailable() -> None:
     async with front_stack(with_model=False) as stack:
         stub = vllm_grpc.VllmEngineStub(stack.channel)
-        assert not (await stub.HealthCheck(vllm.HealthCheckRequest(), wait_for_ready=True)).healthy
+        with pytest.raises(grpc.aio.AioRpcError) as refused:  # an answer would be enough for a gateway to register it
+            await stub.HealthCheck(vllm.HealthCheckRequest(), wait_for_ready=True)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         code, _ = await refusal(stub, asked())
         assert code is grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,122 @@
+// A web backend: POST /chat with {"messages": [{"role": "user", "content": "..."}], "max_tokens": 64,
+// "temperature": 0.7} answers with server-sent events, one JSON object each. A browser that goes away ends its request
+// in Roster.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+//go:generate protoc -I ../.. --go_out=. --go-grpc_out=. --go_opt=module=roster-backend --go-grpc_opt=module=roster-backend --go_opt=Mprotos/inference.proto=roster-backend/rosterpb --go-grpc_opt=Mprotos/inference.proto=roster-backend/rosterpb protos/inference.proto
+
+const largestBody = 1 << 20
+
+var httpStatus = map[codes.Code]int{
+	codes.InvalidArgument:   http.StatusBadRequest,
+	codes.OutOfRange:        http.StatusBadRequest,
+	codes.Unauthenticated:   http.StatusUnauthorized,
+	codes.PermissionDenied:  http.StatusForbidden,
+	codes.ResourceExhausted: http.StatusTooManyRequests,
+	codes.Unavailable:       http.StatusServiceUnavailable,
+	codes.DeadlineExceeded:  http.StatusGatewayTimeout,
+}
+
+type question struct {
+	Messages    []Message `json:"messages"`
+	MaxTokens   *uint32   `json:"max_tokens"`
+	Temperature *float32  `json:"temperature"`
+}
+
+type event struct {
+	Kind             string `json:"kind"`
+	Text             string `json:"text,omitempty"`
+	Message          string `json:"message,omitempty"`
+	Reason           string `json:"reason,omitempty"`
+	PromptTokens     uint32 `json:"promptTokens,omitempty"`
+	CompletionTokens uint32 `json:"completionTokens,omitempty"`
+}
+
+func main() {
+	// For TLS: grpc.WithTransportCredentials(credentials.NewTLS(...)).
+	connection, err := grpc.Dial(setting("ROSTER_ADDRESS", "127.0.0.1:50061"), grpc.WithInsecure())
+	if err != nil {
+		log.Fatal(err)
+	}
+	roster := NewRoster(connection, os.Getenv("ROSTER_TOKEN"))
+	http.HandleFunc("/chat", func(w http.ResponseWriter, r *http.Request) { chat(roster, w, r) })
+	listener, err := net.Listen("tcp", "127.0.0.1:"+setting("PORT", "8080"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("http://%s/chat\n", listener.Addr())
+	log.Fatal(http.Serve(listener, nil))
+}
+
+func setting(name, otherwise string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return otherwise
+}
+
+func chat(roster *Roster, w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		http.Error(w, "POST /chat is all there is", http.StatusMethodNotAllowed)
+		return
+	}
+	asked, ok := parse(w, r)
+	if !ok {
+		answerError(w, http.StatusBadRequest, "say messages: [{role, content}, ...] and, if you like, max_tokens and temperature")
+		return
+	}
+	options := ChatOptions{MaxTokens: 256, Temperature: asked.Temperature}
+	if asked.MaxTokens != nil {
+		options.MaxTokens = *asked.MaxTokens
+	}
+	begun := false
+	send := func(one event) {
+		if !begun {
+			w.Header().Set("Content-Type", "text/event-stream")
+			begun = true
+		}
+		line, _ := json.Marshal(one) // strings and numbers only
+		fmt.Fprintf(w, "data: %s\n\n", line)
+		if flusher, ok := w.(http.Flusher); ok {
+			flusher.Flush()
+		}
+	}
+	end, err := roster.Chat(r.Context(), asked.Messages, options, func(text string) { send(event{Kind: "text", Text: text}) })
+	switch {
+	case err == nil:
+		send(event{Kind: "end", Reason: end.Reason, PromptTokens: end.PromptTokens, CompletionTokens: end.CompletionTokens})
+	case begun:
+		send(event{Kind: "error", Message: explain(err)})
+	default:
+		code, known := httpStatus[status.Code(err)]
+		if !known {
+			code = http.StatusInternalServerError
+		}
+		answerError(w, code, explain(err))
+	}
+}
+
+func parse(w http.ResponseWriter, r *http.Request) (question, bool) {
+	var asked question
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, largestBody)).Decode(&asked)
+	return asked, err == nil && asked.Messages != nil && (asked.MaxTokens == nil || *asked.MaxTokens > 0)
+}
+
+func answerError(w http.ResponseWriter, code int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": message})
+}

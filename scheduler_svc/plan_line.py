@@ -1,0 +1,148 @@
+"""The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
+
+`commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
+what most steps are: it looks nothing up that it can tell from the plan before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from protos import plan_pb2
+from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.in_flight import InFlight, Lineup
+from scheduler_svc.plan_draft import Appends, PlanDraft, packed_ones
+from scheduler_svc.sequence import Sequence
+from scheduler_svc.slot_table import SlotTable
+from scheduler_svc.stretch import Stretch
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A plan ready to send, and what an observer may want to see of it."""
+
+    number: int
+    plan: plan_pb2.Plan
+    flight: InFlight
+    joined: list[tuple[Sequence, int]]
+    left: list[tuple[Sequence, int, str]]
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask."""
+
+
+class PlanLine:
+    """Numbers and encodes the plans of one runner, and keeps those that it has not answered."""
+
+    def __init__(self, table: SlotTable, pool: BlockPool, clock: Callable[[], float]) -> None:
+        self.in_flight: deque[InFlight] = deque()
+        self.last_number = 0
+        self._table = table
+        self._pool = pool
+        self._block_size = np.array(pool.block_size, np.int32)
+        self._clock = clock
+        self._last: InFlight | None = None
+        self._stretch: Stretch | None = None
+        self._releases: list[int] = []
+        self._left: list[tuple[Sequence, int, str]] = []
+
+    def release(self, slot: int) -> None:
+        """The next plan tells the runner that the slot is free."""
+        self._releases.append(slot)
+
+    def note_leave(self, sequence: Sequence, slot: int, reason: str) -> None:
+        """Observers of the next plan hear who left, and why."""
+        self._left.append((sequence, slot, reason))
+
+    def grow(self, needy: npt.NDArray[np.int64]) -> Appends:
+        """A block for each of these slots, whose next position begins one: before anybody else may take it."""
+        table, slots, blocks = self._table, needy.tolist(), self._pool.allocate(len(needy))
+        by_slot: list[Any] = table.sequences  # rows name occupied slots only
+        for slot, block in zip(slots, blocks, strict=True):
+            by_slot[slot].blocks.append(block)
+        capacity = table.capacity[needy]
+        table.capacity[needy] = capacity + self._block_size
+        return Appends(slots, (capacity // self._block_size).tolist(), blocks)
+
+    def commit(self, draft: PlanDraft) -> PlannedStep:
+        """Moves the counters and encodes the plan."""
+        table = self._table
+        slots, starts, counts, sample = draft.extents(table.planned)
+        ends, known = starts + counts, table.known[slots] + sample
+        table.planned[slots], table.known[slots] = ends, known
+        flags = sample.tobytes()
+        flight = InFlight(
+            number=self.last_number + 1,
+            lineup=self._lineup(slots),
+            starts=starts,
+            counts=counts,
+            ends=ends,
+            known=known,
+            sample=sample,
+            flags=flags,
+            num_decode=len(draft.decode),
+            positions=len(draft.decode) + sum(draft.counts),
+            samples=flags.count(1),
+            fills=1 in (known >= table.limit[slots]).tobytes(),
+            sent_s=self._clock(),
+        )
+        plan = _extents(flight)
+        draft.encode_into(plan, self._releases)
+        joined = [(sequence, sequence.slot) for sequence in draft.joined]
+        step = PlannedStep(flight.number, plan, flight, joined, self._left)
+        self._releases, self._left, self._stretch = [], [], None
+        self._depart(flight)
+        return step
+
+    def follow(self) -> PlannedStep | None:
+        """The plan after the last one where all that run go on decoding; None where that takes more thought."""
+        last, table = self._last, self._table
+        if last is None or self._releases or table.num_constrained:
+            return None
+        stretch = self._stretch
+        if stretch is None or stretch.changes != table.changes:
+            stretch = self._stretch = Stretch.after(last, table)
+        if stretch is None or not stretch.steps:
+            return None
+        appends = None
+        if not stretch.room:
+            needy = stretch.needy(last, table)
+            if len(needy) > self._pool.num_free:
+                return None
+            appends = self.grow(needy)
+            stretch.measure_room(last, table)
+        flight = stretch.next_flight(last, table, self._clock())
+        plan = _extents(flight)
+        if appends is not None:
+            appends.encode_into(plan)
+        self._depart(flight)
+        return PlannedStep(flight.number, plan, flight, [], [])
+
+    def _lineup(self, slots: npt.NDArray[np.int64]) -> Lineup:
+        """Who is in these slots: often the same as in the plan before."""
+        if self._last is not None:
+            lineup = self._last.lineup
+            if lineup.slots.tobytes() == slots.tobytes() and lineup.is_seated(self._table):
+                return lineup
+        return Lineup.of(self._table, slots)
+
+    def _depart(self, flight: InFlight) -> None:
+        self.last_number = flight.number
+        self.in_flight.append(flight)
+        self._last = flight
+
+
+def _extents(flight: InFlight) -> plan_pb2.Plan:
+    """The Plan message with its rows."""
+    num_rows = len(flight.flags)
+    return plan_pb2.Plan(
+        extent_slots=flight.lineup.packed_slots,
+        extent_starts=flight.starts.tobytes(),
+        extent_counts=packed_ones(num_rows) if flight.num_decode == num_rows else flight.counts.tobytes(),
+        extent_flags=flight.flags,
+    )

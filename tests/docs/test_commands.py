@@ -1,0 +1,203 @@
+"""Every command that a page shows is run: here in a sandbox, or by the test that is named for it.
+
+A command that no rule knows fails `test_every_command_is_known`: add it to RUN, SERVICES or ELSEWHERE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from roster_client.stack import free_ports
+from tests.support.certificates import Authority
+from tests.support.documented_commands import PAGES, ROOT, Command, documented_commands
+from tests.support.processes import RosterProcesses
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that is run as it stands in a shell; `more` makes it small, `instead` fills in what a reader would."""
+
+    pattern: str
+    more: str = ""
+    instead: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Service:
+    """A command that stays: it is started, must print `until`, and ends by SIGTERM."""
+
+    pattern: str
+    until: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A command whose test stands in another file."""
+
+    pattern: str
+    test: str
+
+
+VENV = ((".venv/bin/roster", "roster"),)
+RUN = [
+    Run(r"\.venv/bin/roster generate .*", "--max-tokens 8", VENV),
+    Run(r"(\.venv/bin/)?roster (status|health)( --service \S+)?", instead=VENV),
+    Run(r"roster simulate --trace bench/.*", "--limit 20"),
+    Run(r"roster simulate --trace mine.*", "--limit 20"),
+    Run(r"roster calibrate costs/mine.json .*", "--seconds 1", (("--device cuda", "--device hash"),)),
+    Run(r"roster policy (list|show|set fair|set fcfs)"),
+    Run(r"roster keygen \S+ && roster keygen \S+"),
+    Run(r"cat gpu-1.pub > runners"),
+    Run(r"export ROSTER_TENANT_LIMITS=.*"),
+    Run(r"openssl rand -hex 24"),
+    Run(r"roster-(scheduler|runner) --help"),
+    Run(r"make help", instead=(("make", f"make -C {ROOT}"),)),
+]
+SERVICES = [
+    Service(r"roster-scheduler --listen .* --tls-cert .*", "the engine runs"),
+    Service(
+        r"roster-scheduler --link \S+ --link-key .*",
+        "the engine runs",
+        "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0",
+    ),
+    Service(r"roster-runner --link \S+ --runner-key .*", "ready", "--device hash"),
+]
+ELSEWHERE = [
+    Elsewhere(r"make demo", "tests/roster_client/test_demo.py"),
+    Elsewhere(r"make serve", "tests/roster_client/test_serve.py"),
+    Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
+    Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
+    Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
+    Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
+    Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/test_simulate_command.py"),
+    Elsewhere(
+        r"roster keygen|export ROSTER_TLS_CA=.*|roster generate -s models\.example.*",
+        "tests/roster_client/test_credentials.py",
+    ),
+    Elsewhere(r"roster --tls-ca .*", "tests/roster_client/test_credentials.py"),
+    Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
+    Elsewhere(r"roster policy set shortest .*", "tests/e2e/test_policies.py"),
+    Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
+    Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
+    Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
+    Elsewhere(r"ROSTER_TEST_\w+=\d+ pytest tests/\S+", "tests/docs/test_commands.py"),
+    Elsewhere(
+        r"cd examples/typescript && npm ci .*|curl -N localhost:8080/chat .*", "tests/examples/test_typescript.py"
+    ),
+]
+
+COMMANDS = documented_commands()
+
+
+def rule(command: Command, rules: list) -> Run | Service | Elsewhere | None:
+    return next((rule for rule in rules if re.fullmatch(rule.pattern, command.text)), None)
+
+
+def test_every_command_is_known() -> None:
+    assert len(COMMANDS) > 40
+    unknown = [command for command in COMMANDS if rule(command, [*RUN, *SERVICES, *ELSEWHERE]) is None]
+    assert unknown == []
+
+
+def test_every_rule_is_of_use() -> None:
+    """A command that no page shows any more takes its rule along, and a test that moved is found again."""
+    for one in [*RUN, *SERVICES, *ELSEWHERE]:
+        assert any(re.fullmatch(one.pattern, command.text) for command in COMMANDS), one
+    assert [one.test for one in ELSEWHERE if not (ROOT / one.test).exists()] == []
+
+
+def test_tests_that_are_named_exist() -> None:
+    for command in COMMANDS:
+        if "pytest" in command.text:
+            assert [
+                path for path in command.text.split() if path.startswith("tests/") and not (ROOT / path).exists()
+            ] == []
+
+
+@pytest.fixture(scope="module")
+def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
+    with RosterProcesses(tmp_path_factory.mktemp("roster"), runner={"device": "hash"}) as roster:
+        yield roster
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Path:
+    """A folder with what a reader would have: the traces, certificates, a trace of his own."""
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "traces").symlink_to(ROOT / "bench" / "traces")
+    (tmp_path / "costs").mkdir()
+    (tmp_path / "mine.csv").write_text("arrival_s,prompt_tokens,output_tokens,tenant\n0.0,40,5,a\n0.1,300,20,b\n")
+    authority = Authority(tmp_path, "ca")
+    for path, name in zip(authority.issue("server"), ("server.pem", "server.key"), strict=True):
+        shutil.copy(path, tmp_path / name)
+    for name in ("tenants", "admins"):
+        (tmp_path / name).write_text(f"acme {'0' * 48}\n")
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+def environment(roster: RosterProcesses) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
+    return inherited | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ROSTER_SERVER": roster.address,
+        "ROSTER_ADMIN": roster.admin_address,
+        "ROSTER_STEP_MS": "20",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page(page: str, roster: RosterProcesses, sandbox: Path) -> None:
+    """In their order, in one folder, one may use what another wrote; those of an earlier page are not run again."""
+    ours = environment(roster)
+    earlier = {command.text for command in COMMANDS if PAGES.index(command.page) < PAGES.index(page)}
+    for command in (command for command in COMMANDS if command.page == page and command.text not in earlier):
+        one = rule(command, [*RUN, *SERVICES])
+        if isinstance(one, Run):
+            text = command.text
+            for old, new in one.instead:
+                text = text.replace(old, new)
+            done = subprocess.run(
+                ["bash", "-euc", f"{text} {one.more}"],
+                cwd=sandbox,
+                env=ours,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, f"{command.text}\n{done.stdout}{done.stderr}"
+        elif isinstance(one, Service):
+            run_service(command, one, sandbox, ours)
+
+
+def run_service(command: Command, one: Service, sandbox: Path, ours: dict[str, str]) -> None:
+    """Starts it on free ports of loopback, waits for its word, and ends it."""
+    ports = dict(zip(("50061", "50062", "50063"), free_ports(3), strict=True))
+    text = re.sub(r"(0\.0\.0\.0|scheduler|127\.0\.0\.1):(5006\d)", lambda m: f"127.0.0.1:{ports[m[2]]}", command.text)
+    log = sandbox / "service.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["bash", "-euc", f"exec {text} {one.more}"], cwd=sandbox, env=ours, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while one.until not in log.read_text("utf-8"):
+            assert process.poll() is None and time.monotonic() < deadline, f"{command.text}\n{log.read_text('utf-8')}"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, log.read_text("utf-8")
+    finally:
+        process.kill()
+        process.wait()

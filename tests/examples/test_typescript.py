@@ -1,0 +1,59 @@
+"""The TypeScript backend of examples/, built by the commands of its page, in front of a real Roster."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.chat_backend import ChatBackend, chat_backend, roster_for_backends
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not here: apt-get install npm")
+
+
+def built(folder: Path) -> Path:
+    """The compiled program; the working tree stays as it is."""
+    example = folder / "examples" / "typescript"
+    outputs = shutil.ignore_patterns("node_modules", "dist", "generated")
+    shutil.copytree(ROOT / "examples" / "typescript", example, ignore=outputs)
+    shutil.copytree(ROOT / "protos", folder / "protos", ignore=shutil.ignore_patterns("*.py*"))
+    shutil.copy(ROOT / "buf.yaml", folder)
+    for command in (["npm", "ci", "--no-audit", "--no-fund"], ["npm", "run", "build"]):
+        done = subprocess.run(command, cwd=example, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return example / "dist" / "server.js"
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatBackend]:
+    program = built(tmp_path_factory.mktemp("build"))
+    with (
+        roster_for_backends(tmp_path_factory.mktemp("roster")) as roster,
+        chat_backend(["node", str(program)], roster) as backend,
+    ):
+        yield backend
+
+
+def test_an_answer_is_what_our_client_gets(backend: ChatBackend) -> None:
+    backend.check_answer(backend.ask())
+
+
+def test_a_stream_outlives_the_scheduler(backend: ChatBackend) -> None:
+    backend.check_restart()
+
+
+def test_an_overloaded_server_is_tried_again(backend: ChatBackend) -> None:
+    backend.check_overload()
+
+
+def test_refusals_say_what_to_change(backend: ChatBackend) -> None:
+    backend.check_refusal()
+
+
+def test_a_client_that_leaves_ends_its_request(backend: ChatBackend) -> None:
+    backend.check_client_that_leaves()

@@ -1,0 +1,137 @@
+"""What both example backends promise, as checks of any program that prints the port it listens on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roster_client.admin import AdminClient
+from roster_client.requests import Message
+from roster_client.sync_client import SyncRosterClient
+from tests.support.processes import RosterProcesses
+
+QUESTION = "Hello, what is a roster?"
+TOKENS = 200
+PATIENCE_S = 60
+
+
+@contextmanager
+def roster_for_backends(folder: Path) -> Iterator[RosterProcesses]:
+    """Slow enough to be killed in the middle of an answer, small enough to be full with two."""
+    runner = {"device": "hash", "slots": 1, "step_ms": 10, "eos_probability": 0, "silence_s": 1.0}
+    with RosterProcesses(folder, scheduler={"max_waiting_requests": 1}, runner=runner) as roster:
+        yield roster
+
+
+class ChatBackend:
+    """One running backend."""
+
+    def __init__(self, port: int, roster: RosterProcesses) -> None:
+        self._port = port
+        self._roster = roster
+
+    def post(self, body: object) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection.request("POST", "/chat", json.dumps(body))
+        return connection.getresponse()
+
+    def ask(self, **options: Any) -> http.client.HTTPResponse:
+        """A greedy chat of TOKENS tokens, which the hash model answers alike each time."""
+        body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, "temperature": 0}
+        return self.post(body | options)
+
+    def check_answer(self, response: http.client.HTTPResponse) -> None:
+        """Is it, to the letter, what our own client gets?"""
+        assert response.status == 200, response.read()
+        assert response.headers["content-type"] == "text/event-stream"
+        *pieces, end = events(response)
+        assert {piece["kind"] for piece in pieces} == {"text"}
+        with SyncRosterClient(self._roster.address) as client:
+            stream = client.generate([Message("user", QUESTION)], max_tokens=TOKENS, temperature=0.0)
+            completion = stream.completion()
+        assert "".join(piece["text"] for piece in pieces) == completion.choices[0].text
+        usage = {"promptTokens": completion.usage.prompt_tokens, "completionTokens": TOKENS}
+        assert end == {"kind": "end", "reason": "length", **usage}
+
+    def check_restart(self) -> None:
+        """The scheduler dies in the middle of a stream."""
+        response = self.ask()
+        first = response.readline()
+        assert first.startswith(b"data: ")
+        self._roster.end("scheduler", signal.SIGKILL)
+        self._roster.start_one("scheduler")
+        self._roster.wait_ready()
+        rest = _events(first + response.read())
+        *pieces, end = rest
+        whole = events(self.ask())
+        assert "".join(piece["text"] for piece in pieces) == "".join(piece["text"] for piece in whole[:-1])
+        assert end == whole[-1]
+
+    def check_overload(self) -> None:
+        """More than may wait: each is tried again until it is served."""
+        responses = [self.ask(max_tokens=20) for _ in range(4)]
+        assert [events(response)[-1]["completionTokens"] for response in responses] == [20] * 4
+
+    def check_refusal(self) -> None:
+        """What the server refuses is a 400 that names the field; what is no chat at all never gets there."""
+        refused = self.ask(temperature=1000)
+        assert refused.status == 400
+        assert "sampling.temperature" in json.loads(refused.read())["error"]
+        for body in ("hello", {}, {"messages": "hello"}, {"messages": [{"role": 1}]}):
+            response = self.post(body)
+            assert response.status == 400 and "messages" in json.loads(response.read())["error"]
+
+    def check_client_that_leaves(self) -> None:
+        """Its request ends long before it would have by itself, or by the time that a cut stream is kept."""
+        response = self.ask(max_tokens=10_000)
+        response.readline()
+        assert self._running() == 1
+        response.close()
+        deadline = time.monotonic() + 8  # a cut stream is kept for 10 s
+        while self._running():
+            assert time.monotonic() < deadline, "the request goes on without a reader"
+            time.sleep(0.05)
+
+    def _running(self) -> int:
+        async def running() -> int:
+            async with AdminClient(self._roster.admin_address) as admin:
+                status = await admin.get_status(deadline_s=5)
+                return sum(runner.running for runner in status.runners)
+
+        return asyncio.run(running())
+
+
+def events(response: http.client.HTTPResponse) -> list[dict[str, Any]]:
+    """The server-sent events of an answer."""
+    return _events(response.read())
+
+
+def _events(stream: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: ")]
+
+
+@contextmanager
+def chat_backend(command: Sequence[str], roster: RosterProcesses) -> Iterator[ChatBackend]:
+    """Runs the program against `roster` and ends it."""
+    environment = os.environ | {"ROSTER_ADDRESS": roster.address, "PORT": "0"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        if process.stdout is None:
+            raise RuntimeError("no pipe")
+        line = process.stdout.readline()
+        found = re.search(r":(\d+)/chat", line)
+        assert found is not None, line
+        yield ChatBackend(int(found[1]), roster)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
