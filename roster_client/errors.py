@@ -105,8 +105,6 @@ _CLASSES: dict[grpc.StatusCode, type[RosterError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotSupportedError,
 }
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_LOST_WHILE_WRITING = "Internal error from Core"
-"""What grpc.aio itself says, with INTERNAL, of a bidirectional call whose connection broke while it sent a message."""
 
 
 def from_rpc_error(error: grpc.RpcError) -> RosterError:
@@ -121,10 +119,7 @@ def from_rpc_error(error: grpc.RpcError) -> RosterError:
                 details = status_pb2.Status.FromString(value)
             except DecodeError:
                 details = status_pb2.Status()
-    code, message = call.code(), call.details() or details.message
-    if code is grpc.StatusCode.INTERNAL and message == _LOST_WHILE_WRITING:
-        code, message = grpc.StatusCode.UNAVAILABLE, "the connection broke while a message was sent"
-    return _build(code, message, details)
+    return _build(call.code(), call.details() or details.message, details)
 
 
 def from_status(code: int, message: str, details: bytes) -> RosterError:

@@ -5,6 +5,7 @@ Every option defaults to "not set", so the server's defaults, documented in infe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +20,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 250),
     # A server that vanished without a word is noticed within a minute, also in the middle of a silent stream.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -47,7 +48,10 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Options(TypedDict, total=False):
-    """Options of a request; ranges, units and defaults as in `GenerateRequest` (inference.proto)."""
+    """Options of a request; ranges, units and defaults as in `GenerateRequest` (inference.proto).
+
+    At most one of `json_schema`, `regex` and `grammar`: what the output must match.
+    """
 
     request_id: str
     temperature: float
@@ -77,6 +81,9 @@ class Options(TypedDict, total=False):
     on_disconnect: OnDisconnect
     keep_ms: int
     received_token_ids: Sequence[int]
+    json_schema: str | Mapping[str, object]
+    regex: str
+    grammar: str
     adapter: str
     cache_salt: str
 
@@ -86,6 +93,7 @@ _SAMPLING = (
 )  # fmt: skip
 _STOP = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string")
 _OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_ids")
+_CONSTRAINTS = ("json_schema", "regex", "grammar")
 _REQUEST = (
     "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
     "cache_salt",
@@ -116,6 +124,12 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
     if token_ids := options.get("stop_token_ids"):
         request.stop.token_ids.extend(token_ids)
     request.received_token_ids.extend(options.get("received_token_ids") or ())
+    for name in _CONSTRAINTS:
+        value = options.get(name)
+        if value is not None:
+            if request.HasField("constraint"):
+                raise TypeError(f"at most one of {', '.join(_CONSTRAINTS)} can be given")
+            setattr(request.constraint, name, value if isinstance(value, str) else json.dumps(value))
     if (on_disconnect := options.get("on_disconnect")) is not None:
         request.on_disconnect = on_disconnect.value
     return request

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.applied import Applied, apply_rows
 from scheduler_svc.block_pool import BlockPool
-from scheduler_svc.constrained.awaiting import mark_awaiting, may_decode
+from scheduler_svc.constrained.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import PlanDraft
 from scheduler_svc.plan_line import PlanLine, PlannedStep
@@ -168,6 +168,8 @@ class Scheduler:
             if step is not None:
                 return step
         if not self.table.num_running and not waiting:
+            return None
+        if self.table.num_constrained and not (waiting and self.table.free) and better_together(self.table):
             return None
         displaced = may_displace and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)

@@ -87,6 +87,8 @@ class Sequence:
     """Prompt tokens that a prefix hit spared at the first admission."""
     admitted: bool = False
     """It has had a slot before."""
+    queue_s: float | None = None
+    """Seconds from its request's arrival to its first slot; None before that, or if a former scheduler gave it."""
     preemptions: int = 0
     last_token_s: float = math.nan
     """When its last token came, while it is in no slot; NaN before the first."""
@@ -165,6 +167,11 @@ class Request:
     """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
+
+    def dissolve(self) -> None:
+        """Nobody asks for it any more. Ends the circle with its sequences: their memory comes back now, and not with
+        some garbage collection."""
+        self.sequences = []
 
     @property
     def finished(self) -> bool:

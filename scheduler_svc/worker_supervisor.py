@@ -7,7 +7,8 @@ import threading
 
 import structlog
 
-from scheduler_svc.front.worker_start import start_worker
+from scheduler_svc.front.worker_process import spawn_worker
+from scheduler_svc.front.worker_start import WorkerStart, start_worker
 from scheduler_svc.settings import SchedulerSettings
 
 RESTART_S = 1.0
@@ -19,7 +20,11 @@ log = structlog.get_logger()
 class WorkerSupervisor:
     """Starts `settings.front_workers` processes and watches them from a thread."""
 
-    def __init__(self, settings: SchedulerSettings, engine_endpoint: str) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, engine_endpoint: str, first_worker: subprocess.Popen[bytes]
+    ) -> None:
+        """`first_worker`: a process that waits already to be told what to do."""
+        self._first = first_worker
         self._settings = settings
         self._endpoint = engine_endpoint
         self._stopping = threading.Event()
@@ -28,18 +33,20 @@ class WorkerSupervisor:
 
     def start(self) -> None:
         """Starts all workers."""
-        self._processes = [self._start(index) for index in range(self._settings.front_workers)]
+        spawned = [self._first, *(spawn_worker() for _ in range(1, self._settings.front_workers))]
+        self._processes = [self._start(index, process) for index, process in enumerate(spawned)]
         self._thread.start()
 
-    def _start(self, index: int) -> subprocess.Popen[bytes]:
-        return start_worker(self._settings, index, self._endpoint)
+    def _start(self, index: int, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        start_worker(process, WorkerStart(worker=index, engine_endpoint=self._endpoint, settings=self._settings))
+        return process
 
     def _watch(self) -> None:
         while not self._stopping.wait(RESTART_S):
             for index, process in enumerate(self._processes):
                 if process.poll() is not None and not self._stopping.is_set():
                     log.error("a front worker died: starting it again", worker=index, status=process.returncode)
-                    self._processes[index] = self._start(index)
+                    self._processes[index] = self._start(index, spawn_worker())
 
     def stop(self) -> None:
         """Tells the workers that the engine is gone and waits for them; kills one that does not go."""

@@ -24,6 +24,17 @@ def may_decode(table: SlotTable) -> npt.NDArray[np.bool_]:
     return ~table.constrained | (table.known == table.length)
 
 
+def better_together(table: SlotTable) -> bool:
+    """Is all that could go on constrained, with more such sequences about to be ready?
+
+    A step for some of them costs nearly what one for all does, and those that went alone would stay apart.
+    """
+    lag = table.lag
+    ready = (lag == 1) & (table.known < table.limit)
+    pending = table.constrained & (table.known != table.length)
+    return bool(pending.any() and not (lag > 1).any() and not (ready & ~table.constrained).any())
+
+
 def mark_awaiting(table: SlotTable, flight: InFlight, plan: plan_pb2.Plan) -> list[tuple[int, Sequence]]:
     """Flags the plan's rows that wait for a mask: (row, its sequence) of each."""
     awaits = flight.sample & table.constrained[flight.slots]

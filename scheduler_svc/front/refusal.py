@@ -72,5 +72,5 @@ def invalid(field: str, message: str) -> Refusal:
 
 
 def unimplemented(field: str, message: str) -> Refusal:
-    """UNIMPLEMENTED at a field."""
-    return Refusal(grpc.StatusCode.UNIMPLEMENTED, f"{field}: {message}", field)
+    """UNIMPLEMENTED at a field, or as a whole."""
+    return Refusal(grpc.StatusCode.UNIMPLEMENTED, f"{field}: {message}" if field else message, field)

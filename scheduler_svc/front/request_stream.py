@@ -22,6 +22,7 @@ from scheduler_svc.front.logprob_columns import LogprobColumns
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.service_refusals import attached_elsewhere, cursor_past_end
 from scheduler_svc.front.tokenizer import ModelText
+from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.validation import ValidRequest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RequestStream:
         "request_id",
         "state",
         "touched",
+        "trace",
     )
 
     def __init__(
@@ -78,6 +80,8 @@ class RequestStream:
         self._prompt_logprobs: LogprobColumns | None = None
         self._prompt_wanted = False
         self.touched = on_touched
+        self.trace: RequestTrace | None = None
+        """Notes when things happen, if the request is traced."""
         self.handle = client.new_handle()
         self.request_id = request_id
         self.request = inference_pb2.GenerateRequest()
@@ -90,8 +94,9 @@ class RequestStream:
 
     # What the front says.
 
-    def submit(self, valid: ValidRequest, tenant: str) -> None:
+    def submit(self, valid: ValidRequest, tenant: str, trace: RequestTrace | None = None) -> None:
         """Sends a request to the engine. Raises Refusal when the engine is gone."""
+        self.trace = trace
         self._client.follow(self)
         self._describe(valid.body, valid.prompt)
         self._client.send(engine_pb2.Command(submit=valid.to_submit(self.handle, tenant)))
@@ -108,8 +113,15 @@ class RequestStream:
 
     def disconnect(self) -> None:
         """The client is gone. Harmless after the end."""
+        self._leave()
+        if self.state is StreamState.CLOSED:
+            self._release()
+
+    def _leave(self) -> None:
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
+        if self.trace is not None:
+            self.trace.disconnected()
         if self.choices and not self.open_choices:
             self._close()
             return
@@ -149,7 +161,7 @@ class RequestStream:
             try:
                 choice.replay(record, tokens, max(0, given - num_received))
             except ValueError:
-                self.disconnect()
+                self._leave()
                 self.fail(cursor_past_end(index, given, num_received + len(tokens)))
                 return
             self.choices.append(choice)
@@ -163,14 +175,27 @@ class RequestStream:
         self._client.forget(self)
         if self.state is StreamState.ORPHANED:
             self.state = StreamState.CLOSED
+            self._release()
         else:
             self.fail(attached_elsewhere(self.request_id))
 
     def fail(self, refusal: Refusal) -> None:
         """Ends the stream with a status."""
         self.failure = refusal
+        if self.trace is not None:
+            self.trace.refused(refusal)
         self.state = StreamState.FAILED
         self.touched(True)
+        self._release()
+
+    def raise_failure(self) -> None:
+        """Raises what the stream failed with, if it has. It is kept nowhere then: its traceback leads to the stream."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
         """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
@@ -189,7 +214,7 @@ class RequestStream:
     def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
         """A choice ended before it came to the client's cursor."""
         num_received = len(self.request.received_token_ids) if index == 0 else 0
-        self.disconnect()
+        self._leave()
         self.fail(cursor_past_end(index, num_received + cursor, num_received + num_tokens))
 
     def choice_ended(self) -> None:
@@ -197,8 +222,11 @@ class RequestStream:
         self.open_choices -= 1
         if not self.open_choices:
             self._client.forget(self)
+            if self.trace is not None:
+                self.trace.finish()
             if self.state is StreamState.ORPHANED:
                 self.state = StreamState.CLOSED
+                self._release()
                 return
         self.touched(False)
 
@@ -229,16 +257,23 @@ class RequestStream:
         """The usage, once all choices have ended; nothing is left to take after it."""
         if self.open_choices or self.state is not StreamState.OPEN:
             return None
-        self._close()
-        return inference_pb2.Usage(
+        usage = inference_pb2.Usage(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=self.choices[0].cached_tokens,
         )
+        self._close()
+        self._release()
+        return usage
 
     def _close(self) -> None:
         self.state = StreamState.CLOSED
         self._client.forget(self)
+
+    def _release(self) -> None:
+        """Ends the circles of references, so that memory comes back now and not with some garbage collection."""
+        self.choices = []
+        self.touched = _nobody
 
     def _describe(self, request: inference_pb2.GenerateRequest, prompt: list[int]) -> None:
         self.request = request
@@ -254,3 +289,7 @@ class RequestStream:
         text = self._text.choice(request, request.received_token_ids if index == 0 else ())
         top = request.output.logprobs if request.output.HasField("logprobs") else None
         return ChoiceStream(self, index, sequence_id, text, bool(request.stop.strings), top)
+
+
+def _nobody(urgent: bool) -> None:
+    """Hears what is said of a stream that is over."""

@@ -21,8 +21,7 @@ async def write_responses(
     try:
         while True:
             await gate.wait()
-            if stream.failure is not None:
-                raise stream.failure
+            stream.raise_failure()
             response = _next_response(stream, announced)
             if response is None:
                 continue

@@ -1,6 +1,6 @@
 """A front worker: the gRPC server of one process (or, with no worker processes, of the engine's own).
 
-`roster-scheduler` starts each as `python -m scheduler_svc.front.worker` (see worker_start), its settings on stdin.
+`roster-scheduler` spawns each as a process (see worker_process), and says its settings on stdin (worker_start).
 The worker says WorkerHello to the engine once it listens. It lives until the other end of that pipe is closed, which
 is also what happens when the engine's process dies: then its streams end with UNAVAILABLE and it exits. It ignores
 SIGINT and SIGTERM, which reach a whole process group: whether to drain is the engine's decision.
@@ -41,6 +41,7 @@ from scheduler_svc.front.pacing import MessagePacer
 from scheduler_svc.front.preparation import Preparer
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
+from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
@@ -86,8 +87,10 @@ class FrontWorker:
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
         self._client = EngineClient(engine_endpoint, worker, self._served.announce)
+        self._tracing = Tracing.open(settings)
         self._admin = AdminService(self._client)
         self._client.on_step_report = self._admin.publish
+        self._client.on_step_done = self._admin.publish_done
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
@@ -122,7 +125,9 @@ class FrontWorker:
     async def _start_public(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.tenants)
         pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
-        service = InferenceService(self._client, self._served, self._preparer, pacer, self._doors.tenants)
+        service = InferenceService(
+            self._client, self._served, self._preparer, pacer, self._doors.tenants, self._tracing
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if find_spec(GATEWAY_STUBS) is not None:
@@ -139,7 +144,7 @@ class FrontWorker:
         from scheduler_svc.front.vllm_engine.service import VllmEngineService
 
         service = VllmEngineService(
-            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready
+            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready, self._tracing
         )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(service, server)
 
@@ -160,6 +165,7 @@ class FrontWorker:
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in servers))
         self._client.close()
         self._preparer.close()
+        await asyncio.to_thread(self._tracing.close)
 
     @property
     def _ready(self) -> bool:
@@ -193,7 +199,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
-        start = WorkerStart.model_validate_json(pipe.readline())
+        told = pipe.readline()
+        if not told:
+            return  # it was not needed
+        start = WorkerStart.model_validate_json(told)
     configure_logs(start.settings.log_format, start.settings.log_level)
     os.nice(NICENESS)
     gc.collect()

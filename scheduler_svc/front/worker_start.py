@@ -1,9 +1,9 @@
-"""Starts front workers as processes of their own, and what each is told at its start."""
+"""What each front worker process is told at its start."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-import sys
 
 from pydantic import BaseModel
 
@@ -21,12 +21,10 @@ class WorkerStart(BaseModel):
     """With the addresses in force instead of port 0."""
 
 
-def start_worker(settings: SchedulerSettings, worker: int, engine_endpoint: str) -> subprocess.Popen[bytes]:
-    """Starts a worker process. It ends when the `stdin` of what is returned is closed, or this process dies."""
-    process = subprocess.Popen([sys.executable, "-m", "scheduler_svc.front.worker"], stdin=subprocess.PIPE)
+def start_worker(process: subprocess.Popen[bytes], start: WorkerStart) -> None:
+    """Tells a worker process what to do. A process that has died meanwhile hears nothing: its supervisor sees to it."""
     if process.stdin is None:
-        raise RuntimeError("a process was started without the pipe that was asked for")
-    start = WorkerStart(worker=worker, engine_endpoint=engine_endpoint, settings=settings)
-    process.stdin.write(start.model_dump_json().encode() + b"\n")
-    process.stdin.flush()
-    return process
+        raise RuntimeError("the worker's process was started without a pipe")
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(start.model_dump_json().encode() + b"\n")
+        process.stdin.flush()

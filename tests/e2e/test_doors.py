@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from roster_client.admin import AdminClient
 from roster_client.credentials import IN_THE_CLEAR, Credentials
@@ -98,6 +99,22 @@ def test_a_token_is_needed_and_says_the_tenant(
                 refused()
             assert caught.value.code is code
             assert ACME not in caught.value.message
+
+
+def test_a_gateways_calls_pass_the_same_doors(fortress: Fortress) -> None:
+    with fortress.acme.channel(fortress.processes.address) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        asked = vllm_engine_pb2.GenerateRequest(request_id="g", text="hello")
+        asked.sampling_params.max_tokens = 4
+        asked.sampling_params.ignore_eos = True
+        (answer,) = stub.Generate(asked, metadata=fortress.acme.metadata, timeout=10)
+        assert answer.complete.completion_tokens == 4
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub.Generate(asked, timeout=10))
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_tenant_can_not_reach_the_requests_of_another(fortress: Fortress) -> None:

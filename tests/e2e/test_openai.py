@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import Iterator
 
 import grpc
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.responses import ResponseTextConfigParam
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
 from tests.support.gateway import gateway
@@ -22,6 +26,15 @@ from tests.support.processes import RosterProcesses
 MODEL = "hash"
 SLOTS = 4
 WAITING = 2
+CITY: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +128,65 @@ def test_choices_come_with_log_probabilities(client: openai.OpenAI) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 24
 
 
+def test_an_answer_is_an_instance_of_its_schema(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    choice = chat(client, max_tokens=200, response_format=form).choices[0]
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content or ""), CITY)
+    chunks = client.chat.completions.create(  # type: ignore[call-overload]
+        model=MODEL, messages=user("Hi"), seed=4, max_tokens=200, response_format=form, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    jsonschema.validate(json.loads(text), CITY)
+    whatever = chat(client, max_tokens=8, response_format={"type": "json_object"}).choices[0]
+    assert (whatever.message.content or "").startswith("{") and whatever.finish_reason == "length"
+    text = chat(client, max_tokens=9, extra_body={"regex": "[ab]{5}"}).choices[0].message.content or ""
+    assert re.fullmatch("[ab]{5}", text)
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=9, extra_body={"ebnf": 'root ::= "a" | "b"'})
+    assert answer.choices[0].text in ("a", "b")
+
+
+def test_log_probabilities_are_of_what_may_come(client: openai.OpenAI) -> None:
+    """What is excluded has the number that OpenAI gives to the impossible."""
+    constrained = chat(client, max_tokens=2, extra_body={"regex": "ab"}, logprobs=True, top_logprobs=2)
+    logprobs = constrained.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert [token.token for token in logprobs.content] == ["a", "b"]
+    assert all(len(token.top_logprobs) == 2 for token in logprobs.content)
+
+
+def test_tools_are_called_as_they_are_described(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+    named: dict[str, object] = {"type": "function", "function": {"name": "weather"}}
+    answer = chat(client, max_tokens=300, tools=tools, tool_choice=named).choices[0]
+    (call,) = answer.message.tool_calls or []
+    assert (answer.finish_reason, call.function.name) == ("tool_calls", "weather")  # type: ignore[union-attr]
+    jsonschema.validate(json.loads(call.function.arguments), CITY)  # type: ignore[union-attr]
+    free = chat(client, max_tokens=8, tools=tools, tool_choice="auto").choices[0]
+    assert free.message.content and not free.message.tool_calls
+    stream = client.chat.completions.create(  # type: ignore[call-overload]
+        model=MODEL, messages=user("Hi"), seed=1, max_tokens=300, tools=tools, tool_choice=named, stream=True
+    )
+    deltas = [call for chunk in stream if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+    assert deltas[0].function.name == "weather"
+    jsonschema.validate(json.loads("".join(delta.function.arguments or "" for delta in deltas)), CITY)
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=8, temperature=0)
+    assert first.output_text and first.status == "incomplete"
+    assert first.usage is not None and first.usage.output_tokens == 8
+    second = client.responses.create(
+        model=MODEL, input="and", previous_response_id=first.id, max_output_tokens=4, temperature=0
+    )
+    assert second.usage is not None and second.usage.input_tokens > first.usage.input_tokens + 8
+    events = list(client.responses.create(model=MODEL, input="Hi", max_output_tokens=8, temperature=0, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == first.output_text
+    form: ResponseTextConfigParam = {"format": {"type": "json_schema", "name": "city", "schema": CITY}}
+    shaped = client.responses.create(model=MODEL, input="Hi", max_output_tokens=200, text=form)
+    jsonschema.validate(json.loads(shaped.output_text), CITY)
+
+
 def test_a_prefix_is_cached_until_it_is_flushed(client: openai.OpenAI, roster: RosterProcesses) -> None:
     def cached() -> int:
         usage = chat(client, "the same long question " * 8, max_tokens=2).usage
@@ -142,6 +214,14 @@ def test_a_client_that_leaves_frees_its_slot(client: openai.OpenAI, roster: Rost
     for _ in range(3):
         next(stream)
     stream.close()
+    asyncio.run(wait_idle_at(roster.admin_address))
+
+
+def test_a_client_that_leaves_before_a_whole_answer_frees_its_slot(
+    client: openai.OpenAI, roster: RosterProcesses
+) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        chat(client.with_options(timeout=1.0), max_tokens=7000)
     asyncio.run(wait_idle_at(roster.admin_address))
 
 

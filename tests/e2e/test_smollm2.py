@@ -1,25 +1,32 @@
 """The same promises with a real model and a real tokenizer. Skipped where SmolLM2's package is not installed.
 
-ROSTER_TEST_DEVICE=cuda serves it from a GPU instead of the CPU.
+ROSTER_TEST_DEVICE=cuda serves it from a GPU instead of the CPU. ROSTER_TEST_SCHEMAS=200 asks for as many schemas.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from roster_client.client import RosterClient
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Message, Options
+from tests.support.gateway import gateway
+from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.schema_answers import assert_valid
 
 CONVERSION_S = 240.0
+SCHEMAS = int(os.environ.get("ROSTER_TEST_SCHEMAS", "3"))
 DEVICE = os.environ.get("ROSTER_TEST_DEVICE", "cpu")
 
 
@@ -40,6 +47,17 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
     runner = {"device": DEVICE, "slots": 8, "threads": 1, "kv_tokens": 4096}
     with roster_processes(folder, scheduler={"check": True}, runner=runner, ready_s=CONVERSION_S) as processes:
         yield processes
+
+
+@pytest.fixture(scope="module")
+def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client through a gateway, over the same Roster."""
+    folder = tmp_path_factory.mktemp("gateway")
+    with (
+        gateway(folder, roster.address) as url,
+        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as opened,
+    ):
+        yield opened
 
 
 async def stream_checked(client: RosterClient, prompt: Any, **options: Any) -> Completion:
@@ -114,3 +132,63 @@ async def test_stop_strings_inside_and_across_tokens(roster: RosterProcesses) ->
     for stop, answer in zip(stops, answers, strict=True):
         assert answer.text == known[: known.find(stop)], stop
         assert answer.choices[0].finish is not None and answer.choices[0].finish.stop_string == stop
+
+
+async def test_answers_are_instances_of_their_schemas(roster: RosterProcesses) -> None:
+    """`python -m bench.constrained schemas` is the same with two hundred of them."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    schemas = [random_schema(rng) for _ in range(SCHEMAS)]
+    question = [Message("user", "Fill in the form with values that you make up. Answer in JSON.")]
+    async with RosterClient(roster.address) as client:
+        answers = [
+            client.generate(
+                question, json_schema=schema, temperature=float(index % 2), seed=seed, max_tokens=400
+            ).completion()
+            for index, schema in enumerate(schemas)
+        ]
+        for schema, completion in zip(schemas, await asyncio.gather(*answers), strict=True):
+            assert_valid(schema, completion)
+
+
+def test_openai_chat_and_completions(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    question: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+    whole = client.chat.completions.create(
+        model=model.id, messages=question, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2
+    )
+    (choice,) = whole.choices
+    assert "Paris" in (choice.message.content or "") and choice.finish_reason == "stop"
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    stream = client.chat.completions.create(
+        model=model.id, messages=question, temperature=0, max_tokens=12, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == choice.message.content and sum(map(bool, pieces)) > 1
+    text = client.completions.create(model=model.id, prompt="1, 2, 3, 4,", temperature=0, max_tokens=6)
+    assert text.choices[0].text.startswith(" 5")
+    parts = client.completions.create(model=model.id, prompt="1, 2, 3, 4,", temperature=0, max_tokens=6, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in parts if chunk.choices) == text.choices[0].text
+    assert text.usage is not None and text.usage.completion_tokens == 6
+
+
+def test_openai_schema_and_stop(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "capital": {"type": "boolean"}},
+        "required": ["city", "capital"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model.id,
+        messages=[{"role": "user", "content": "The capital of France, as JSON."}],
+        temperature=0,
+        max_tokens=60,
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+    )
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"city", "capital"}
+    stopped = client.completions.create(model=model.id, prompt="1, 2, 3, 4,", temperature=0, max_tokens=12, stop=["6"])
+    assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == (" 5, ", "stop")

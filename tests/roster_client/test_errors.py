@@ -66,11 +66,6 @@ def test_classes() -> None:
         assert type(from_rpc_error(Call(grpc.StatusCode[name], "x", ()))) is kind
 
 
-def test_a_connection_that_breaks_while_a_message_is_sent_is_unavailable() -> None:
-    error = from_rpc_error(Call(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
-    assert type(error) is errors.UnavailableError and error.code is grpc.StatusCode.UNAVAILABLE
-
-
 @pytest.mark.parametrize("details", [b"", b"\xff\xff garbage"])
 def test_broken_details_do_not_hide_the_status(details: bytes) -> None:
     trailing = ((errors.STATUS_DETAILS_KEY, details),)

@@ -38,7 +38,7 @@ def test_every_option_reaches_its_field() -> None:
         "on_disconnect": OnDisconnect.KEEP, "keep_ms": 9, "received_token_ids": tokens, "adapter": "x",
         "cache_salt": "s",
     }  # fmt: skip
-    assert set(options) == set(Options.__annotations__)
+    assert set(options) == set(Options.__annotations__) - {"json_schema", "regex", "grammar"}
     assert build_request("p", options) == pb.GenerateRequest(
         request_id="r",
         prompt=pb.Prompt(text="p"),
@@ -81,3 +81,12 @@ def test_tenant_metadata() -> None:
     for bad in ("müller", "a\nb"):
         with pytest.raises(ValueError):
             call_metadata(bad)
+
+
+def test_constraints() -> None:
+    assert build_request("a", {"regex": "b+"}).constraint == pb.Constraint(regex="b+")
+    assert build_request("a", {"grammar": "start: A"}).constraint == pb.Constraint(grammar="start: A")
+    for schema in ('{"type": "null"}', {"type": "null"}):
+        assert build_request("a", {"json_schema": schema}).constraint == pb.Constraint(json_schema='{"type": "null"}')
+    with pytest.raises(TypeError, match="at most one of"):
+        build_request("a", {"regex": "b", "grammar": "start: A"})

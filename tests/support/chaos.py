@@ -36,6 +36,8 @@ EOS_PROBABILITY = 1 / 64
 EARLY_KILLS = 0.2
 """Part of the kills after which the next may come while the process still starts."""
 PATIENCE_S = 120.0
+ON_ITS_WAY_S = 0.3
+"""What comes sooner after a scheduler's death is what it had sent: the next one has not even started."""
 MAX_TOKENS = 60
 
 
@@ -220,8 +222,10 @@ class Load:
         """A delta came; `heard_s` is when the last one did. Counts from the first kill in between, if there was any."""
         now_s = time.monotonic()
         since = [kill for kill in self.outcome.kills if heard_s is not None and kill[0] >= heard_s]
-        if since:
+        if since and heard_s is not None:
             at_s, name = since[0]
+            if name == "scheduler" and now_s - at_s < ON_ITS_WAY_S:
+                return heard_s
             self.outcome.resumed_s[name.partition("-")[0]].append(now_s - at_s)
         return now_s
 

@@ -20,11 +20,12 @@ READY_S = 60.0
 
 
 @contextmanager
-def gateway(folder: Path, worker: str) -> Iterator[str]:
-    """A gateway in front of the worker at `worker` (HOST:PORT); yields the base URL of its OpenAI API, ready."""
+def gateway(folder: Path, *workers: str, policy: str = "round_robin") -> Iterator[str]:
+    """A gateway in front of the workers (HOST:PORT each); yields the base URL of its OpenAI API, ready."""
     http, metrics = free_ports(2)
     command = [str(Path(sys.executable).with_name("smg")), "launch", "--host", "127.0.0.1", "--port", str(http)]
-    command += ["--worker-urls", f"grpc://{worker}", "--policy", "round_robin", "--health-check-interval-secs", "1"]
+    command += ["--worker-urls", *[f"grpc://{worker}" for worker in workers], "--policy", policy]
+    command += ["--health-check-interval-secs", "1"]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--disable-circuit-breaker"]
     command += ["--retry-max-retries", "2", "--retry-initial-backoff-ms", "10", "--retry-max-backoff-ms", "50"]
     log = folder / "gateway.log"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 
 import psutil
 
@@ -30,13 +31,18 @@ def usage(pid: int) -> Usage:
     )
 
 
-def growth(samples: list[Usage]) -> Usage:
-    """Medians of the last quarter less those of the second: the first is warming up."""
+def quarters(samples: list[Usage]) -> list[Usage]:
+    """The medians of each quarter of the samples."""
     quarter = len(samples) // 4
-    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    parts = [samples[place * quarter : (place + 1) * quarter] for place in range(3)]
+    return [Usage(*map(_median, zip(*map(astuple, part), strict=True))) for part in [*parts, samples[-quarter:]]]
 
-    def middle(name: str) -> int:
-        before, after = ([getattr(sample, name) for sample in part] for part in (early, late))
-        return round(statistics.median(after) - statistics.median(before))
 
-    return Usage(*(middle(name) for name in ("memory_bytes", "descriptors", "threads", "processes")))
+def growth(samples: list[Usage]) -> Usage:
+    """The last quarter's medians less those of the second: the first is warming up."""
+    _, early, _, late = map(astuple, quarters(samples))
+    return Usage(*(after - before for before, after in zip(early, late, strict=True)))
+
+
+def _median(values: Iterable[int]) -> int:
+    return round(statistics.median(values))

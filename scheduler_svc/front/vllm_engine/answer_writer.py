@@ -23,6 +23,9 @@ from scheduler_svc.front.refusal import Refusal
 
 Write = Callable[[vllm.GenerateResponse], Awaitable[None]]
 
+LEAST_LOGPROB = -9999.0
+"""What OpenAI's API says of a token that can't come: JSON has no infinity."""
+
 _REASONS = {
     inference_pb2.FINISH_REASON_STOP: "stop",
     inference_pb2.FINISH_REASON_LENGTH: "length",
@@ -138,7 +141,8 @@ def _top(logprobs: inference_pb2.Logprobs) -> Iterator[vllm.TopLogProbs]:
     """The alternatives of each token."""
     for index in range(len(logprobs.sampled)):
         row = slice(index * logprobs.top, (index + 1) * logprobs.top)
-        yield vllm.TopLogProbs(values=logprobs.top_logprobs[row], token_ids=logprobs.top_token_ids[row])
+        values = [max(value, LEAST_LOGPROB) for value in logprobs.top_logprobs[row]]
+        yield vllm.TopLogProbs(values=values, token_ids=logprobs.top_token_ids[row])
 
 
 def _checked(finish: inference_pb2.Finish) -> inference_pb2.Finish:

@@ -13,6 +13,7 @@ from scheduler_svc.constrained.compiler import REMEMBERED, GrammarCompiler
 from scheduler_svc.constrained.grammar_text import MAX_BYTES, UnusableGrammar, any_of, grammar_text
 from scheduler_svc.constrained.structural_tag import tagged_text
 
+ORDERED = '{"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "integer"}}}'
 MODEL = byte_model("hash", "HashModel", NUM_TOKENS, 2048)
 
 
@@ -36,6 +37,7 @@ def matches(compiler: GrammarCompiler, kind: str, text: str, output: str) -> boo
         ("grammar", 'root ::= "a" root "b" | "c"', ["c", "aacbb"], ["ac", "cb"]),
         ("json_schema", '{"type": "array", "items": {"type": "integer"}}', ["[]", "[1, 2]"], ["[1,2]", "[ ]", '["a"]']),
         ("json_schema", '{"type": "object", "properties": {"a": {}}, "required": ["a"]}', ['{"a": null}'], ["{}"]),
+        ("json_schema", ORDERED, ['{"z": 1, "a": 2}', '{"a": 2}'], ['{"a": 2, "z": 1}']),
         (
             "json_schema",
             '{"enum": ["a", 1], "x-guidance": {"whitespace_flexible": true}}',

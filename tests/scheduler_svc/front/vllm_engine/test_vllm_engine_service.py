@@ -127,10 +127,10 @@ async def test_absent_parameters_take_our_defaults(stack: FrontStack, stub: vllm
 @pytest.mark.parametrize(
     "params",
     [
-        {"json_schema": "{}"},
-        {"regex": "a"},
-        {"grammar": "start: 'a'"},
-        {"json_object": True},
+        {"json_schema": '{"type": "objct"}'},
+        {"regex": "(a"},
+        {"grammar": "start: missing"},
+        {"structural_tag": "{}"},
         {"logprobs": -1},
         {"logit_bias": {-1: 1.0}},
         {"truncate_prompt_tokens": 3},
@@ -142,6 +142,36 @@ async def test_what_is_not_done_is_refused(stub: vllm_grpc.VllmEngineStub, param
     code, message = await refusal(stub, asked(**params))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert next(iter(params)) in message
+
+
+@pytest.mark.parametrize(
+    ("params", "part"),
+    [
+        ({"json_schema": '{"type": "null"}'}, '"type":"null"'),
+        ({"json_object": True}, '"type":"object"'),
+        ({"regex": "a+"}, "a+"),
+        ({"grammar": 'root ::= "a"'}, "start"),
+        ({"choice": vllm.ChoiceConstraint(choices=["yes", "no"])}, "yes"),
+        (
+            {"structural_tag": '{"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}'},
+            "</a>",
+        ),
+        ({"json_object": False}, ""),
+    ],
+)
+async def test_constraints_reach_the_engine(
+    stack: FrontStack, stub: vllm_grpc.VllmEngineStub, params: dict[str, object], part: str
+) -> None:
+    await gathered(stub, asked(**params))
+    (command,) = stack.engine.commands_of("submit")
+    assert part in command.submit.grammar and bool(part) == bool(command.submit.grammar)
+
+
+async def test_kv_events_are_refused_with_a_sentence(stub: vllm_grpc.VllmEngineStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read()
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "tells no KV events" in (refused.value.details() or "")
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])

@@ -1,0 +1,145 @@
+"""A real forward pass under chaos: runners die and the scheduler restarts, and every answer is still its solo answer.
+
+    ROSTER_CHAOS_MODEL=smollm2 ROSTER_TEST_REQUESTS=60 ROSTER_CHAOS_KILLS=8 ROSTER_CHAOS_RESULT=FILE pytest ...
+
+does it with a real model; by default it is a tiny random one. Greedy answers are compared exactly, up to ties of
+logits (see tests/support/ties.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench.provenance import provenance
+from roster_client.client import RosterClient
+from roster_client.errors import UnavailableError
+from roster_client.events import Choice, Delta
+from tests.support.chaos import settled
+from tests.support.processes import RosterProcesses
+from tests.support.ties import TIE_GAP, Parting, parting
+
+MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "12"))
+RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
+RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
+MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))
+CONCURRENCY = 8
+READY_S = 240.0
+WORDS = ["the", "of", "river", "stone", "lamp", "seven", "green", "never", "under", "writes", "gives", "king", "salt"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the runner serves."""
+    if MODEL:
+        return MODEL
+    from tests.support.tiny_models import make_tiny_model
+
+    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model") / "tiny"))
+
+
+@dataclass
+class Trouble:
+    """What happens when so many tokens have come: thresholds in order, each with the service that is killed."""
+
+    roster: RosterProcesses
+    plan: list[tuple[int, str]]
+    tokens: int = 0
+    done: list[str] = field(default_factory=list)
+    _killing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def count(self, tokens: int) -> None:
+        """More tokens came."""
+        self.tokens += tokens
+        if self.plan and self.tokens >= self.plan[0][0]:
+            _, name = self.plan.pop(0)
+            self.done.append(name)
+            task = asyncio.create_task(asyncio.to_thread(self._restart, name))
+            self._killing.add(task)
+
+    def _restart(self, name: str) -> None:
+        self.roster.end(name, signal.SIGKILL)
+        self.roster.start_one(name)
+
+    async def over(self) -> None:
+        """Returns when everything that was killed has been started again."""
+        await asyncio.gather(*self._killing)
+
+
+def trouble(roster: RosterProcesses, total: int) -> Trouble:
+    """Kills of the runner all along, and one restart of the scheduler in the middle."""
+    names = ["runner"] * RUNNER_KILLS
+    names.insert(len(names) // 2, "scheduler")
+    return Trouble(roster, [(total * (place + 1) // (len(names) + 1), name) for place, name in enumerate(names)])
+
+
+async def answer(client: RosterClient, prompt: str, watch: Trouble | None = None) -> Choice:
+    """The greedy answer to a prompt; alone (nobody watches) with the two likeliest tokens at each place."""
+    more = {"logprobs": 2} if watch is None else {}
+    stream = client.generate(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0, **more)  # type: ignore[arg-type]
+    async for event in stream:
+        if watch is not None and isinstance(event, Delta):
+            watch.count(len(event.token_ids))
+    return (await stream.completion()).choices[0]
+
+
+@pytest.mark.timeout(3600)
+async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 14))) for _ in range(NUM_REQUESTS)]
+    runner = {"model": model, "device": "cpu", "slots": 4, "threads": 1, "kv_tokens": 4096, "silence_s": 1.0}
+    with RosterProcesses(tmp_path, scheduler={"flush_ms": 0}, runner=runner, ready_s=READY_S) as roster:
+        async with RosterClient(roster.address, reconnect_s=READY_S) as client:
+            solo = [await answer(client, prompt) for prompt in prompts]
+            watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS)
+            gate = asyncio.Semaphore(CONCURRENCY)
+
+            async def one(prompt: str) -> Choice:
+                async with gate:
+                    while True:
+                        try:
+                            return await answer(client, prompt, watch)
+                        except UnavailableError:  # it had not begun: to send it again is the caller's part
+                            await asyncio.sleep(0.2)
+
+            answers = await asyncio.gather(*(one(prompt) for prompt in prompts))
+            await watch.over()
+        await settled(roster, 1, within_s=READY_S)
+    assert len(watch.done) == RUNNER_KILLS + 1, "it was over before everything had been killed"
+    partings = []
+    for prompt, alone, other in zip(prompts, solo, answers, strict=True):
+        parted = parting(alone.token_ids, alone.logprobs, other.token_ids)
+        if parted is None:
+            assert alone.text == other.text, prompt
+        else:
+            assert parted.is_tie, (prompt, parted)
+            partings.append(parted)
+    report(partings)
+
+
+def report(partings: list[Parting]) -> None:
+    result = {
+        "model": MODEL or "tiny random llama",
+        "requests": NUM_REQUESTS,
+        "tokens_each": MAX_TOKENS,
+        "runner_kills": RUNNER_KILLS,
+        "scheduler_restarts": 1,
+        "equal_to_solo": NUM_REQUESTS - len(partings),
+        "parted_at_a_tie": len(partings),
+        "largest_gap": max((parted.gap for parted in partings), default=0.0),
+        "gap_that_is_a_tie": TIE_GAP,
+    }
+    print(json.dumps(result, indent=1))
+    if RESULT:
+        source = provenance("pytest", ("torch", "grpcio", "pyzmq", "numpy"))
+        Path(RESULT).write_text(json.dumps({**result, **source}, indent=1) + "\n")

@@ -1,0 +1,72 @@
+"""Several Rosters behind one gateway: a prefix goes where it is cached, and what dies is passed by."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from roster_client.admin import AdminClient
+from tests.support.gateway import gateway
+from tests.support.processes import RosterProcesses
+
+QUESTION_BYTES = 600
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RosterProcesses]]:
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path_factory.mktemp(f"roster-{number}") for number in range(2)]
+        yield [stack.enter_context(RosterProcesses(folder, runner={"device": "hash"})) for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def client(fleet: list[RosterProcesses], tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder: Path = tmp_path_factory.mktemp("gateway")
+    with (
+        gateway(folder, *[roster.address for roster in fleet], policy="cache_aware") as url,
+        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as opened,
+    ):
+        yield opened
+
+
+def ask(client: openai.OpenAI, text: str) -> int:
+    """Asks, and returns how many of the prompt's tokens were cached."""
+    usage = client.completions.create(model="hash", prompt=text, max_tokens=2, temperature=0).usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens or 0
+
+
+async def served(roster: RosterProcesses) -> int:
+    """Requests that the Roster has taken."""
+    async with AdminClient(roster.admin_address) as admin:
+        return (await admin.get_status()).totals.requests
+
+
+async def test_a_prefix_goes_where_it_is_cached(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
+    rng = random.Random(1)
+    questions = ["".join(rng.choices("abcdefgh ", k=QUESTION_BYTES)) for _ in range(4)]
+    for question in questions:
+        ask(client, question)
+    hits = [ask(client, question + f" {number}") for number in range(ROUNDS) for question in questions]
+    assert sum(hit >= QUESTION_BYTES - 32 for hit in hits) >= len(hits) - 2, hits
+    shares = [await served(roster) for roster in fleet]
+    assert min(shares) > ROUNDS, shares  # the gateway has dealt the questions out
+
+
+def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
+    victim = fleet[0]
+    assert victim.end("scheduler", signal.SIGKILL) == -signal.SIGKILL
+    texts = [f"{number} of many questions" for number in range(8)]
+    for text in texts:
+        ask(client, text)
+    victim.start_one("scheduler")
+    victim.wait_ready()
+    for text in texts:
+        ask(client, text)
