@@ -56,6 +56,16 @@ class Applied:
         """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
         return self.now_s - self.previous_s
 
+    def keep_logprobs(self) -> None:
+        """Log-probabilities stay with the sequences that live, too, for Attach."""
+        if self.logprobs:
+            sequences = self.sequences
+            for index, logprobs in self.logprobs:
+                sequences[index].logprobs.append(logprobs)
+        self.prompt_logprobs = [(s, p) for s, p in self.prompt_logprobs if s.phase is not Phase.FINISHED]
+        for sequence, logprobs in self.prompt_logprobs:
+            sequence.prompt_logprobs.append(logprobs)
+
     @property
     def sequences(self) -> list[Sequence]:
         """Whose token each is. Made when asked for: most steps never look at a sequence."""

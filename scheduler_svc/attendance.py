@@ -100,7 +100,7 @@ class Attendance:
             slots=hello.num_slots,
             kv_tokens=hello.num_blocks * hello.block_size,
         )
-        self._engine.announce()
+        self._engine.workers.announce()
 
     def _let_go(self, event: Leaving) -> None:
         scheduler = self._engine.pool.schedulers.get(event.session)
@@ -133,7 +133,7 @@ class Attendance:
             self.alone_since_s = engine.ledger.now_s
         tell = log.info if event.loss is Loss.LEFT else log.error
         tell("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
-        engine.announce()
+        engine.workers.announce()
 
     def _fence(self, event: Fenced) -> None:
         """Every stream ends: its tokens are the successor's to tell."""
@@ -143,5 +143,5 @@ class Attendance:
         for session in list(engine.pool.schedulers):
             engine.runners.dismiss(session)
             self._lose(Lost(session, "another scheduler has taken over", Loss.LEFT))
-        engine.begin_drain(0.0)
+        engine.shutdown.begin(0.0)
         engine.finish_all(End(FinishReason.UNAVAILABLE, message="another scheduler has taken over: attach there"))

@@ -14,7 +14,7 @@ from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy_commands import PolicyCommands
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
-from scheduler_svc.status import drain_progress, model_state, status
+from scheduler_svc.status import drain_progress, status
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -52,11 +52,7 @@ class Commands:
             self._table[kind](worker, getattr(command, kind))
 
     def _hello(self, worker: bytes, hello: engine_pb2.WorkerHello) -> None:
-        former = self._engine.workers.get(hello.worker)
-        if former is not None and former != worker:
-            self._engine.forget_worker(former)
-        self._engine.workers[hello.worker] = worker
-        self._engine.outbox.message(worker, model_state(self._engine))
+        self._engine.workers.add(hello.worker, worker)
 
     def _submit(self, worker: bytes, submit: engine_pb2.Submit) -> None:
         engine = self._engine
@@ -142,7 +138,7 @@ class Commands:
 
     def _drain(self, worker: bytes, drain: engine_pb2.Drain) -> None:
         engine = self._engine
-        engine.begin_drain(drain.timeout_ms / 1000 if drain.HasField("timeout_ms") else None)
+        engine.shutdown.begin(drain.timeout_ms / 1000 if drain.HasField("timeout_ms") else None)
         progress = engine_pb2.DrainProgress(handle=drain.handle, progress=drain_progress(engine))
         engine.outbox.message(worker, engine_pb2.FromEngine(drain_progress=progress))
 

@@ -23,7 +23,7 @@ from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.policy import Load, Refuse
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_view import request_view
-from scheduler_svc.sequence import Request
+from scheduler_svc.sequence import End, FinishReason, Request
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -131,8 +131,15 @@ class Doorkeeper:
             refusal = EngineRefusal(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, message.format(other.tenant), "", self._retry_s(len(queue) // 8)
             )
-            engine.shed(other, refusal)
+            self._shed(other, refusal)
         return None
+
+    def _shed(self, request: Request, refusal: EngineRefusal) -> None:
+        """Takes back a request that waits; its client hears the refusal."""
+        engine = self._engine
+        engine.totals.refuse(RefusalReason.SHED)
+        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     def _retry_s(self, ended: int) -> float:
         """Seconds until about so many sequences have ended, at the pace so far."""

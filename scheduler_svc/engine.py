@@ -20,7 +20,7 @@ from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.drain import Drain
-from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.front_workers import FrontWorkers
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.metrics.measurements import Measurements
@@ -31,7 +31,6 @@ from scheduler_svc.placement import Placement
 from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.policy import Ended, Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
-from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
@@ -41,8 +40,9 @@ from scheduler_svc.scheduler import BadResult
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.status import Totals, model_state, step_report
-from scheduler_svc.tenant_queues import Queue, queue_for
+from scheduler_svc.shutdown import Shutdown
+from scheduler_svc.status import Totals, step_report
+from scheduler_svc.tenant_queues import queue_for
 from scheduler_svc.tenant_shares import TenantShares
 from scheduler_svc.unattended import Unattended
 
@@ -79,7 +79,7 @@ class Engine:
         self.totals = Totals()
         self.measurements = Measurements()
         self.phases = StepPhases()
-        self.workers: dict[int, bytes] = {}
+        self.workers = FrontWorkers(self)
         self.watchers: set[bytes] = set()
         self.drain = Drain(settings.drain_s)
         self._commands = Commands(self)
@@ -87,6 +87,7 @@ class Engine:
         self._ended: list[Ended] = []
         self.attendance = Attendance(self)
         self.unattended = Unattended(self)
+        self.shutdown = Shutdown(self)
         self.placement = Placement(lambda: self.queue, self.pool.wake)
         self.quarantine = Quarantine(self)
         self.constraints = Constraints(self, settings.mask_threads)
@@ -108,11 +109,10 @@ class Engine:
 
     def _apply(self, events: list[RunnerEvent]) -> None:
         for event in events:
-            match event:
-                case GotResult():
-                    self._apply_result(event)
-                case _:
-                    self.attendance.take(event)
+            if isinstance(event, GotResult):
+                self._apply_result(event)
+            else:
+                self.attendance.take(event)
 
     def _apply_result(self, event: GotResult) -> None:
         scheduler = self.pool.schedulers.get(event.session)
@@ -139,17 +139,11 @@ class Engine:
             self.attendance.farewell(event.session)
 
     def _record(self, applied: Applied) -> None:
-        """The tokens go to the streams; log-probabilities stay with the sequence too, for Attach."""
+        """The tokens go to the streams."""
         self.totals.sampled_tokens += len(applied.tokens)
         self.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
-        if applied.logprobs:
-            sequences = applied.sequences
-            for index, logprobs in applied.logprobs:
-                sequences[index].logprobs.append(logprobs)
-        if applied.prompt_logprobs:
-            applied.prompt_logprobs = [(s, p) for s, p in applied.prompt_logprobs if s.phase is not Phase.FINISHED]
-            for sequence, logprobs in applied.prompt_logprobs:
-                sequence.prompt_logprobs.append(logprobs)
+        if applied.logprobs or applied.prompt_logprobs:
+            applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:
             self.outbox.tokens(applied, self.book.sole_owner)
 
@@ -171,7 +165,8 @@ class Engine:
             self.quarantine.settle()
         self.placement.place()
         for session, scheduler in self.pool.ready():
-            queue = self._queue_of(session)
+            trial = self.quarantine.trial_queue(session)
+            queue = self.placement.queue_for(session) if trial is None else trial
             if not scheduler.table.num_running and not queue:
                 self.pool.rest(session)
                 continue
@@ -185,11 +180,6 @@ class Engine:
                     break
             self.placement.settle(session)
         return plans
-
-    def _queue_of(self, session: int) -> Queue:
-        """Where the runner's next plan takes sequences from."""
-        trial = self.quarantine.trial_queue(session)
-        return self.placement.queue_for(session) if trial is None else trial
 
     def _send(self, plans: list[tuple[int, PlannedStep]]) -> None:
         for session, step in plans:
@@ -205,7 +195,7 @@ class Engine:
                 report = step_report(self, self.pool.schedulers[session], step)
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
         for worker in self.outbox.flush(self.fronts):
-            self.forget_worker(worker)
+            self.workers.forget(worker)
         if self.measurements.due:
             self.measurements.count()
 
@@ -289,12 +279,6 @@ class Engine:
         for sequence in request.sequences:
             self.finish(sequence, end)
 
-    def shed(self, request: Request, refusal: EngineRefusal) -> None:
-        """Takes back a request that waits, for the sake of another; its client hears the refusal."""
-        self.totals.refuse(RefusalReason.SHED)
-        self.outbox.message(request.owner, refusal.to_message(request.handle))
-        self.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
-
     # ------------------------------------------------------------------ the policy
 
     def change_policy(self, policy: Policy) -> None:
@@ -304,53 +288,16 @@ class Engine:
         self.policy.install(policy)
         self.queue = queue_for(self.policy, self.ledger)
         self._ended.clear()
+        for request in self.book.live():
+            for sequence in request.sequences:
+                self.rank_anew(sequence)
         for sequence in waiting:
-            self.rank_anew(sequence)
             self.queue.push(sequence)
         self.shares.requeued(self.queue)
-        for scheduler in self.pool.schedulers.values():
-            for sequence in scheduler.table.running():
-                self.rank_anew(sequence)
 
     def rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
         sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
-
-    # ------------------------------------------------------------------ runners and workers
-
-    def announce(self) -> None:
-        """Tells every worker what is served now."""
-        for worker in self.workers.values():
-            self.outbox.message(worker, model_state(self))
-
-    def forget_worker(self, worker: bytes) -> None:
-        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
-        self.watchers.discard(worker)
-        self.workers = {index: identity for index, identity in self.workers.items() if identity != worker}
-        for request in self.book.live():
-            if request.owner == worker:
-                self.book.abandon(request)
-                if request.gone_until_s is None:
-                    self.unattended.orphan(request)
-
-    def begin_drain(self, seconds: float | None = None) -> None:
-        """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
-        if self.drain.begin(self.clock(), seconds):
-            self.announce()
-
-    @property
-    def drained(self) -> bool:
-        """A drain is over: nothing lives any more, or its time is up."""
-        return self.drain.begun and (self.idle or self.drain.remaining_s(self.clock()) <= 0)
-
-    def end(self) -> None:
-        """Ends what a drain left over, and tells the workers that this was the last message."""
-        ended_early = self.book.num_live
-        self.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
-        self.step()
-        for worker in self.workers.values():
-            self.outbox.message(worker, engine_pb2.FromEngine(drained=engine_pb2.Drained(ended_early=ended_early)))
-        self.outbox.flush(self.fronts)
 
     @property
     def num_waiting(self) -> int:

@@ -72,7 +72,7 @@ class EngineLoop:
         for socket in self._runners.sockets:
             poller.register(socket, zmq.POLLIN)
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
-        while not engine.drained:
+        while not engine.shutdown.is_due:
             self._pipe.settle()
             engine.step()
             self.snapshots.answer(engine)
@@ -80,8 +80,8 @@ class EngineLoop:
             self._wait(poller, min(engine.wake_s, self._runners.wake_s))
             engine.phases.end(StepPhase.WAIT)
             if self._stops:
-                engine.begin_drain(None if self._stops == 1 else 0.0)
-        engine.end()
+                engine.shutdown.begin(None if self._stops == 1 else 0.0)
+        engine.shutdown.finish()
         log.info("the engine has drained")
 
     @property

@@ -79,9 +79,13 @@ class RequestBook:
             del self._owners[request.owner]
 
     def retire(self, request: Request, now_s: float) -> None:
-        """The request has finished: kept attachable for a time, unless the client itself ended it."""
+        """The request has finished: kept attachable for a time, unless the client itself ended it.
+
+        Also one of several choices: a client that lost its connection, and so its request, must not find the rest cut
+        short when it comes back, but send it again.
+        """
         self._disown(request)
-        cancelled = all(s.end is not None and s.end.reason is FinishReason.CANCELLED for s in request.sequences)
+        cancelled = any(s.end is not None and s.end.reason is FinishReason.CANCELLED for s in request.sequences)
         if cancelled or not self._retention_requests:
             self._forget(request)
             return

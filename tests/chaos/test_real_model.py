@@ -27,7 +27,7 @@ from tests.support.ties import TIE_GAP, Parting, parting
 
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
 NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "12"))
-RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "2"))
+RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = 48 if MODEL else 160
 CONCURRENCY = 8

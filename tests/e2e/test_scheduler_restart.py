@@ -38,7 +38,7 @@ def assert_whole(completion: Completion, prompt: list[int], seed: int, n: int) -
     for index in range(n):
         choice = completion.choices[index]
         expected = expected_tokens(prompt, TOKENS, temperature=1.0, seed=seed, sample_index=index)
-        assert choice.token_ids == expected
+        assert choice.token_ids == expected, choice.finish
         assert choice.text == bytes(token for token in expected if token < 256).decode("utf-8", "replace")
         assert choice.finish is not None and choice.finish.reason is FinishReason.LENGTH
         assert choice.finish.num_tokens == TOKENS

@@ -13,6 +13,7 @@ from runner_svc.attention.cuda_kernels import (
 )
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.nvrtc import compile_kernel, toolkit_folder
+from tests.support.thoroughness import FULL
 
 if toolkit_folder() is None:
     pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
@@ -31,6 +32,14 @@ SHAPES = (
     ("__nv_bfloat16", 128, 40, 2, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
+# Every shape for Hopper, the plainest and the widest for each architecture; all for all with ROSTER_TEST_FULL.
+FOR_ALL = (SHAPES[0], SHAPES[-1])
+COMBINATIONS = [
+    pytest.param(shape, arch, id="-".join(map(str, (*shape[1:], arch))))
+    for shape in SHAPES
+    for arch in ARCHITECTURES
+    if FULL or arch == "sm_90a" or shape in FOR_ALL
+]
 
 
 def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVariant | HopperPrefillVariant) -> str:
@@ -41,16 +50,14 @@ def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVarian
     return log
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[1:])))
+@pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_decode_compiles(shape: tuple, arch: str) -> None:
     for small_batch in (True, False):
         variant = DecodeVariant.choose(AttentionShape(*shape), ARCHITECTURES[arch], small_batch)
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape[1:])))
+@pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_prefill_compiles(shape: tuple, arch: str) -> None:
     log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))
     if shape[1] < 256:  # queries and outputs of 256 fill the registers, and a few go to memory

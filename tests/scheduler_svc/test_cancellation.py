@@ -66,3 +66,19 @@ def end_it(stack: Stack, way: str, handle: int, request_id: str) -> None:
         stack.front.put(disconnect=engine_pb2.Disconnect(handle=handle))
     else:
         stack.front.put(cancel_by_id=engine_pb2.CancelById(handle=1 << 40, request_id=request_id))
+
+
+def test_who_lost_its_connection_does_not_find_the_rest_cut_short() -> None:
+    """One of two choices had ended: the request is forgotten, so that the client that comes back sends it again."""
+    stack = Stack(retention_s=60, retention_requests=100)
+    session = stack.add_runner(HashBackend(num_slots=4, block_size=4, num_blocks=40, eos_probability=0))
+    request = stack.submit([1, 2, 3], 20, n=2)
+    for _ in range(6):
+        stack.step()
+        stack.runners.execute(session)
+        stack.runners.deliver(session)
+    stack.front.put(cut=engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=2, stop_string="x"))
+    stack.front.put(disconnect=engine_pb2.Disconnect(handle=request.handle))
+    stack.step()
+    assert stack.engine.idle
+    assert stack.engine.book.by_key("", request.submit.request_id) is None, "its Attach would find one choice cut short"

@@ -250,7 +250,7 @@ def test_a_draining_engine_takes_nothing_and_says_so() -> None:
     stack, session = stack_with_runner()
     running = stack.submit([1], 5)
     stack.step()
-    stack.engine.begin_drain()
+    stack.engine.shutdown.begin()
     late = stack.submit([1], 5)
     finish(stack, session)
     assert late.refused is not None and late.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]

@@ -12,8 +12,11 @@ from runner_svc.hash_model import HashBackend
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack, Submitted
+from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 48
+NUM_REQUESTS = count(60, in_ci=30)
+"""Of each combination."""
 
 
 def backend(rng: random.Random, block_size: int, num_blocks: int) -> HashBackend:
@@ -80,12 +83,12 @@ def test_streams_equal_their_solo_output(depth: int, block_size: int, policy: st
     stack = Stack(depth=depth, policy=policy, prefix_sharing=prefix_sharing)
     num_blocks = max(4, 96 // block_size)
     stack.add_runner(backend(rng, block_size, num_blocks))
-    for _ in range(60):
+    for _ in range(NUM_REQUESTS):
         submit_random(stack, rng, num_blocks * block_size)
         for _ in range(rng.randrange(8)):
             stack.turn(rng)
     stack.run(rng)
-    assert assert_equal_to_solo(stack) >= 60
+    assert assert_equal_to_solo(stack) >= NUM_REQUESTS
     stack.assert_clean()
 
 

@@ -19,6 +19,7 @@ from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
+from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 24
 BLOCK_SIZE = 4
@@ -197,6 +198,6 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+    max_examples=count(80, in_ci=40), stateful_step_count=50, deadline=None, phases=(Phase.generate,)
 )
 TestEngine = EngineMachine.TestCase
