@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x0froster.admin.v1\"\x12\n\x10GetStatusRequest\"\xf5\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x19\n\x11policy_parameters\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x06 \x01(\x04\x12.\n\x07runners\x18\x07 \x03(\x0b\x32\x1d.roster.admin.v1.RunnerStatus\x12\'\n\x06totals\x18\x08 \x01(\x0b\x32\x17.roster.admin.v1.Totals\x12\x10\n\x08\x64raining\x18\x14 \x01(\x08\"\xd5\x01\n\x0cRunnerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06\x62locks\x18\x06 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x15\n\rcached_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x17\n\x0fplans_in_flight\x18\n \x01(\r\x12\x11\n\tlast_plan\x18\x0b \x01(\x04\"\x88\x02\n\x06Totals\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x04 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x14\n\x0c\x64ropped_rows\x18\x08 \x01(\x04\x12\x17\n\x0fpolicy_failures\x18\t \x01(\x04\x12\r\n\x05plans\x18\n \x01(\x04\x12\x16\n\x0epolicy_changes\x18\x0b \x01(\x04\x12\x17\n\x0fpolicy_overruns\x18\x0c \x01(\x04\"\x13\n\x11WatchStepsRequest\"\x85\x02\n\x12WatchStepsResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12&\n\x04rows\x18\x04 \x03(\x0b\x32\x18.roster.admin.v1.StepRow\x12,\n\x06joined\x18\x05 \x03(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12$\n\x04left\x18\x06 \x03(\x0b\x32\x16.roster.admin.v1.Leave\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\t \x01(\r\x12\x0e\n\x06\x62locks\x18\n \x01(\r\">\n\x0bSequenceRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\"g\n\x07StepRow\x12.\n\x08sequence\x18\x01 \x01(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\"G\n\x05Leave\x12.\n\x08sequence\x18\x01 \x01(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12\x0e\n\x06reason\x18\x02 \x01(\t\"6\n\x0c\x44rainRequest\x12\x17\n\ntimeout_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"j\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x14\n\x0cremaining_ms\x18\x03 \x01(\r\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nded_early\x18\x05 \x01(\r\"\x15\n\x13ListPoliciesRequest\"w\n\x14ListPoliciesResponse\x12\x34\n\x08policies\x18\x01 \x03(\x0b\x32\".roster.admin.v1.PolicyDescription\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x19\n\x11policy_parameters\x18\x03 \x01(\t\"\x8f\x01\n\x11PolicyDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .roster.admin.v1.PolicyParameter\x12\x14\n\x0c\x64istribution\x18\x04 \x01(\t\x12\x0f\n\x07problem\x18\x05 \x01(\t\"[\n\x0fPolicyParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06schema\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"4\n\x10SetPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\t\"\x92\x01\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x19\n\x11policy_parameters\x18\x02 \x01(\t\x12\x15\n\rformer_policy\x18\x03 \x01(\t\x12\x19\n\x11\x66ormer_parameters\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r2\xb6\x03\n\x0c\x41\x64minService\x12R\n\tGetStatus\x12!.roster.admin.v1.GetStatusRequest\x1a\".roster.admin.v1.GetStatusResponse\x12W\n\nWatchSteps\x12\".roster.admin.v1.WatchStepsRequest\x1a#.roster.admin.v1.WatchStepsResponse0\x01\x12H\n\x05\x44rain\x12\x1d.roster.admin.v1.DrainRequest\x1a\x1e.roster.admin.v1.DrainResponse0\x01\x12[\n\x0cListPolicies\x12$.roster.admin.v1.ListPoliciesRequest\x1a%.roster.admin.v1.ListPoliciesResponse\x12R\n\tSetPolicy\x12!.roster.admin.v1.SetPolicyRequest\x1a\".roster.admin.v1.SetPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x0froster.admin.v1\"\x12\n\x10GetStatusRequest\"\xf5\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x19\n\x11policy_parameters\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x06 \x01(\x04\x12.\n\x07runners\x18\x07 \x03(\x0b\x32\x1d.roster.admin.v1.RunnerStatus\x12\'\n\x06totals\x18\x08 \x01(\x0b\x32\x17.roster.admin.v1.Totals\x12\x10\n\x08\x64raining\x18\x14 \x01(\x08\"\xd5\x01\n\x0cRunnerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06\x62locks\x18\x06 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x15\n\rcached_blocks\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x17\n\x0fplans_in_flight\x18\n \x01(\r\x12\x11\n\tlast_plan\x18\x0b \x01(\x04\"\x88\x02\n\x06Totals\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x04 \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x14\n\x0c\x64ropped_rows\x18\x08 \x01(\x04\x12\x17\n\x0fpolicy_failures\x18\t \x01(\x04\x12\r\n\x05plans\x18\n \x01(\x04\x12\x16\n\x0epolicy_changes\x18\x0b \x01(\x04\x12\x17\n\x0fpolicy_overruns\x18\x0c \x01(\x04\"!\n\x11WatchStepsRequest\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\"\xd3\x02\n\x12WatchStepsResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12&\n\x04rows\x18\x04 \x03(\x0b\x32\x18.roster.admin.v1.StepRow\x12,\n\x06joined\x18\x05 \x03(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12$\n\x04left\x18\x06 \x03(\x0b\x32\x16.roster.admin.v1.Leave\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\t \x01(\r\x12\x0e\n\x06\x62locks\x18\n \x01(\r\x12\x0e\n\x06policy\x18\x0b \x01(\t\x12\x13\n\x06\x64one_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05run_s\x18\r \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07_done_sB\x08\n\x06_run_s\">\n\x0bSequenceRef\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\"\x8f\x01\n\x07StepRow\x12.\n\x08sequence\x18\x01 \x01(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.roster.admin.v1.RowKind\"G\n\x05Leave\x12.\n\x08sequence\x18\x01 \x01(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x12WatchRosterRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\xb1\x02\n\x13WatchRosterResponse\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\x12\x32\n\x06status\x18\x02 \x01(\x0b\x32\".roster.admin.v1.GetStatusResponse\x12\x31\n\x07running\x18\x03 \x03(\x0b\x32 .roster.admin.v1.RunningSequence\x12-\n\x07waiting\x18\x04 \x03(\x0b\x32\x1c.roster.admin.v1.TenantQueue\x12*\n\x06ttft_s\x18\x05 \x01(\x0b\x32\x1a.roster.admin.v1.Histogram\x12)\n\x05itl_s\x18\x06 \x01(\x0b\x32\x1a.roster.admin.v1.Histogram\x12\r\n\x05run_s\x18\x07 \x01(\x01\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\"\xfd\x01\n\x0fRunningSequence\x12.\n\x08sequence\x18\x01 \x01(\x0b\x32\x1c.roster.admin.v1.SequenceRef\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.roster.admin.v1.RowKind\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x63omputed\x18\x06 \x01(\r\x12\x11\n\tgenerated\x18\x07 \x01(\r\x12\x12\n\nmax_tokens\x18\x08 \x01(\r\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\x13\n\x0bpreemptions\x18\n \x01(\r\".\n\x0bTenantQueue\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"+\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"6\n\x0c\x44rainRequest\x12\x17\n\ntimeout_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"j\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x14\n\x0cremaining_ms\x18\x03 \x01(\r\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x13\n\x0b\x65nded_early\x18\x05 \x01(\r\"\x15\n\x13ListPoliciesRequest\"w\n\x14ListPoliciesResponse\x12\x34\n\x08policies\x18\x01 \x03(\x0b\x32\".roster.admin.v1.PolicyDescription\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x19\n\x11policy_parameters\x18\x03 \x01(\t\"\x8f\x01\n\x11PolicyDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x34\n\nparameters\x18\x03 \x03(\x0b\x32 .roster.admin.v1.PolicyParameter\x12\x14\n\x0c\x64istribution\x18\x04 \x01(\t\x12\x0f\n\x07problem\x18\x05 \x01(\t\"[\n\x0fPolicyParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06schema\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"4\n\x10SetPolicyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\t\"\x92\x01\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x19\n\x11policy_parameters\x18\x02 \x01(\t\x12\x15\n\rformer_policy\x18\x03 \x01(\t\x12\x19\n\x11\x66ormer_parameters\x18\x04 \x01(\t\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x0f\n\x07running\x18\x06 \x01(\r*N\n\x07RowKind\x12\x18\n\x14ROW_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10ROW_KIND_PREFILL\x10\x01\x12\x13\n\x0fROW_KIND_DECODE\x10\x02\x32\x92\x04\n\x0c\x41\x64minService\x12R\n\tGetStatus\x12!.roster.admin.v1.GetStatusRequest\x1a\".roster.admin.v1.GetStatusResponse\x12W\n\nWatchSteps\x12\".roster.admin.v1.WatchStepsRequest\x1a#.roster.admin.v1.WatchStepsResponse0\x01\x12Z\n\x0bWatchRoster\x12#.roster.admin.v1.WatchRosterRequest\x1a$.roster.admin.v1.WatchRosterResponse0\x01\x12H\n\x05\x44rain\x12\x1d.roster.admin.v1.DrainRequest\x1a\x1e.roster.admin.v1.DrainResponse0\x01\x12[\n\x0cListPolicies\x12$.roster.admin.v1.ListPoliciesRequest\x1a%.roster.admin.v1.ListPoliciesResponse\x12R\n\tSetPolicy\x12!.roster.admin.v1.SetPolicyRequest\x1a\".roster.admin.v1.SetPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ROWKIND']._serialized_start=2900
+  _globals['_ROWKIND']._serialized_end=2978
   _globals['_GETSTATUSREQUEST']._serialized_start=39
   _globals['_GETSTATUSREQUEST']._serialized_end=57
   _globals['_GETSTATUSRESPONSE']._serialized_start=60
@@ -40,31 +42,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOTALS']._serialized_start=524
   _globals['_TOTALS']._serialized_end=788
   _globals['_WATCHSTEPSREQUEST']._serialized_start=790
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=809
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=812
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=1073
-  _globals['_SEQUENCEREF']._serialized_start=1075
-  _globals['_SEQUENCEREF']._serialized_end=1137
-  _globals['_STEPROW']._serialized_start=1139
-  _globals['_STEPROW']._serialized_end=1242
-  _globals['_LEAVE']._serialized_start=1244
-  _globals['_LEAVE']._serialized_end=1315
-  _globals['_DRAINREQUEST']._serialized_start=1317
-  _globals['_DRAINREQUEST']._serialized_end=1371
-  _globals['_DRAINRESPONSE']._serialized_start=1373
-  _globals['_DRAINRESPONSE']._serialized_end=1479
-  _globals['_LISTPOLICIESREQUEST']._serialized_start=1481
-  _globals['_LISTPOLICIESREQUEST']._serialized_end=1502
-  _globals['_LISTPOLICIESRESPONSE']._serialized_start=1504
-  _globals['_LISTPOLICIESRESPONSE']._serialized_end=1623
-  _globals['_POLICYDESCRIPTION']._serialized_start=1626
-  _globals['_POLICYDESCRIPTION']._serialized_end=1769
-  _globals['_POLICYPARAMETER']._serialized_start=1771
-  _globals['_POLICYPARAMETER']._serialized_end=1862
-  _globals['_SETPOLICYREQUEST']._serialized_start=1864
-  _globals['_SETPOLICYREQUEST']._serialized_end=1916
-  _globals['_SETPOLICYRESPONSE']._serialized_start=1919
-  _globals['_SETPOLICYRESPONSE']._serialized_end=2065
-  _globals['_ADMINSERVICE']._serialized_start=2068
-  _globals['_ADMINSERVICE']._serialized_end=2506
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=823
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=826
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=1165
+  _globals['_SEQUENCEREF']._serialized_start=1167
+  _globals['_SEQUENCEREF']._serialized_end=1229
+  _globals['_STEPROW']._serialized_start=1232
+  _globals['_STEPROW']._serialized_end=1375
+  _globals['_LEAVE']._serialized_start=1377
+  _globals['_LEAVE']._serialized_end=1448
+  _globals['_WATCHROSTERREQUEST']._serialized_start=1450
+  _globals['_WATCHROSTERREQUEST']._serialized_end=1491
+  _globals['_WATCHROSTERRESPONSE']._serialized_start=1494
+  _globals['_WATCHROSTERRESPONSE']._serialized_end=1799
+  _globals['_RUNNINGSEQUENCE']._serialized_start=1802
+  _globals['_RUNNINGSEQUENCE']._serialized_end=2055
+  _globals['_TENANTQUEUE']._serialized_start=2057
+  _globals['_TENANTQUEUE']._serialized_end=2103
+  _globals['_HISTOGRAM']._serialized_start=2105
+  _globals['_HISTOGRAM']._serialized_end=2148
+  _globals['_DRAINREQUEST']._serialized_start=2150
+  _globals['_DRAINREQUEST']._serialized_end=2204
+  _globals['_DRAINRESPONSE']._serialized_start=2206
+  _globals['_DRAINRESPONSE']._serialized_end=2312
+  _globals['_LISTPOLICIESREQUEST']._serialized_start=2314
+  _globals['_LISTPOLICIESREQUEST']._serialized_end=2335
+  _globals['_LISTPOLICIESRESPONSE']._serialized_start=2337
+  _globals['_LISTPOLICIESRESPONSE']._serialized_end=2456
+  _globals['_POLICYDESCRIPTION']._serialized_start=2459
+  _globals['_POLICYDESCRIPTION']._serialized_end=2602
+  _globals['_POLICYPARAMETER']._serialized_start=2604
+  _globals['_POLICYPARAMETER']._serialized_end=2695
+  _globals['_SETPOLICYREQUEST']._serialized_start=2697
+  _globals['_SETPOLICYREQUEST']._serialized_end=2749
+  _globals['_SETPOLICYRESPONSE']._serialized_start=2752
+  _globals['_SETPOLICYRESPONSE']._serialized_end=2898
+  _globals['_ADMINSERVICE']._serialized_start=2981
+  _globals['_ADMINSERVICE']._serialized_end=3511
 # @@protoc_insertion_point(module_scope)

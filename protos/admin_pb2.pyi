@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class RowKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_KIND_UNSPECIFIED: _ClassVar[RowKind]
+    ROW_KIND_PREFILL: _ClassVar[RowKind]
+    ROW_KIND_DECODE: _ClassVar[RowKind]
+ROW_KIND_UNSPECIFIED: RowKind
+ROW_KIND_PREFILL: RowKind
+ROW_KIND_DECODE: RowKind
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -87,11 +97,13 @@ class Totals(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., refused: _Optional[int] = ..., finished: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ..., policy_failures: _Optional[int] = ..., plans: _Optional[int] = ..., policy_changes: _Optional[int] = ..., policy_overruns: _Optional[int] = ...) -> None: ...
 
 class WatchStepsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("done",)
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    def __init__(self, done: _Optional[bool] = ...) -> None: ...
 
 class WatchStepsResponse(_message.Message):
-    __slots__ = ("number", "runner", "time_s", "rows", "joined", "left", "slots", "waiting", "free_blocks", "blocks")
+    __slots__ = ("number", "runner", "time_s", "rows", "joined", "left", "slots", "waiting", "free_blocks", "blocks", "policy", "done_s", "run_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +114,9 @@ class WatchStepsResponse(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DONE_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     runner: str
     time_s: float
@@ -112,7 +127,10 @@ class WatchStepsResponse(_message.Message):
     waiting: int
     free_blocks: int
     blocks: int
-    def __init__(self, number: _Optional[int] = ..., runner: _Optional[str] = ..., time_s: _Optional[float] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[SequenceRef, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Leave, _Mapping]]] = ..., slots: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    policy: str
+    done_s: float
+    run_s: float
+    def __init__(self, number: _Optional[int] = ..., runner: _Optional[str] = ..., time_s: _Optional[float] = ..., rows: _Optional[_Iterable[_Union[StepRow, _Mapping]]] = ..., joined: _Optional[_Iterable[_Union[SequenceRef, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[Leave, _Mapping]]] = ..., slots: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., blocks: _Optional[int] = ..., policy: _Optional[str] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class SequenceRef(_message.Message):
     __slots__ = ("request_id", "index", "slot")
@@ -125,16 +143,18 @@ class SequenceRef(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepRow(_message.Message):
-    __slots__ = ("sequence", "start", "count", "sample")
+    __slots__ = ("sequence", "start", "count", "sample", "kind")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     sequence: SequenceRef
     start: int
     count: int
     sample: bool
-    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ...) -> None: ...
+    kind: RowKind
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., kind: _Optional[_Union[RowKind, str]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("sequence", "reason")
@@ -143,6 +163,72 @@ class Leave(_message.Message):
     sequence: SequenceRef
     reason: str
     def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WatchRosterRequest(_message.Message):
+    __slots__ = ("interval_ms",)
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    def __init__(self, interval_ms: _Optional[int] = ...) -> None: ...
+
+class WatchRosterResponse(_message.Message):
+    __slots__ = ("time_s", "status", "running", "waiting", "ttft_s", "itl_s", "run_s", "idle_s")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    status: GetStatusResponse
+    running: _containers.RepeatedCompositeFieldContainer[RunningSequence]
+    waiting: _containers.RepeatedCompositeFieldContainer[TenantQueue]
+    ttft_s: Histogram
+    itl_s: Histogram
+    run_s: float
+    idle_s: float
+    def __init__(self, time_s: _Optional[float] = ..., status: _Optional[_Union[GetStatusResponse, _Mapping]] = ..., running: _Optional[_Iterable[_Union[RunningSequence, _Mapping]]] = ..., waiting: _Optional[_Iterable[_Union[TenantQueue, _Mapping]]] = ..., ttft_s: _Optional[_Union[Histogram, _Mapping]] = ..., itl_s: _Optional[_Union[Histogram, _Mapping]] = ..., run_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class RunningSequence(_message.Message):
+    __slots__ = ("sequence", "runner", "tenant", "kind", "prompt_tokens", "computed", "generated", "max_tokens", "age_s", "preemptions")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    sequence: SequenceRef
+    runner: str
+    tenant: str
+    kind: RowKind
+    prompt_tokens: int
+    computed: int
+    generated: int
+    max_tokens: int
+    age_s: float
+    preemptions: int
+    def __init__(self, sequence: _Optional[_Union[SequenceRef, _Mapping]] = ..., runner: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RowKind, str]] = ..., prompt_tokens: _Optional[int] = ..., computed: _Optional[int] = ..., generated: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class TenantQueue(_message.Message):
+    __slots__ = ("tenant", "waiting")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    waiting: int
+    def __init__(self, tenant: _Optional[str] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("bounds", "counts")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

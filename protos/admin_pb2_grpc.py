@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.WatchRoster = channel.unary_stream(
+                '/roster.admin.v1.AdminService/WatchRoster',
+                request_serializer=protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.WatchRosterResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/roster.admin.v1.AdminService/Drain',
                 request_serializer=protos_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -74,7 +79,16 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """The roster of each step from now on. A slow reader misses steps; `number` shows which.
+        """The roster of each step from now on, as it is sent or once it is done. A slow reader misses steps; `number` shows
+        which.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRoster(self, request, context):
+        """The running sequences, the queue and latencies, again and again. However many watch, the engine is asked at most ten
+        times a second, and answers after a step's plans have been sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,6 +130,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=protos_dot_admin__pb2.WatchStepsRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'WatchRoster': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRoster,
+                    request_deserializer=protos_dot_admin__pb2.WatchRosterRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.WatchRosterResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
@@ -188,6 +207,33 @@ class AdminService:
             '/roster.admin.v1.AdminService/WatchSteps',
             protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
             protos_dot_admin__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRoster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/roster.admin.v1.AdminService/WatchRoster',
+            protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
+            protos_dot_admin__pb2.WatchRosterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "drain", "ping")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "roster_query", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Command(_message.Message):
     POLICIES_QUERY_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGE_FIELD_NUMBER: _ClassVar[int]
     FLUSH_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_QUERY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
@@ -42,9 +43,10 @@ class Command(_message.Message):
     policies_query: PoliciesQuery
     policy_change: PolicyChange
     flush_prefixes: FlushPrefixes
+    roster_query: RosterQuery
     drain: Drain
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., roster_query: _Optional[_Union[RosterQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -156,6 +158,12 @@ class StatusQuery(_message.Message):
     handle: int
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
+class RosterQuery(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
 class PoliciesQuery(_message.Message):
     __slots__ = ("handle",)
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -195,7 +203,7 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "drain_progress", "pong", "drained")
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "step_done", "roster_reply", "drain_progress", "pong", "drained")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +215,8 @@ class FromEngine(_message.Message):
     STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
     POLICIES_REPLY_FIELD_NUMBER: _ClassVar[int]
     POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_REPLY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -221,10 +231,12 @@ class FromEngine(_message.Message):
     step_report: _admin_pb2.WatchStepsResponse
     policies_reply: PoliciesReply
     policy_changed: PolicyChanged
+    step_done: StepDone
+    roster_reply: RosterReply
     drain_progress: DrainProgress
     pong: Pong
     drained: Drained
-    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model", "ready", "draining", "pool_tokens")
@@ -321,7 +333,7 @@ class Step(_message.Message):
     def __init__(self, sequence_ids: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_plan_pb2.RowLogprobs, _Mapping]]] = ..., prompt_sequence_ids: _Optional[bytes] = ..., ends: _Optional[_Iterable[_Union[End, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("sequence_id", "reason", "stop_token_id", "stop_string", "message", "num_tokens", "cached_tokens")
+    __slots__ = ("sequence_id", "reason", "stop_token_id", "stop_string", "message", "num_tokens", "cached_tokens", "queue_s")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +341,7 @@ class End(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     reason: int
     stop_token_id: int
@@ -336,7 +349,8 @@ class End(_message.Message):
     message: str
     num_tokens: int
     cached_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    queue_s: float
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., message: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("handle", "status")
@@ -345,6 +359,14 @@ class StatusReply(_message.Message):
     handle: int
     status: _admin_pb2.GetStatusResponse
     def __init__(self, handle: _Optional[int] = ..., status: _Optional[_Union[_admin_pb2.GetStatusResponse, _Mapping]] = ...) -> None: ...
+
+class RosterReply(_message.Message):
+    __slots__ = ("handle", "roster")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    roster: _admin_pb2.WatchRosterResponse
+    def __init__(self, handle: _Optional[int] = ..., roster: _Optional[_Union[_admin_pb2.WatchRosterResponse, _Mapping]] = ...) -> None: ...
 
 class DrainProgress(_message.Message):
     __slots__ = ("handle", "progress")
@@ -381,3 +403,15 @@ class PolicyChanged(_message.Message):
     handle: int
     change: _admin_pb2.SetPolicyResponse
     def __init__(self, handle: _Optional[int] = ..., change: _Optional[_Union[_admin_pb2.SetPolicyResponse, _Mapping]] = ...) -> None: ...
+
+class StepDone(_message.Message):
+    __slots__ = ("runner", "number", "done_s", "run_s")
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DONE_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    runner: str
+    number: int
+    done_s: float
+    run_s: float
+    def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...

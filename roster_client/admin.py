@@ -74,9 +74,12 @@ class AdminClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
-    async def watch_steps(self) -> StepStream:
-        """The roster of each step from now on: it has begun when this returns."""
-        call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest(), metadata=self._metadata)
+    async def watch_steps(self, *, done: bool = False) -> StepStream:
+        """The roster of each step from now on: it has begun when this returns.
+
+        `done`: each step once its result is here, with its times, instead of when it is sent.
+        """
+        call = self._stub.WatchSteps(admin_pb2.WatchStepsRequest(done=done), metadata=self._metadata)
         try:
             await call.initial_metadata()
             if call.done():
@@ -85,6 +88,15 @@ class AdminClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         return StepStream(call)
+
+    async def watch_roster(self, interval_s: float = 0.5) -> AsyncIterator[admin_pb2.WatchRosterResponse]:
+        """Running sequences, queue and latencies, every `interval_s` (at least 0.1), until the service goes."""
+        request = admin_pb2.WatchRosterRequest(interval_ms=round(interval_s * 1000))
+        try:
+            async for answer in self._stub.WatchRoster(request, metadata=self._metadata):
+                yield answer
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     async def drain(self, timeout_s: float | None = None) -> AsyncIterator[admin_pb2.DrainResponse]:
         """Drains and ends the scheduler, telling how far it is; the last message has `done`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +32,9 @@ from .simulate_command import simulate
 from .stack import Endpoints
 from .status_view import status_view
 from .sync_client import SyncRosterClient
+from .timeline.recording import recording_writer
+from .timeline_command import timeline
+from .top_command import top
 
 errors = Console(stderr=True)
 
@@ -218,17 +222,24 @@ def demo(
     device: Device = "cpu",
     slots: Slots = 3,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, as into a pipe, also on a terminal.")] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Write both runs, step by step, there for `roster timeline`.")
+    ] = None,
 ) -> None:
     """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
     from .demo.comparison import demo as run_demo
 
     console = Console()
     runner = _given(model=model, device=device, slots=slots)
-    raise typer.Exit(asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal)))
+    with recording_writer(record) as recorder:
+        status = asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal, recorder=recorder))
+    raise typer.Exit(status)
 
 
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(timeline)
+app.command()(top)
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 

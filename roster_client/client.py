@@ -27,6 +27,7 @@ from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
 from .resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
 from .session import Session
+from .trace_context import metadata_source
 
 
 class EventStream(AssembledStream):
@@ -112,12 +113,13 @@ class RosterClient:
         tenant: str = "",
         credentials: Credentials = IN_THE_CLEAR,
         reconnect_s: float = RECONNECT_S,
+        trace: bool = False,
     ) -> None:
         """`tenant` may stay empty where a token says it. `reconnect_s`: how long a stream whose connection broke is
-        tried to be taken up again, in seconds; 0: not at all.
+        tried to be taken up again, in seconds; 0: not at all. `trace`: calls carry OpenTelemetry's current context.
         """
         self._reconnect_s = reconnect_s
-        self._metadata = call_metadata(tenant) + credentials.metadata
+        self._metadata = metadata_source(call_metadata(tenant) + credentials.metadata, trace)
         self._channel = credentials.aio_channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._caller = Caller(self._stub, self._metadata)
@@ -157,7 +159,7 @@ class RosterClient:
 
     def session(self) -> Session:
         """One stream for many requests; use as `async with`."""
-        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata), self._reconnect_s)
+        return Session(lambda actions: self._stub.Session(actions, metadata=self._metadata()), self._reconnect_s)
 
     async def cancel(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """Ends a request wherever it is. Raises NotFoundError if the tenant has no such request."""
@@ -193,6 +195,6 @@ class RosterClient:
 
     async def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
         try:
-            return await method(request, timeout=deadline_s, metadata=self._metadata)
+            return await method(request, timeout=deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -162,17 +163,18 @@ class Resumption:
 class Caller:
     """Makes the calls that open a stream, and open it again, on one stub: an asyncio one or a blocking one."""
 
-    def __init__(self, stub: Any, metadata: Any) -> None:
+    def __init__(self, stub: Any, metadata: Callable[[], Any]) -> None:
+        """`metadata` is asked before each call."""
         self._stub = stub
         self._metadata = metadata
 
     def generate(self, request: pb.GenerateRequest, timeout_s: float | None) -> Any:
         """The stream of a new request."""
-        return self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata())
 
     def attach(self, request: pb.AttachRequest, timeout_s: float | None) -> Any:
         """The rest of a request's stream."""
-        return self._stub.Attach(request, timeout=timeout_s, metadata=self._metadata)
+        return self._stub.Attach(request, timeout=timeout_s, metadata=self._metadata())
 
     def reopen(self, call: NextCall, resumption: Resumption) -> Any:
         """The call that goes on with a broken stream."""

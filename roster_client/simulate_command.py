@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from .timeline.recording import RecordingWriter, recording_writer
+
 if TYPE_CHECKING:
     from scheduler_svc.simulator.simulation import Setup
     from scheduler_svc.simulator.trace import Trace
@@ -55,6 +57,9 @@ def simulate(
     seed: Annotated[int, typer.Option("--seed", help="Of --jitter and --spread.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers there.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw them there (.png, .svg, .pdf).")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", help="Also record every step there, for `roster timeline`.")
+    ] = None,
 ) -> None:
     """Try a policy on a trace before it serves: the production scheduler on a virtual clock."""
     try:
@@ -85,11 +90,17 @@ def simulate(
         )
         for name in names
     }
-    _run(requests, setups, (ttft_target_ms, itl_target_ms), json_file, plot)
+    with recording_writer(timeline) as recorder:
+        _run(requests, setups, (ttft_target_ms, itl_target_ms), json_file, plot, recorder)
 
 
 def _run(
-    trace: Trace, setups: dict[str, Setup], targets_ms: tuple[float, float], json_file: Path | None, plot: Path | None
+    trace: Trace,
+    setups: dict[str, Setup],
+    targets_ms: tuple[float, float],
+    json_file: Path | None,
+    plot: Path | None,
+    recorder: RecordingWriter | None,
 ) -> None:
     from scheduler_svc.logs import configure_logs
     from scheduler_svc.policy import load_policy
@@ -106,7 +117,9 @@ def _run(
     targets = Targets(targets_ms[0] / 1e3, targets_ms[1] / 1e3)
     outcomes, reports = [], []
     for name, setup in setups.items():
-        outcomes.append(run(trace, setup))
+        if recorder is not None:
+            recorder.begin(f"{name} on {trace.name}")
+        outcomes.append(run(trace, setup, recorder.report if recorder is not None else None))
         reports.append(report(outcomes[-1], name, targets))
     setup = next(iter(setups.values()))
     title = f"{trace.name}, {len(trace.requests):,} requests, {setup.runners} × {setup.cost.name}"

@@ -24,6 +24,7 @@ from .errors import from_rpc_error
 from .events import AssembledStream, Assembler, Completion, Event
 from .requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
 from .resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
+from .trace_context import metadata_source
 
 
 class SyncEventStream(AssembledStream):
@@ -99,10 +100,11 @@ class SyncRosterClient:
         tenant: str = "",
         credentials: Credentials = IN_THE_CLEAR,
         reconnect_s: float = RECONNECT_S,
+        trace: bool = False,
     ) -> None:
-        """`tenant` may stay empty where a token says it. `reconnect_s`: see `RosterClient`."""
+        """`tenant` may stay empty where a token says it. `reconnect_s`, `trace`: see `RosterClient`."""
         self._reconnect_s = reconnect_s
-        self._metadata = call_metadata(tenant) + credentials.metadata
+        self._metadata = metadata_source(call_metadata(tenant) + credentials.metadata, trace)
         self._channel = credentials.channel(target)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._caller = Caller(self._stub, self._metadata)
@@ -178,6 +180,6 @@ class SyncRosterClient:
 
     def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
         try:
-            return method(request, timeout=deadline_s, metadata=self._metadata)
+            return method(request, timeout=deadline_s, metadata=self._metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None

@@ -38,6 +38,7 @@ class Commands:
             "disconnect": self._disconnect,
             "status_query": self._status_query,
             "watch": self._watch,
+            "roster_query": self._roster_query,
             "drain": self._drain,
             "ping": self._ping,
             "flush_prefixes": self._flush_prefixes,
@@ -135,6 +136,9 @@ class Commands:
             self._engine.watchers.add(worker)
         else:
             self._engine.watchers.discard(worker)
+
+    def _roster_query(self, worker: bytes, query: engine_pb2.RosterQuery) -> None:
+        self._engine.roster_queries.append((worker, query.handle))
 
     def _drain(self, worker: bytes, drain: engine_pb2.Drain) -> None:
         engine = self._engine

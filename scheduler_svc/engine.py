@@ -34,6 +34,7 @@ from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster_check import check_roster
+from scheduler_svc.roster_view import answer_roster_queries
 from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult
@@ -41,7 +42,7 @@ from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Se
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.shutdown import Shutdown
-from scheduler_svc.status import Totals, step_report
+from scheduler_svc.status import Totals, step_done, step_report
 from scheduler_svc.tenant_queues import queue_for
 from scheduler_svc.tenant_shares import TenantShares
 from scheduler_svc.unattended import Unattended
@@ -81,6 +82,8 @@ class Engine:
         self.phases = StepPhases()
         self.workers = FrontWorkers(self)
         self.watchers: set[bytes] = set()
+        self.roster_queries: list[tuple[bytes, int]] = []
+        """(worker, handle of its call) of those who want to see the roster."""
         self.drain = Drain(settings.drain_s)
         self._commands = Commands(self)
         self._serial = 0
@@ -128,6 +131,8 @@ class Engine:
         self.pool.wake(event.session)
         self._record(applied)
         self.measurements.applied(applied)
+        for worker in self.watchers:
+            self.outbox.message(worker, step_done(self, scheduler, applied))
         for sequence, end in applied.ends:
             self.finish(sequence, end)
         self.rate.observe(self.ledger.now_s, len(applied.tokens), len(applied.ends), len(self.queue))
@@ -194,6 +199,8 @@ class Engine:
             for session, step in plans:
                 report = step_report(self, self.pool.schedulers[session], step)
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
+        if self.roster_queries:
+            answer_roster_queries(self)
         for worker in self.outbox.flush(self.fronts):
             self.workers.forget(worker)
         if self.measurements.due:

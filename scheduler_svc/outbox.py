@@ -111,6 +111,7 @@ def end_message(sequence: Sequence) -> engine_pb2.End:
         message=end.message,
         num_tokens=sequence.num_generated,
         cached_tokens=sequence.cached_tokens,
+        queue_s=sequence.queue_s,
     )
 
 

@@ -83,6 +83,7 @@ class Seating:
         self._occupy(sequence, hit + self._pool.allocate(need), num_computed, None)
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
+            sequence.queue_s = self._ledger.now_s - sequence.request.arrival_s
             self._scheduler.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
         self._prefix.announce(sequence, len(hit), self._table)

@@ -87,6 +87,8 @@ class Sequence:
     """Prompt tokens that a prefix hit spared at the first admission."""
     admitted: bool = False
     """It has had a slot before."""
+    queue_s: float | None = None
+    """Seconds from its request's arrival to its first slot; None before that, or if a former scheduler gave it."""
     preemptions: int = 0
     last_token_s: float = math.nan
     """When its last token came, while it is in no slot; NaN before the first."""

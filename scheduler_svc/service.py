@@ -23,6 +23,7 @@ from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.exposure import exposed
 from scheduler_svc.front.doors import Doors
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
+from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
@@ -57,6 +58,7 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
     """Runs until a signal ends it; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
+            check_tracing(settings)
             Doors.open(settings)  # a file that can't be used is told here, not by each worker
             addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
             if reason := exposed(settings):

@@ -32,6 +32,12 @@ class SchedulerSettings(BaseSettings):
     metrics_listen: str = Field(
         "127.0.0.1:50064", description="Address of Prometheus metrics, http://host:port/metrics; '' turns them off."
     )
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="OpenTelemetry collector that gets a trace of each request over OTLP gRPC, "
+        "http(s)://host:4317; '' turns tracing off.",
+    )
     link: str = Field("tcp://127.0.0.1:50063", description="ZeroMQ endpoint that runners connect to.")
     tls_cert: Path | None = Field(None, description="Certificate chain of both gRPC APIs, PEM; turns TLS on.")
     tls_key: Path | None = Field(None, description="Private key of that certificate, PEM.")

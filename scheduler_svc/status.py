@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from protos import admin_pb2, engine_pb2
+from scheduler_svc.applied import Applied
 from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.runner_events import Loss
@@ -16,6 +17,8 @@ from scheduler_svc.sequence import Sequence
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
+
+_DECODE, _PREFILL = admin_pb2.ROW_KIND_DECODE, admin_pb2.ROW_KIND_PREFILL
 
 
 @dataclass(slots=True)
@@ -133,14 +136,15 @@ def step_report(engine: Engine, scheduler: Scheduler, step: PlannedStep) -> admi
     """The roster of a step, for those who watch."""
     flight = step.flight
     columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
-    rows = zip(flight.sequences, *columns, strict=True)
+    kinds = [_DECODE] * flight.num_decode + [_PREFILL] * (len(flight.sequences) - flight.num_decode)
+    rows = zip(flight.sequences, *columns, kinds, strict=True)
     return admin_pb2.WatchStepsResponse(
         number=step.number,
         runner=scheduler.hello.runner_id,
         time_s=flight.sent_s - engine.started_s,
         rows=[
-            admin_pb2.StepRow(sequence=_reference(sequence, slot), start=start, count=count, sample=sample)
-            for sequence, slot, start, count, sample in rows
+            admin_pb2.StepRow(sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind)
+            for sequence, slot, start, count, sample, kind in rows
         ],
         joined=[_reference(sequence, slot) for sequence, slot in step.joined],
         left=[
@@ -150,7 +154,19 @@ def step_report(engine: Engine, scheduler: Scheduler, step: PlannedStep) -> admi
         waiting=len(engine.queue),
         free_blocks=scheduler.pool.num_free,
         blocks=scheduler.pool.num_blocks,
+        policy=engine.policy.policy.name,
     )
+
+
+def step_done(engine: Engine, scheduler: Scheduler, applied: Applied) -> engine_pb2.FromEngine:
+    """A step that was reported has its result, for those who watch."""
+    done = engine_pb2.StepDone(
+        runner=scheduler.hello.runner_id,
+        number=applied.flight.number,
+        done_s=applied.now_s - engine.started_s,
+        run_s=applied.step_s,
+    )
+    return engine_pb2.FromEngine(step_done=done)
 
 
 def _reference(sequence: Sequence, slot: int) -> admin_pb2.SequenceRef:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -23,13 +24,21 @@ from roster_client.log_view import LogView
 from roster_client.requests import Message, Prompt
 from roster_client.signals import cancelled_by_signals
 from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.timeline.live import record
+from roster_client.timeline.recording import RecordingWriter
 
 from .live_view import LiveView
 from .plain_view import PlainView
 from .prompts import DEMO_REQUESTS
 from .run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
 
-POLICIES = ("fcfs", "static")
+TITLES = {
+    "fcfs": "fcfs: continuous batching, a free slot takes the next request at once",
+    "static": "static: a batch starts when all of the one before it have finished",
+}
+POLICIES = tuple(TITLES)
+LAST_STEP_S = 0.3
+"""A request's last token is here a moment before its step is told to whoever records."""
 WARM_UP_TOKENS = 4
 READY_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 600.0
@@ -49,15 +58,20 @@ class View(Protocol):
     def end(self) -> None: ...
 
 
-async def demo(console: Console, runner: dict[str, object], *, plain: bool) -> ExitCode:
-    """Runs the demo with these runner settings and stops what it started, also on errors and signals."""
+async def demo(
+    console: Console, runner: dict[str, object], *, plain: bool, recorder: RecordingWriter | None = None
+) -> ExitCode:
+    """Runs the demo with these runner settings and stops what it started, also on errors and signals.
+
+    Every step of both runs goes to the `recorder`.
+    """
     view: View = PlainView(console) if plain else LiveView(console)
     log = LogView(console)
     stack = Stack(Endpoints.free(), scheduler={"policy": POLICIES[0]}, runner=runner, on_line=log.line)
     try:
         with cancelled_by_signals():
             async with stack:
-                measurements, same = await _compare(console, view, log, stack)
+                measurements, same = await _compare(console, view, log, stack, recorder)
     except asyncio.CancelledError:
         console.print("Interrupted: both services are stopped.", highlight=False)
         return ExitCode.INTERRUPTED
@@ -71,7 +85,9 @@ async def demo(console: Console, runner: dict[str, object], *, plain: bool) -> E
     return ExitCode.OK
 
 
-async def _compare(console: Console, view: View, log: LogView, stack: Stack) -> tuple[list[Measurement], int]:
+async def _compare(
+    console: Console, view: View, log: LogView, stack: Stack, recorder: RecordingWriter | None
+) -> tuple[list[Measurement], int]:
     """One run per policy; also returns how many answers came out the same."""
     measurements: list[Measurement] = []
     texts: list[list[str]] = []
@@ -82,7 +98,7 @@ async def _compare(console: Console, view: View, log: LogView, stack: Stack) -> 
             model = await stack.wait_ready(READY_TIMEOUT_S)
         log.muted = True
         run = new_run(policy, DEMO_REQUESTS)
-        async with asyncio.timeout(RUN_TIMEOUT_S):
+        async with asyncio.timeout(RUN_TIMEOUT_S), _recorded(stack.endpoints, run, recorder):
             measurements.append(await run_policy(stack.endpoints, view, run, chat=bool(model.chat_template)))
         texts.append([answer.text for answer in run.answers])
     return measurements, sum(first == second for first, second in zip(*texts, strict=True))
@@ -90,12 +106,16 @@ async def _compare(console: Console, view: View, log: LogView, stack: Stack) -> 
 
 async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bool) -> Measurement:
     """Streams all requests at once while watching the roster. Raises RosterError if one fails."""
-    async with RosterClient(endpoints.listen) as client, AdminClient(endpoints.admin_listen) as admin:
+    # Ids belong to a tenant: with one of its own, a run gets no answer that the one before it has left on the runner.
+    client = RosterClient(endpoints.listen, tenant=run.policy)
+    async with client, AdminClient(endpoints.admin_listen) as admin:
         steps = await admin.watch_steps()
         watching = asyncio.create_task(_watch(steps, view, run))
         try:
             # A short request holds the roster until all have arrived: else `static` would batch the first one alone.
-            warm_up = client.generate(_prompt("Hello", chat), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+            warm_up = client.generate(
+                _prompt("Hello", chat), request_id="warm-up", max_tokens=WARM_UP_TOKENS, ignore_eos=True
+            )
             await _first_token(warm_up)
             view.begin(run)
             started = time.monotonic()
@@ -106,6 +126,22 @@ async def run_policy(endpoints: Endpoints, view: View, run: DemoRun, *, chat: bo
             watching.cancel()
             view.end()
     return run.measure(seconds)
+
+
+@asynccontextmanager
+async def _recorded(endpoints: Endpoints, run: DemoRun, recorder: RecordingWriter | None) -> AsyncIterator[None]:
+    """Meanwhile every step is recorded."""
+    if recorder is None:
+        yield
+        return
+    recorder.begin(TITLES[run.policy], {str(answer.number): answer.request.question for answer in run.answers})
+    async with AdminClient(endpoints.admin_listen) as admin:
+        recording = asyncio.create_task(record(await admin.watch_steps(done=True), recorder))
+        try:
+            yield
+            await asyncio.sleep(LAST_STEP_S)
+        finally:
+            recording.cancel()
 
 
 async def _first_token(stream: EventStream) -> None:

@@ -9,22 +9,28 @@ from collections import deque
 import grpc
 
 from protos import admin_pb2, admin_pb2_grpc, engine_pb2
+from scheduler_svc.completed_steps import CompletedSteps
 from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
-from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.refusal import Refusal, invalid
+from scheduler_svc.front.roster_looks import LEAST_APART_S, RosterLooks
 from scheduler_svc.front.service_refusals import engine_lost
 
 DRAIN_POLL_S = 0.5
 """Between two messages about a drain."""
+
+DEFAULT_INTERVAL_MS = 500
+"""Between two messages of WatchRoster."""
 
 STEPS_KEPT = 1024
 """Steps that wait for a slow reader before it misses the oldest."""
 
 
 class _Watcher:
-    """The steps that one WatchSteps call has not sent yet."""
+    """The steps that one WatchSteps call has not sent yet; `done`: it gets them once they have their times."""
 
-    def __init__(self) -> None:
+    def __init__(self, done: bool) -> None:
+        self.done = done
         self.steps: deque[admin_pb2.WatchStepsResponse] = deque(maxlen=STEPS_KEPT)
         self.filled = asyncio.Event()
 
@@ -35,15 +41,28 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._watchers: set[_Watcher] = set()
+        self._completed = CompletedSteps()
+        self._looks = RosterLooks(client)
         self._lost = False
         self._gone = asyncio.Event()
         self._drained: engine_pb2.Drained | None = None
 
     def publish(self, report: admin_pb2.WatchStepsResponse) -> None:
-        """A step was sent: every watcher gets it."""
+        """A step was sent."""
+        self._completed.sent(report)
+        self._tell(report, done=False)
+
+    def publish_done(self, step: engine_pb2.StepDone) -> None:
+        """The result of a step has come."""
+        report = self._completed.done(step)
+        if report is not None:
+            self._tell(report, done=True)
+
+    def _tell(self, report: admin_pb2.WatchStepsResponse, *, done: bool) -> None:
         for watcher in self._watchers:
-            watcher.steps.append(report)
-            watcher.filled.set()
+            if watcher.done is done:
+                watcher.steps.append(report)
+                watcher.filled.set()
 
     def lose(self) -> None:
         """The engine is gone: ends every watch with UNAVAILABLE."""
@@ -87,7 +106,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def WatchSteps(self, request: admin_pb2.WatchStepsRequest, context: grpc.aio.ServicerContext) -> None:
         """Steps from now on. The engine makes reports only while somebody watches."""
-        watcher = _Watcher()
+        watcher = _Watcher(request.done)
         self._watchers.add(watcher)
         if len(self._watchers) == 1:
             self._watch(True)
@@ -103,6 +122,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             self._watchers.discard(watcher)
             if not self._watchers:
                 self._watch(False)
+
+    async def WatchRoster(self, request: admin_pb2.WatchRosterRequest, context: grpc.aio.ServicerContext) -> None:
+        """The roster every interval, until the client goes or the engine does."""
+        interval_s = (request.interval_ms or DEFAULT_INTERVAL_MS) / 1000
+        if interval_s < LEAST_APART_S:
+            await abort(context, invalid("interval_ms", f"it is {request.interval_ms}; ask at most ten times a second"))
+        try:
+            while not self._gone.is_set():
+                await context.write(await self._looks.look())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), interval_s)
+        except Refusal as refusal:
+            await abort(context, refusal)
+        await abort(context, engine_lost())
 
     def drained(self, message: engine_pb2.Drained) -> None:
         """The engine's last message: every Drain call ends with it."""

@@ -70,6 +70,8 @@ class ChoiceStream:
 
         The first tokens of a choice are urgent.
         """
+        if self._stream.trace is not None:
+            self._stream.trace.token()
         if self.eager:
             self._push()
             if self._match_stop():
@@ -92,6 +94,8 @@ class ChoiceStream:
             self._waiting = None
         self._match_stop()
         self._end(end)
+        if self._stream.trace is not None:
+            self._stream.trace.choice_ended(end, self.num_tokens)
         self._stream.choice_ended()
 
     def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:

@@ -41,7 +41,9 @@ class EngineClient:
         self._worker = worker
         self._on_model = on_model
         self.on_step_report: Callable[[admin_pb2.WatchStepsResponse], None] | None = None
-        """Gets the steps that are watched."""
+        """Gets the steps that are watched, when they are sent."""
+        self.on_step_done: Callable[[engine_pb2.StepDone], None] | None = None
+        """Gets their times, when their results have come."""
         self.on_pong: Callable[[engine_pb2.Pong], None] | None = None
         """Gets the answers to pings."""
         self.on_drained: Callable[[engine_pb2.Drained], None] | None = None
@@ -167,13 +169,16 @@ class EngineClient:
         elif kind == "step_report":
             if self.on_step_report is not None:
                 self.on_step_report(message.step_report)
+        elif kind == "step_done":
+            if self.on_step_done is not None:
+                self.on_step_done(message.step_done)
         elif kind == "pong":
             if self.on_pong is not None:
                 self.on_pong(message.pong)
         elif kind == "drained":
             if self.on_drained is not None:
                 self.on_drained(message.drained)
-        elif kind in ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress"):
+        elif kind in ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress", "roster_reply"):
             self._answer(getattr(message, kind).handle, message)
         elif kind == "refused":
             self._refused(message.refused)

@@ -17,6 +17,7 @@ from scheduler_svc.front.response_stream import write_responses
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session import Session
 from scheduler_svc.front.tenant import Tenants
+from scheduler_svc.front.tracing.tracing import Tracing
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -29,23 +30,30 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         preparer: Preparer,
         pacer: MessagePacer,
         tenants: Tenants | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._client = client
         self._served = served
         self._preparer = preparer
         self._pacer = pacer
         self._tenants = tenants or Tenants()
+        self._tracing = tracing or Tracing()
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the answer to one request."""
         gate = FlushGate(self._pacer)
+        trace = self._tracing.begin(context.invocation_metadata())
         try:
             tenant = self._tenants.of(context.invocation_metadata())
             prepared = await self._preparer.prepare(request, context.time_remaining())
             stream = RequestStream(self._client, prepared.text, prepared.valid.request_id, (), gate.notify)
-            stream.submit(prepared.valid, tenant)
+            if trace is not None:
+                trace.submitted(prepared.valid, tenant, self._served.model.name)
+            stream.submit(prepared.valid, tenant, trace)
             await write_responses(stream, gate, context.write)
         except Refusal as refusal:
+            if trace is not None:
+                trace.refused(refusal)
             await abort(context, refusal)
 
     async def Attach(self, request: inference_pb2.AttachRequest, context: grpc.aio.ServicerContext) -> None:
@@ -70,7 +78,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Multiplexes requests over one stream; the messages are read through `context`."""
         try:
             tenant = self._tenants.of(context.invocation_metadata())
-            await Session(self._client, self._served, self._preparer, self._pacer, context, tenant).run()
+            session = Session(
+                self._client, self._served, self._preparer, self._pacer, context, tenant, tracing=self._tracing
+            )
+            await session.run()
         except Refusal as refusal:
             await abort(context, refusal)
 

@@ -22,6 +22,7 @@ from scheduler_svc.front.logprob_columns import LogprobColumns
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.service_refusals import attached_elsewhere, cursor_past_end
 from scheduler_svc.front.tokenizer import ModelText
+from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.validation import ValidRequest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RequestStream:
         "request_id",
         "state",
         "touched",
+        "trace",
     )
 
     def __init__(
@@ -78,6 +80,8 @@ class RequestStream:
         self._prompt_logprobs: LogprobColumns | None = None
         self._prompt_wanted = False
         self.touched = on_touched
+        self.trace: RequestTrace | None = None
+        """Notes when things happen, if the request is traced."""
         self.handle = client.new_handle()
         self.request_id = request_id
         self.request = inference_pb2.GenerateRequest()
@@ -90,8 +94,9 @@ class RequestStream:
 
     # What the front says.
 
-    def submit(self, valid: ValidRequest, tenant: str) -> None:
+    def submit(self, valid: ValidRequest, tenant: str, trace: RequestTrace | None = None) -> None:
         """Sends a request to the engine. Raises Refusal when the engine is gone."""
+        self.trace = trace
         self._client.follow(self)
         self._describe(valid.body, valid.prompt)
         self._client.send(engine_pb2.Command(submit=valid.to_submit(self.handle, tenant)))
@@ -115,6 +120,8 @@ class RequestStream:
     def _leave(self) -> None:
         if self.state not in (StreamState.OPENING, StreamState.OPEN):
             return
+        if self.trace is not None:
+            self.trace.disconnected()
         if self.choices and not self.open_choices:
             self._close()
             return
@@ -175,6 +182,8 @@ class RequestStream:
     def fail(self, refusal: Refusal) -> None:
         """Ends the stream with a status."""
         self.failure = refusal
+        if self.trace is not None:
+            self.trace.refused(refusal)
         self.state = StreamState.FAILED
         self.touched(True)
         self._release()
@@ -213,6 +222,8 @@ class RequestStream:
         self.open_choices -= 1
         if not self.open_choices:
             self._client.forget(self)
+            if self.trace is not None:
+                self.trace.finish()
             if self.state is StreamState.ORPHANED:
                 self.state = StreamState.CLOSED
                 self._release()

@@ -25,6 +25,8 @@ from scheduler_svc.front.refusal import Refusal, invalid
 from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.session_columns import SessionColumns
+from scheduler_svc.front.tracing.request_trace import RequestTrace
+from scheduler_svc.front.tracing.tracing import Tracing
 
 MOST_OPEN_TAGS = 8192
 """Requests of one session at once. With as many, no more actions are read until an end has been written: what a client
@@ -41,6 +43,7 @@ class _Tagged:
     tag: int
     stream: RequestStream | None = None
     refusal: Refusal | None = None
+    trace: RequestTrace | None = None
     announced: bool = False
     cancelled: bool = False
     dirty: bool = False
@@ -57,12 +60,15 @@ class Session:
         pacer: MessagePacer,
         context: grpc.aio.ServicerContext,
         tenant: str,
+        *,
+        tracing: Tracing,
     ) -> None:
         self._client = client
         self._served = served
         self._preparer = preparer
         self._context = context
         self._tenant = tenant
+        self._tracing = tracing
         self._gate = FlushGate(pacer)
         self._tagged: dict[int, _Tagged] = {}
         self._dirty: list[_Tagged] = []
@@ -131,6 +137,7 @@ class Session:
                 tagged.stream.cancel()
 
     def _generate(self, tagged: _Tagged, request: inference_pb2.GenerateRequest) -> None:
+        tagged.trace = self._tracing.begin(self._context.invocation_metadata())
         if self._preparer.is_quick(request, request.prompt):
             try:
                 self._submit(tagged, self._preparer.prepare_now(request, self._context.time_remaining()))
@@ -150,7 +157,9 @@ class Session:
     def _submit(self, tagged: _Tagged, prepared: PreparedRequest) -> None:
         on_touched = partial(self._touched, tagged)
         stream = RequestStream(self._client, prepared.text, prepared.valid.request_id, (), on_touched)
-        stream.submit(prepared.valid, self._tenant)
+        if tagged.trace is not None:
+            tagged.trace.submitted(prepared.valid, self._tenant, self._served.model.name)
+        stream.submit(prepared.valid, self._tenant, tagged.trace)
         tagged.stream = stream
         if tagged.cancelled:
             stream.cancel()
@@ -166,6 +175,8 @@ class Session:
 
     def _refuse(self, tagged: _Tagged, refusal: Refusal) -> None:
         tagged.refusal = refusal
+        if tagged.trace is not None:
+            tagged.trace.refused(refusal)
         self._touched(tagged, True)
 
     def _touched(self, tagged: _Tagged, urgent: bool) -> None:

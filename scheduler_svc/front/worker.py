@@ -41,6 +41,7 @@ from scheduler_svc.front.pacing import MessagePacer
 from scheduler_svc.front.preparation import Preparer
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
+from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
@@ -86,8 +87,10 @@ class FrontWorker:
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
         self._client = EngineClient(engine_endpoint, worker, self._served.announce)
+        self._tracing = Tracing.open(settings)
         self._admin = AdminService(self._client)
         self._client.on_step_report = self._admin.publish
+        self._client.on_step_done = self._admin.publish_done
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
@@ -122,7 +125,9 @@ class FrontWorker:
     async def _start_public(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.tenants)
         pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
-        service = InferenceService(self._client, self._served, self._preparer, pacer, self._doors.tenants)
+        service = InferenceService(
+            self._client, self._served, self._preparer, pacer, self._doors.tenants, self._tracing
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if find_spec(GATEWAY_STUBS) is not None:
@@ -139,7 +144,7 @@ class FrontWorker:
         from scheduler_svc.front.vllm_engine.service import VllmEngineService
 
         service = VllmEngineService(
-            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready
+            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready, self._tracing
         )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(service, server)
 
@@ -160,6 +165,7 @@ class FrontWorker:
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in servers))
         self._client.close()
         self._preparer.close()
+        await asyncio.to_thread(self._tracing.close)
 
     @property
     def _ready(self) -> bool:

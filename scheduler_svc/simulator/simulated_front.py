@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 
 import numpy as np
 
-from protos import engine_pb2, plan_pb2
+from protos import admin_pb2, engine_pb2, plan_pb2
+from scheduler_svc.completed_steps import CompletedSteps
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.simulator.prompts import blank_prompt, prompt_tokens
@@ -45,6 +47,9 @@ class SimulatedFront:
         self.token_times_s = array("d")
         self.token_counts = array("q")
         """Tokens that came at each of `token_times_s`."""
+        self.on_step: Callable[[admin_pb2.WatchStepsResponse], None] | None = None
+        """Gets each step once it is done, if the engine has this worker among its watchers."""
+        self._completed = CompletedSteps()
 
     # ------------------------------------------------------------------ as the engine sees it
 
@@ -95,6 +100,12 @@ class SimulatedFront:
             self.first_ids[message.accepted.handle - 1] = message.accepted.first_sequence_id
         elif message.HasField("refused"):
             self.refusals[message.refused.handle - 1] = message.refused.message
+        elif message.HasField("step_report"):
+            self._completed.sent(message.step_report)
+        elif message.HasField("step_done"):
+            report = self._completed.done(message.step_done)
+            if report is not None and self.on_step is not None:
+                self.on_step(report)
 
     def _take_ends(self, step: engine_pb2.Step) -> None:
         for end in step.ends:

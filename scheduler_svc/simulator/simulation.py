@@ -10,17 +10,18 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from protos import admin_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
-from scheduler_svc.simulator.simulated_front import SimulatedFront, early_stops
+from scheduler_svc.simulator.simulated_front import WORKER, SimulatedFront, early_stops
 from scheduler_svc.simulator.simulated_runners import SimulatedRunners
 from scheduler_svc.simulator.trace import Trace
 from scheduler_svc.simulator.virtual_clock import VirtualClock
@@ -29,6 +30,8 @@ MOST_IDLE_TURNS = 2_000
 """Turns in a row without an event or a plan, half a second apart, after which nothing will ever happen."""
 GC_THRESHOLD = 50_000
 """Objects between collections, as the engine's own loop does it."""
+
+StepObserver = Callable[[admin_pb2.WatchStepsResponse], None]
 
 
 class SimulationStuck(RuntimeError):
@@ -86,8 +89,8 @@ class Setup:
 class Simulation:
     """One engine, its simulated clients and runners. `run` plays the trace to its end."""
 
-    def __init__(self, trace: Trace, setup: Setup) -> None:
-        """Raises UnknownPolicy or WrongParameters."""
+    def __init__(self, trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> None:
+        """`on_step` gets every step once it is done. Raises UnknownPolicy or WrongParameters."""
         self.setup = setup
         self.clock = VirtualClock()
         policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
@@ -102,6 +105,9 @@ class Simulation:
             (lambda: rng.lognormvariate(0.0, setup.spread)) if setup.spread else None,
         )
         self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
+        if on_step is not None:
+            self.front.on_step = on_step
+            self.engine.watchers.add(WORKER)
         self.engine_s = 0.0
         """Wall time that the engine took, in seconds."""
         self._idle_turns = 0
@@ -165,9 +171,12 @@ class Simulation:
         )
 
 
-def simulate(trace: Trace, setup: Setup) -> Outcome:
-    """Plays the trace. Raises SimulationStuck, or ValueError for a policy, parameters or a runner that can't be."""
-    return Simulation(trace, setup).run()
+def simulate(trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> Outcome:
+    """Plays the trace; `on_step` gets every step once it is done.
+
+    Raises SimulationStuck, or ValueError for a policy, parameters or a runner that can't be.
+    """
+    return Simulation(trace, setup, on_step).run()
 
 
 @contextmanager

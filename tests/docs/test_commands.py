@@ -75,7 +75,12 @@ SERVICES = [
     Service(r"roster-runner --link \S+ --runner-key .*", "ready", "--device hash"),
 ]
 ELSEWHERE = [
-    Elsewhere(r"make demo", "tests/roster_client/test_demo.py"),
+    Elsewhere(r"make demo|roster demo --record .*", "tests/roster_client/test_demo.py"),
+    Elsewhere(r"roster timeline live.*|roster top .*", "tests/e2e/test_top.py"),
+    Elsewhere(
+        r"roster timeline (demo|sim).*|roster simulate .* --timeline .*", "tests/roster_client/test_timeline_command.py"
+    ),
+    Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
     Elsewhere(r"make serve", "tests/roster_client/test_serve.py"),
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),

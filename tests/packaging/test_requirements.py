@@ -45,7 +45,7 @@ def test_scheduler_needs_no_torch() -> None:
     assert [name for name in found if name.startswith(("nvidia-", "cupy", "triton"))] == []
 
 
-@pytest.mark.parametrize("extra", ["scheduler", "runner", "bench", "dev"])
+@pytest.mark.parametrize("extra", ["scheduler", "runner", "bench", "tracing", "dev"])
 def test_everything_is_pinned(extra: str) -> None:
     assert closure(extra) - set(pins()) == set(), "add them to constraints.txt"
 
@@ -68,5 +68,5 @@ def test_pins_satisfy_the_project() -> None:
 
 
 def test_pins_are_versions() -> None:
-    version = r"([0-9]+!)?[0-9]+(\.[0-9]+)*(\.post[0-9]+)?"
+    version = r"([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?"
     assert [pin for pin in pins().values() if not re.fullmatch(version, pin)] == []

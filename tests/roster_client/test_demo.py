@@ -6,6 +6,7 @@ import io
 import random
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,8 @@ from roster_client.demo.prompts import DemoRequest
 from roster_client.demo.run import DemoRun, RosterChange, new_run
 from roster_client.events import Delta, Finish, FinishReason
 from roster_client.exit_codes import ExitCode
+from roster_client.timeline.lanes import occupancy
+from roster_client.timeline.recording import read_recordings
 from tests.support.roster_command import assert_gone, roster_command
 
 REQUESTS = [DemoRequest("Why?", 20), DemoRequest("How is it that this question is so long? " * 9, 10)]
@@ -93,8 +96,9 @@ def test_live_frames_fit_the_terminal(width: int, height: int) -> None:
     assert "policy s" in text and "slot 1" in text and "#1" in text and "batch 1/3" in text
 
 
-def test_the_demo_compares_both_policies_and_stops_everything() -> None:
-    with roster_command("demo", "--device", "hash", ROSTER_STEP_MS="5") as command:
+def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) -> None:
+    record = tmp_path / "demo.jsonl"
+    with roster_command("demo", "--device", "hash", "--record", str(record), ROSTER_STEP_MS="5") as command:
         command.wait_for(lambda line: "policy static" in line)
         started = command.descendants()
         assert command.exit_status() == ExitCode.OK, command.output
@@ -106,6 +110,13 @@ def test_the_demo_compares_both_policies_and_stops_everything() -> None:
         assert len([line for line in command.lines if line.startswith(f"  #{number} done")]) == 2
         # In both rosters, but a reader that is slow for a moment misses a step.
         assert any(re.search(rf"joined #{number}\b", line) for line in command.lines)
+    runs = read_recordings(record)
+    assert [run.steps[0].policy for run in runs] == ["fcfs", "static"]
+    for run in runs:
+        seen = {row.request for step in run.steps for row in step.rows}
+        assert seen == {"warm-up", *map(str, range(1, 9))}, "each run computes all of its requests"
+    wasted = [occupancy(run.steps).wasted_share for run in runs]
+    assert wasted[0] < 0.1 < wasted[1], wasted
 
 
 def test_an_interrupted_demo_stops_everything() -> None:

@@ -164,6 +164,7 @@ class FakeEngine:
             stop_string=stop_string,
             num_tokens=len(sequence.tokens),
             cached_tokens=3,
+            queue_s=0.0,
         )
         return sequence.end
 

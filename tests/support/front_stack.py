@@ -49,7 +49,7 @@ async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
 
 @asynccontextmanager
 async def front_stack(
-    step_s: float = 0.002, flush_ms: float = 30.0, with_model: bool = True
+    step_s: float = 0.002, flush_ms: float = 30.0, with_model: bool = True, otlp_endpoint: str = ""
 ) -> AsyncIterator[FrontStack]:
     """Starts both, and ends both."""
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,11 @@ async def front_stack(
         engine.start()
         public, admin = reserve("127.0.0.1:0"), reserve("127.0.0.1:0")
         settings = SchedulerSettings(
-            listen=public.address, admin_listen=admin.address, flush_ms=flush_ms, front_workers=0
+            listen=public.address,
+            admin_listen=admin.address,
+            flush_ms=flush_ms,
+            front_workers=0,
+            otlp_endpoint=otlp_endpoint,
         )
         gone, alive = os.pipe()
         worker = FrontWorker(settings, 0, endpoint)

@@ -24,6 +24,7 @@ from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.response_stream import write_responses
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
+from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.vllm_engine.answer_writer import AnswerWriter
 from scheduler_svc.front.vllm_engine.load_report import LoadReporter
 from scheduler_svc.front.vllm_engine.request_mapping import to_generate_request
@@ -41,6 +42,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         pacer: MessagePacer,
         tenants: Tenants,
         is_ready: Callable[[], bool],
+        tracing: Tracing,
     ) -> None:
         """`is_ready`: new requests are taken and the engine turns."""
         self._client = client
@@ -49,6 +51,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         self._pacer = pacer
         self._tenants = tenants
         self._is_ready = is_ready
+        self._tracing = tracing
         self._loads = LoadReporter()
 
     async def HealthCheck(
@@ -123,15 +126,20 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def Generate(self, request: vllm.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         """Streams the answer to one request, or writes it whole."""
         gate = FlushGate(self._pacer)
+        trace = self._tracing.begin(context.invocation_metadata())
         try:
             tenant = self._tenants.of(context.invocation_metadata())
             prepared = await self._preparer.prepare(to_generate_request(request), context.time_remaining())
             valid = prepared.valid
             stream = RequestStream(self._client, prepared.text, valid.request_id, (), gate.notify)
-            stream.submit(valid, tenant)
+            if trace is not None:
+                trace.submitted(valid, tenant, self._served.model.name)
+            stream.submit(valid, tenant, trace)
             writer = AnswerWriter(valid.prompt, valid.n, request.stream, context.write)
             await write_responses(stream, gate, writer.write)
         except Refusal as refusal:
+            if trace is not None:
+                trace.refused(refusal)
             await abort(context, refusal)
 
     async def Abort(self, request: vllm.AbortRequest, context: grpc.aio.ServicerContext) -> vllm.AbortResponse:

@@ -1,4 +1,4 @@
-"""WatchSteps and a reader that does not keep up: memory is bounded, and the step numbers show what was missed."""
+"""WatchSteps: a reader that does not keep up misses steps in bounded memory, one that wants times gets them late."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class _SlowContext:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        self.reports: list[admin_pb2.WatchStepsResponse] = []
         self.reading = asyncio.Event()
 
     async def send_initial_metadata(self, metadata: tuple[()]) -> None:
@@ -32,6 +33,7 @@ class _SlowContext:
         """Blocks like flow control."""
         await self.reading.wait()
         self.numbers.append(report.number)
+        self.reports.append(report)
 
 
 async def test_a_slow_watcher_misses_the_oldest_steps() -> None:
@@ -51,3 +53,31 @@ async def test_a_slow_watcher_misses_the_oldest_steps() -> None:
     watch.cancel()
     await asyncio.wait({watch})
     assert [command.watch.on for command in client.commands] == [True, False]
+
+
+async def test_steps_with_their_times_come_when_they_are_done() -> None:
+    client, sent, done = _Client(), _SlowContext(), _SlowContext()
+    service = AdminService(client)  # type: ignore[arg-type]
+    watches = [
+        asyncio.create_task(service.WatchSteps(request, context))  # type: ignore[arg-type]
+        for request, context in (
+            (admin_pb2.WatchStepsRequest(), sent),
+            (admin_pb2.WatchStepsRequest(done=True), done),
+        )
+    ]
+    sent.reading.set()
+    done.reading.set()
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        service.publish(admin_pb2.WatchStepsResponse(runner="a", number=number))
+    service.publish_done(engine_pb2.StepDone(runner="b", number=1, done_s=9))
+    service.publish_done(engine_pb2.StepDone(runner="a", number=1, done_s=3.5, run_s=0.25))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert sent.numbers == [1, 2]
+    assert done.numbers == [1], "step 2 is still under way, and nobody saw b's begin"
+    assert (done.reports[0].done_s, done.reports[0].run_s) == (3.5, 0.25)
+    assert not sent.reports[0].HasField("done_s")
+    for watch in watches:
+        watch.cancel()
+    await asyncio.wait(watches)

@@ -1,0 +1,104 @@
+"""A recording as lanes: one per slot of each runner, with the spans in which a sequence prefilled or decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .recording import Recording, RowKind, Step
+
+
+@dataclass(slots=True)
+class Span:
+    """Consecutive steps of a lane with the same sequence and kind. Columns count steps from the recording's first."""
+
+    request: str
+    kind: RowKind
+    first: int
+    last: int
+    begin_s: float
+    end_s: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class Lane:
+    """A slot of a runner."""
+
+    runner: str
+    slot: int
+    spans: list[Span] = field(default_factory=list)
+
+    def take(self, step: Step, column: int, request: str, kind: RowKind, tokens: int) -> None:
+        """The slot had a row in this step."""
+        last = self.spans[-1] if self.spans else None
+        if last is not None and (last.request, last.kind, last.last) == (request, kind, column - 1):
+            last.last, last.end_s = column, step.end_s
+            last.tokens += tokens
+        else:
+            self.spans.append(Span(request, kind, column, column, step.begin_s, step.end_s, tokens))
+
+
+@dataclass(slots=True, frozen=True)
+class Occupancy:
+    """How full the roster was. A cell is a slot in a step."""
+
+    cells: int
+    empty: int
+    empty_with_waiting: int
+    """Empty cells of steps after which somebody still waited: what another policy could have filled."""
+
+    @property
+    def empty_share(self) -> float:
+        """Part of all cells, 0 to 1."""
+        return self.empty / max(1, self.cells)
+
+    @property
+    def wasted_share(self) -> float:
+        """Part of all cells that was empty while somebody waited, 0 to 1."""
+        return self.empty_with_waiting / max(1, self.cells)
+
+
+def lanes_of(recording: Recording) -> list[Lane]:
+    """The lanes of all runners, by runner and slot. Steps of a runner are its columns, from 0 without gaps."""
+    lanes: dict[tuple[str, int], Lane] = {}
+    columns: dict[str, int] = {}
+    for step in recording.steps:
+        column = columns.get(step.runner, 0)
+        columns[step.runner] = column + 1
+        for slot in range(step.slots) if not column else ():
+            lanes[step.runner, slot] = Lane(step.runner, slot)
+        for row in step.rows:
+            lanes[step.runner, row.slot].take(step, column, row.request, row.kind, row.tokens)
+    return sorted(lanes.values(), key=lambda lane: (lane.runner, lane.slot))
+
+
+def num_columns(recording: Recording) -> int:
+    """Steps of the runner that made the most."""
+    counts: dict[str, int] = {}
+    for step in recording.steps:
+        counts[step.runner] = counts.get(step.runner, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def occupancy(steps: Iterable[Step]) -> Occupancy:
+    """Counts cells."""
+    cells = empty = wasted = 0
+    for step in steps:
+        idle = step.slots - len(step.rows)
+        cells += step.slots
+        empty += idle
+        wasted += idle if step.waiting else 0
+    return Occupancy(cells, empty, wasted)
+
+
+def request_order(recordings: Iterable[Recording]) -> list[str]:
+    """Every request once: those that a header names, in its order, then the others as they appear."""
+    seen: dict[str, None] = {}
+    recordings = list(recordings)
+    for recording in recordings:
+        seen.update(dict.fromkeys(recording.requests))
+    for recording in recordings:
+        for step in recording.steps:
+            seen.update(dict.fromkeys(row.request for row in step.rows))
+    return list(seen)

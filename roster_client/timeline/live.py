@@ -1,0 +1,31 @@
+"""Records a service that runs, over its admin API. The service makes reports only meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roster_client.admin import AdminClient, StepStream
+from roster_client.credentials import Credentials
+
+from .recording import RecordingWriter
+
+
+async def record(steps: StepStream, recorder: RecordingWriter) -> None:
+    """Writes every step until the stream ends. Raises RosterError when the service goes."""
+    async for report in steps:
+        recorder.report(report)
+
+
+async def record_live(target: str, credentials: Credentials, recorder: RecordingWriter, seconds: float) -> None:
+    """Records the service at this admin address for so long, under the name of its policy. Raises RosterError."""
+    async with AdminClient(target, credentials=credentials) as admin:
+        status = await admin.get_status(deadline_s=10)
+        recorder.begin(f"{status.policy} at {target}")
+        steps = await admin.watch_steps(done=True)
+        try:
+            async with asyncio.timeout(seconds):
+                await record(steps, recorder)
+        except TimeoutError:
+            pass
+        finally:
+            steps.cancel()

@@ -1,0 +1,274 @@
+"""The roster as a picture: slots down, steps (or seconds) across, a colour a request, prefill darker than decode.
+
+What is white inside a lane's frame is an empty slot. Recordings are panels above each other with one scale across, and
+a request has the same colour in all of them. Needs the extra `plot`.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from .lanes import Lane, Span, lanes_of, num_columns, occupancy, request_order
+from .recording import Recording, RowKind
+
+FORMATS = (".svg", ".png", ".pdf")
+WIDTH_IN = 12.0
+MOST_IN_LEGEND = 12
+"""Requests; with more of them a legend tells nobody apart."""
+LEGEND_COLUMNS = 4
+LABEL_SHARE = 0.018
+"""Part of the width that a bar needs for its request's name, and an empty stretch thrice for its word."""
+_HUES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#EE8833", "#887766")
+_OTHERS = "#BBBBBB"
+_INK = "#333333"
+
+
+class Across(StrEnum):
+    """What a picture's horizontal axis counts."""
+
+    STEPS = "steps"
+    TIME = "time"
+
+
+class PictureUnavailable(ValueError):
+    """matplotlib is missing, or the file's format is none that it writes."""
+
+
+def check_picture(path: Path) -> None:
+    """Raises PictureUnavailable when a picture can't be written there: before anything is recorded."""
+    if path.suffix not in FORMATS:
+        raise PictureUnavailable(f"{path}: a picture's file must end in {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise PictureUnavailable(
+            "pictures need matplotlib: install it with `pip install 'roster-serve[plot]'`; --trace goes without"
+        ) from None
+
+
+def draw(path: Path, recordings: Sequence[Recording], across: Across = Across.STEPS, title: str = "") -> None:
+    """Writes the picture. Call `check_picture` first."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    colours = _colours(recordings)
+    lanes = [lanes_of(recording) for recording in recordings]
+    lane_in = min(0.42, max(0.08, 7.0 / max(1, sum(map(len, lanes)))))
+    heights = [(len(panel) + 1) * lane_in + 0.75 for panel in lanes]
+    height = sum(heights) + _legend_in(recordings) + (1.2 if title else 0.8)
+    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+    panels = figure.subplots(len(recordings), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    width = max(_extent(recording, across) for recording in recordings)
+    for axes, recording, panel in zip(panels, recordings, lanes, strict=True):
+        _Panel(axes, recording, across, colours, width).draw(panel)
+    panels[-1].set_xlabel("step: one forward pass of the model" if across is Across.STEPS else "seconds", color=_INK)
+    if title:
+        figure.suptitle(title, fontsize=14, fontweight="bold", color=_INK)
+    _legend(figure, recordings, colours)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "roster"}):
+        figure.savefig(path, dpi=120, facecolor="white", metadata=_METADATA.get(path.suffix, {}))
+
+
+_METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""No time of writing: the same recording gives the same file."""
+
+
+@dataclass(slots=True)
+class _Panel:
+    axes: Any
+    recording: Recording
+    across: Across
+    colours: dict[str, str]
+    width: float
+
+    def draw(self, lanes: Sequence[Lane]) -> None:
+        """Lanes from the top down."""
+        extent = _extent(self.recording, self.across)
+        self.axes.broken_barh([(0, extent)], (-0.5, len(lanes)), facecolor="#F7F7F7", zorder=0)
+        for row, lane in enumerate(lanes):
+            self.axes.broken_barh([(0, extent)], (row - 0.42, 0.84), facecolor="white", edgecolor="#CCCCCC", lw=0.7)
+            for span in lane.spans:
+                self._bar(row, span)
+            self._words(row, lane, extent)
+        if extent < 0.9 * self.width:
+            middle = (len(lanes) - 1) / 2
+            self.axes.text(extent, middle, "  all done", va="center", fontstyle="italic", fontsize=11, color=_INK)
+        self._waiting(len(lanes))
+        self._changes_of_policy(len(lanes))
+        self._frame(lanes)
+
+    def _bar(self, row: int, span: Span) -> None:
+        begin, end = self._reach(span)
+        colour = self.colours[span.request]
+        face = _shade(colour, 0.55) if span.kind is RowKind.PREFILL else _tint(colour, 0.35)
+        self.axes.broken_barh([(begin, end - begin)], (row - 0.42, 0.84), facecolor=face, lw=0, zorder=2)
+
+    def _words(self, row: int, lane: Lane, extent: float) -> None:
+        """A request's name in its longest bar, and what a long white stretch is."""
+        if len(lane.spans) and self.width:
+            for request in {span.request for span in lane.spans}:
+                bar = max((span for span in lane.spans if span.request == request), key=lambda s: s.last - s.first)
+                begin, end = self._reach(bar)
+                if end - begin > LABEL_SHARE * self.width:
+                    self._word(row, (begin + end) / 2, _short(request), color="#111111", fontweight="bold", fontsize=9)
+        edges = [0.0] + [edge for span in lane.spans for edge in self._reach(span)] + [extent]
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            if end - begin > 3 * LABEL_SHARE * self.width:
+                self._word(row, (begin + end) / 2, "empty", color="#999999", fontstyle="italic", fontsize=8)
+
+    def _word(self, row: float, place: float, word: str, **style: Any) -> None:
+        self.axes.text(place, row, word, ha="center", va="center", zorder=4, clip_on=True, **style)
+
+    def _waiting(self, row: int) -> None:
+        """Under the lanes: how many wait, as the height of a strip, with the number where there is room for it."""
+        counts = [(self._place(index), step.waiting) for index, step in enumerate(self.recording.steps)]
+        most = max(count for _, count in counts) or 1
+        begin, count = counts[0]
+        for place, following in [*counts[1:], (_extent(self.recording, self.across), -1)]:
+            if following == count:
+                continue
+            height = 0.8 * count / most
+            self.axes.broken_barh([(begin, place - begin)], (row + 0.4 - height, height), facecolor="#DDDDDD", lw=0)
+            if place - begin > LABEL_SHARE * self.width and count:
+                self._word(row + 0.22, (begin + place) / 2, f"{count} wait", color="#555555", fontsize=8)
+            begin, count = place, following
+
+    def _place(self, index: int) -> float:
+        """Where a step begins on the axis."""
+        steps = self.recording.steps
+        return index if self.across is Across.STEPS else steps[index].begin_s - _begin_s(self.recording)
+
+    def _changes_of_policy(self, num_lanes: int) -> None:
+        steps = self.recording.steps
+        for index in range(1, len(steps)):
+            if steps[index].policy != steps[index - 1].policy:
+                place = self._place(index)
+                self.axes.plot([place, place], [-0.5, num_lanes - 0.5], color=_INK, lw=1, ls="--", zorder=3)
+                self.axes.text(place, -0.55, f" {steps[index].policy}", fontsize=8, color=_INK, va="bottom")
+
+    def _frame(self, lanes: Sequence[Lane]) -> None:
+        axes, filled = self.axes, occupancy(self.recording.steps)
+        axes.set(xlim=(0, self.width), ylim=(len(lanes) + 0.5, -0.5))
+        several = len({lane.runner for lane in lanes}) > 1
+        if len(lanes) <= 32:
+            names = [f"{lane.runner} " * several + f"slot {lane.slot}" for lane in lanes]
+            axes.set_yticks(range(len(lanes) + 1), [*names, "queue"], fontsize=9, color=_INK)
+        else:
+            axes.set_ylabel("slots", color=_INK)
+        axes.tick_params(length=0, colors=_INK)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        took = f"{num_columns(self.recording)} steps"
+        if self.across is Across.TIME:
+            took += f" in {_extent(self.recording, self.across):.1f} s"
+        axes.set_title(self.recording.title, loc="left", fontsize=12, fontweight="bold", color=_INK)
+        axes.set_title(
+            f"{took} · empty slots: {filled.empty_share:.0%}, while requests wait: {filled.wasted_share:.0%}",
+            loc="right",
+            fontsize=10,
+            color=_INK,
+        )
+
+    def _reach(self, span: Span) -> tuple[float, float]:
+        if self.across is Across.STEPS:
+            return span.first, span.last + 1
+        begin_s = _begin_s(self.recording)
+        return span.begin_s - begin_s, span.end_s - begin_s
+
+
+def _legend(figure: Any, recordings: Sequence[Recording], colours: dict[str, str]) -> None:
+    """What shades mean, then what colours mean if they are few enough."""
+    from matplotlib.patches import Patch
+
+    words = {request: word for recording in recordings for request, word in recording.requests.items()}
+    named = list(words) or list(colours)
+    handles = [
+        Patch(facecolor=_shade(_OTHERS, 0.45), label="dark: prefill of the prompt"),
+        Patch(facecolor=_tint(_OTHERS, 0.35), label="light: decode, a token a step"),
+        Patch(facecolor="white", edgecolor="#CCCCCC", label="white: empty slot"),
+    ]
+    if len(named) <= MOST_IN_LEGEND:
+        handles += [
+            Patch(facecolor=_tint(colours[request], 0.2), label=f"{_short(request)}  {_clip(words.get(request, ''))}")
+            for request in named
+        ]
+    others = [request for request in colours if request not in named]
+    if others:
+        handles.append(Patch(facecolor=_tint(_OTHERS, 0.2), label=f"grey: {_clip(', '.join(others))}"))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=LEGEND_COLUMNS,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=_INK,
+        columnspacing=1.5,
+    )
+
+
+def _legend_in(recordings: Sequence[Recording]) -> float:
+    """Height of the legend, in inches."""
+    named = {request for recording in recordings for request in recording.requests}
+    return -(-(4 + min(MOST_IN_LEGEND, len(named))) // LEGEND_COLUMNS) * 0.2
+
+
+def _colours(recordings: Sequence[Recording]) -> dict[str, str]:
+    """By request: those that a header names, or else all; the others are grey."""
+    named = {request for recording in recordings for request in recording.requests}
+    colours, count = {}, 0
+    for request in request_order(recordings):
+        if named and request not in named:
+            colours[request] = _OTHERS
+        else:
+            colours[request] = _hue(count)
+            count += 1
+    return colours
+
+
+def _hue(index: int) -> str:
+    """Eight colours that colour-blind people tell apart, then hues that fall between each other."""
+    if index < len(_HUES):
+        return _HUES[index]
+    return _hex(colorsys.hls_to_rgb(index * 0.618034 % 1.0, 0.5, 0.55))
+
+
+def _tint(colour: str, share: float) -> str:
+    """Nearer to white."""
+    return _hex(tuple(part + (1 - part) * share for part in _rgb(colour)))
+
+
+def _shade(colour: str, share: float) -> str:
+    """Nearer to black."""
+    return _hex(tuple(part * (1 - share) for part in _rgb(colour)))
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+
+
+def _hex(parts: tuple[float, ...]) -> str:
+    return "#" + "".join(f"{round(part * 255):02X}" for part in parts)
+
+
+def _begin_s(recording: Recording) -> float:
+    return min(step.begin_s for step in recording.steps)
+
+
+def _extent(recording: Recording, across: Across) -> float:
+    if across is Across.STEPS:
+        return num_columns(recording)
+    return max(step.end_s for step in recording.steps) - _begin_s(recording)
+
+
+def _short(request: str) -> str:
+    return f"#{request}" if request.isdecimal() else request[:8]
+
+
+def _clip(words: str, most: int = 33) -> str:
+    words = " ".join(words.split())
+    return words if len(words) <= most else words[: most - 1] + "…"

@@ -1,0 +1,196 @@
+"""Recordings of a roster: JSON lines, a header and then one line a step.
+
+    {"roster_timeline": 1, "title": "fcfs", "requests": {"1": "What is the capital of France?"}}
+    {"step": 7, "runner": "r-1", "begin_s": 0.41, "run_s": 0.02, "policy": "fcfs", "slots": 3, "waiting": 5,
+     "rows": [{"slot": 0, "request": "1", "kind": "decode", "tokens": 1}], "left": [{"slot": 2, "request": "4",
+     "reason": "length"}]}
+
+| header field | meaning |
+|---|---|
+| roster_timeline | version of this format, 1 |
+| title | what was recorded |
+| requests | id -> words for a legend; {} if none are told apart by words |
+
+| step field | meaning |
+|---|---|
+| step | number of the plan on its runner |
+| begin_s, run_s | when the runner began it (seconds since the engine started) and how long it took |
+| slots, waiting | slots of the runner; sequences without a slot once the step was sent |
+| rows | sequences in the step: slot, request (with `/choice` after it where that is not 0), kind, positions computed |
+| left | who gave up a slot since the step before, and why |
+
+A header begins a recording: a file holds one or several, each a panel of a picture. A file that ends in the middle of a
+line was cut off while it was written: what is whole before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TextIO
+
+from protos import admin_pb2
+
+VERSION = 1
+
+
+class WrongRecording(ValueError):
+    """A file that is no recording, or of a newer format."""
+
+
+class RowKind(StrEnum):
+    """What a step computed for a sequence."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """A sequence in a step; `tokens` counts the positions computed."""
+
+    slot: int
+    request: str
+    kind: RowKind
+    tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class Leave:
+    """A sequence that gave up its slot, and the reason: that of its end, or "preempted"."""
+
+    slot: int
+    request: str
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """One step of one runner. Times in seconds since the engine started."""
+
+    step: int
+    runner: str
+    begin_s: float
+    run_s: float
+    policy: str
+    slots: int
+    waiting: int
+    rows: tuple[Row, ...]
+    left: tuple[Leave, ...] = ()
+
+    @property
+    def end_s(self) -> float:
+        """When its result was there."""
+        return self.begin_s + self.run_s
+
+
+@dataclass(slots=True)
+class Recording:
+    """Steps in the order in which they were done."""
+
+    title: str
+    requests: dict[str, str] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+
+class RecordingWriter:
+    """Writes recordings as they happen; each line is flushed, so that a file is whole up to now."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.num_steps = 0
+        """Steps written since the last header."""
+
+    def begin(self, title: str, requests: dict[str, str] | None = None) -> None:
+        """A recording begins. `requests`: words for a legend by request id."""
+        self._line({"roster_timeline": VERSION, "title": title, "requests": requests or {}})
+        self.num_steps = 0
+
+    def step(self, step: Step) -> None:
+        """A step was done."""
+        self._line(asdict(step))
+        self.num_steps += 1
+
+    def report(self, report: admin_pb2.WatchStepsResponse) -> None:
+        """A step was done, as `WatchSteps(done=true)` tells it."""
+        self.step(step_of(report))
+
+    def _line(self, content: dict[str, Any]) -> None:
+        self._file.write(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+@contextmanager
+def recording_writer(path: Path | None) -> Iterator[RecordingWriter | None]:
+    """A writer to a new file; None where there is no path. Raises WrongRecording if it can't be written."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise WrongRecording(f"{path} can't be written: {error.strerror}") from error
+    with file:
+        yield RecordingWriter(file)
+
+
+def step_of(report: admin_pb2.WatchStepsResponse) -> Step:
+    """A step as `WatchSteps(done=true)` tells it. Times are rounded to microseconds."""
+    return Step(
+        step=report.number,
+        runner=report.runner,
+        begin_s=round(report.done_s - report.run_s, 6),
+        run_s=round(report.run_s, 6),
+        policy=report.policy,
+        slots=report.slots,
+        waiting=report.waiting,
+        rows=tuple(
+            Row(
+                row.sequence.slot,
+                _name(row.sequence),
+                RowKind.DECODE if row.kind == admin_pb2.ROW_KIND_DECODE else RowKind.PREFILL,
+                row.count,
+            )
+            for row in report.rows
+        ),
+        left=tuple(Leave(leave.sequence.slot, _name(leave.sequence), leave.reason) for leave in report.left),
+    )
+
+
+def read_recordings(path: Path) -> list[Recording]:
+    """Every recording in the file, at least one. Raises WrongRecording, or OSError."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    cut_off = lines.pop()
+    if cut_off and not lines:
+        raise WrongRecording(f"{path} is no recording: its first line is not a JSON object on a line of its own")
+    recordings: list[Recording] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            _take(recordings, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WrongRecording(f"{path}, line {number}: not a line of a recording ({error})") from error
+    if not any(recording.steps for recording in recordings):
+        raise WrongRecording(f"{path} holds no step: was anything served while it was recorded?")
+    return recordings
+
+
+def _take(recordings: list[Recording], line: dict[str, Any]) -> None:
+    if "roster_timeline" in line:
+        if line["roster_timeline"] != VERSION:
+            raise ValueError(f"its format is {line['roster_timeline']}, this version reads {VERSION}")
+        recordings.append(Recording(str(line["title"]), dict(line["requests"])))
+        return
+    if not recordings:
+        raise ValueError("a recording begins with its header")
+    rows = tuple(Row(row["slot"], row["request"], RowKind(row["kind"]), row["tokens"]) for row in line["rows"])
+    left = tuple(Leave(**leave) for leave in line["left"])
+    recordings[-1].steps.append(Step(**(line | {"rows": rows, "left": left})))
+
+
+def _name(sequence: admin_pb2.SequenceRef) -> str:
+    return f"{sequence.request_id}/{sequence.index}" if sequence.index else sequence.request_id

@@ -1,0 +1,94 @@
+"""`roster timeline`: recordings of a roster as a picture, as a trace for Perfetto, and as a table."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .command_credentials import credentials
+from .operator_commands import DEFAULT_ADMIN, Admin
+from .timeline.lanes import num_columns, occupancy, request_order
+from .timeline.live import record_live
+from .timeline.picture import Across, check_picture, draw
+from .timeline.recording import Recording, read_recordings, recording_writer
+from .timeline.trace_events import write_trace
+
+
+def timeline(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Recordings, of `roster demo --record`, `roster simulate --timeline` or --live; panels in this order.",
+        ),
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("--out", "-o", help="Picture to write (.svg, .png, .pdf); may be repeated."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Also write a trace that ui.perfetto.dev opens (JSON).")
+    ] = None,
+    live: Annotated[
+        float | None, typer.Option("--live", min=0.1, help="Record the service at --admin into FILE for these seconds.")
+    ] = None,
+    across: Annotated[Across, typer.Option("--across", help="What the picture's horizontal axis counts.")] = (
+        Across.STEPS
+    ),
+    title: Annotated[str, typer.Option("--title", help="Above the picture.")] = "",
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Draw the roster over time: slots down, steps across, one colour a request, prefill darker than decode.
+
+    Several recordings become panels above each other with one scale across.
+    Example: roster demo --record demo.jsonl && roster timeline demo.jsonl -o demo.svg
+    """
+    files, pictures = files or [], out or []
+    for picture in pictures:
+        check_picture(picture)
+    if live is not None:
+        if len(files) != 1:
+            raise ValueError("--live records into one FILE: name just that")
+        with recording_writer(files[0]) as recorder:
+            if recorder is not None:
+                asyncio.run(record_live(admin, credentials(), recorder, live))
+    if not files:
+        raise ValueError("name a recording: make one with `roster demo --record FILE`, or here with --live SECONDS")
+    recordings = _read(files)
+    for picture in pictures:
+        draw(picture, recordings, across, title)
+    if trace is not None:
+        write_trace(trace, recordings)
+    Console().print(_table(recordings))
+
+
+def _read(files: list[Path]) -> list[Recording]:
+    """What the files hold, without recordings in which nothing ran."""
+    try:
+        recordings = [recording for file in files for recording in read_recordings(file)]
+    except OSError as error:
+        raise ValueError(f"{error.filename} can't be read: {error.strerror}") from error
+    return [recording for recording in recordings if recording.steps]
+
+
+def _table(recordings: list[Recording]) -> Table:
+    table = Table()
+    for heading in ("recording", "requests", "steps", "seconds", "empty slots", "empty while requests wait"):
+        table.add_column(heading, justify="left" if heading == "recording" else "right")
+    for recording in recordings:
+        filled, steps = occupancy(recording.steps), recording.steps
+        seconds = max(step.end_s for step in steps) - min(step.begin_s for step in steps)
+        table.add_row(
+            recording.title,
+            f"{len(request_order([Recording('', {}, steps)])):,}",
+            f"{num_columns(recording):,}",
+            f"{seconds:.2f}",
+            f"{filled.empty_share:.1%}",
+            f"{filled.wasted_share:.1%}",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""`roster top`: what a service does now, drawn again and again, with keys that change the policy."""

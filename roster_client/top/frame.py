@@ -1,0 +1,180 @@
+"""A frame of `roster top`, as rich draws it: headline, gauges, a bar for each running sequence, keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from protos import admin_pb2
+from roster_client.terminal_text import one_line
+
+from .load import Load, is_prefill
+
+BAR_CELLS = 24
+GAUGE_CELLS = 12
+TENANTS_SHOWN = 4
+FIXED_LINES = 12
+"""Lines of a frame besides runners and sequences."""
+_COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "red")
+
+
+@dataclass(slots=True)
+class Menu:
+    """The policies to choose from, while they are shown."""
+
+    policies: list[admin_pb2.PolicyDescription]
+
+
+def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
+    """The whole frame, at most `height` lines. `notice`: what the last key did, or what is wrong."""
+    room = max(1, height - FIXED_LINES - len(load.now.status.runners) - (len(menu.policies) + 2 if menu else 0))
+    parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(load.now.status), _sequences(load, room)]
+    if menu is not None:
+        parts.append(_menu(menu, load.now.status.policy))
+    if notice:
+        parts.append(Text(one_line(notice), style="yellow", no_wrap=True, overflow="ellipsis"))
+    if keys:
+        parts.append(Text("number: put it in force   p: back   q: leave" if menu else "p: policies   q: leave", "dim"))
+    return Group(*parts)
+
+
+def _headline(load: Load) -> RenderableType:
+    status = load.now.status
+    line = Text.assemble(
+        (f"roster {status.version}", "bold"),
+        f"   up {_duration(status.uptime_s)}   policy ",
+        (one_line(status.policy), "bold green"),
+        (f" {one_line(status.policy_parameters)}", "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    if status.draining:
+        line.append("   DRAINING", "bold red")
+    return line
+
+
+def _numbers(load: Load) -> RenderableType:
+    status, totals = load.now.status, load.now.status.totals
+    table = Table.grid(padding=(0, 3))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_row(
+        Text.assemble(("decode ", "dim"), f"{load.sampled_per_s:,.0f} tokens/s"),
+        Text.assemble(("prefill ", "dim"), f"{load.prefill_per_s:,.0f} tokens/s"),
+        Text.assemble(("TTFT ", "dim"), f"p50 {_ms(load.ttft.p50_s)}  p99 {_ms(load.ttft.p99_s)}"),
+        Text.assemble(("ITL ", "dim"), f"p50 {_ms(load.itl.p50_s)}  p99 {_ms(load.itl.p99_s)}"),
+    )
+    table.add_row(
+        Text.assemble(("runners busy ", "dim"), f"{load.busy_share:.0%}"),
+        Text.assemble(("requests ", "dim"), f"{totals.requests:,}, {totals.refused:,} refused"),
+        Text.assemble(("preemptions ", "dim"), f"{totals.preemptions:,}"),
+        Text.assemble(("rates of the last ", "dim"), f"{load.window_s:.0f} s"),
+    )
+    queue = Text.assemble(("waiting ", "dim"), (f"{status.waiting:,}", "bold"), no_wrap=True, overflow="ellipsis")
+    queue.append(f" ({status.waiting_tokens:,} prompt tokens)", "dim")
+    shown = list(load.now.waiting)[:TENANTS_SHOWN]
+    for tenant in shown:
+        queue.append(f"   {one_line(tenant.tenant) or 'no tenant'} {tenant.waiting:,}")
+    return Group(table, queue)
+
+
+def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:
+    if not status.runners:
+        return Text("no runner", style="red")
+    table = Table.grid(padding=(0, 3))
+    for _ in range(5):
+        table.add_column(no_wrap=True)
+    for runner in status.runners:
+        used = runner.blocks - runner.free_blocks
+        table.add_row(
+            Text.assemble((f"{one_line(runner.id)[:16]} ", "bold"), (runner.device, "dim")),
+            Text(one_line(runner.model)[:24]),
+            Text.assemble(("slots ", "dim"), _gauge(runner.running, runner.slots), f" {runner.running}/{runner.slots}"),
+            Text.assemble(("KV ", "dim"), _gauge(used, runner.blocks), f" {used / max(1, runner.blocks):.0%}"),
+            Text.assemble(("prefixes ", "dim"), f"{runner.cached_blocks / max(1, runner.blocks):.0%}"),
+        )
+    return table
+
+
+def _sequences(load: Load, room: int) -> RenderableType:
+    rows = sorted(load.now.running, key=lambda row: (row.runner, row.sequence.slot))
+    running = sum(runner.running for runner in load.now.status.runners)
+    several = len(load.now.status.runners) > 1
+    table = Table.grid(padding=(0, 2))
+    for _ in range(6):
+        table.add_column(no_wrap=True)
+    tenants = {tenant: index for index, tenant in enumerate(sorted({row.tenant for row in rows}))}
+    shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
+    for row in shown:
+        table.add_row(*_sequence(row, several, _COLOURS[tenants[row.tenant] % len(_COLOURS)]))
+    lines: list[RenderableType] = [table] if shown else []
+    if len(shown) < running:
+        lines.append(Text(f"and {running - len(shown):,} more", style="dim"))
+    if not running:
+        lines.append(Text("nothing runs", style="dim"))
+    return Panel(Group(*lines), title=f"{running:,} running", title_align="left", border_style="dim")
+
+
+def _sequence(row: admin_pb2.RunningSequence, several: bool, colour: str) -> list[Text]:
+    name = one_line(row.sequence.request_id)[:20] + (f"/{row.sequence.index}" if row.sequence.index else "")
+    if is_prefill(row):
+        goal = row.prompt_tokens + row.generated
+        bar, progress = _bar(row.computed, goal, "▓", "yellow"), f"prefill {row.computed:,}/{goal:,}"
+    else:
+        bar, progress = _bar(row.generated, row.max_tokens, "█", colour), f"{row.generated:,}/{row.max_tokens:,}"
+    return [
+        Text((f"{one_line(row.runner)[:12]} " if several else "") + f"{row.sequence.slot:>3}", style="dim"),
+        bar,
+        Text(progress),
+        Text(one_line(row.tenant)[:16] or "no tenant", style=colour),
+        Text(name, style="dim"),
+        Text(_duration(row.age_s) + (f"  {row.preemptions}× preempted" if row.preemptions else ""), style="dim"),
+    ]
+
+
+def _menu(menu: Menu, in_force: str) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for number, policy in enumerate(menu.policies, 1):
+        style = "bold green" if policy.name == in_force else "red" if policy.problem else ""
+        what = f"can't be used: {policy.problem}" if policy.problem else policy.summary
+        table.add_row(
+            Text(str(number) if number <= 9 else ""), Text(one_line(policy.name), style), Text(one_line(what))
+        )
+    return Panel(table, title="policies", title_align="left")
+
+
+def _bar(done: int, goal: int, mark: str, colour: str) -> Text:
+    full = round(BAR_CELLS * min(1.0, done / max(1, goal)))
+    return Text.assemble((mark * full, colour), ("·" * (BAR_CELLS - full), "dim"))
+
+
+def _gauge(used: int, total: int) -> Text:
+    share = used / max(1, total)
+    full = round(GAUGE_CELLS * min(1.0, share))
+    colour = "green" if share < 0.7 else "yellow" if share < 0.9 else "red"
+    return Text.assemble(("█" * full, colour), ("░" * (GAUGE_CELLS - full), "dim"))
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return (
+        f"{seconds * 1000:,.1f} ms"
+        if seconds < 0.1
+        else f"{seconds * 1000:,.0f} ms"
+        if seconds < 10
+        else (f"{seconds:,.0f} s")
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    return f"{minutes} min" if hours < 1 else f"{hours} h {minutes % 60} min"

@@ -1,0 +1,150 @@
+"""What `roster top` shows, computed from two looks at a service: rates and latencies of the time between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from protos import admin_pb2
+
+WINDOW_S = 10.0
+"""Rates and latencies are of the last seconds, this many."""
+QUANTILES = (0.5, 0.99)
+
+
+@dataclass(slots=True, frozen=True)
+class Latency:
+    """Quantiles in seconds, as near as the histogram's buckets tell; None where nothing was measured."""
+
+    p50_s: float | None
+    p99_s: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Load:
+    """A service at a moment, with its recent rates."""
+
+    now: admin_pb2.WatchRosterResponse
+    window_s: float
+    """Seconds that the rates and latencies speak of; 0 before there are two looks."""
+    sampled_per_s: float
+    prefill_per_s: float
+    busy_share: float
+    """Part of the runners' time in which a step ran, 0 to 1."""
+    ttft: Latency
+    itl: Latency
+
+
+class RecentLooks:
+    """The looks of the last `WINDOW_S` seconds."""
+
+    def __init__(self) -> None:
+        self._looks: deque[admin_pb2.WatchRosterResponse] = deque()
+
+    def take(self, look: admin_pb2.WatchRosterResponse) -> Load:
+        """The newest look. One from before the last is that of a scheduler that has just started: all begins anew."""
+        looks = self._looks
+        if looks and look.time_s < looks[-1].time_s:
+            looks.clear()
+        looks.append(look)
+        while len(looks) > 2 and looks[1].time_s <= look.time_s - WINDOW_S:
+            looks.popleft()
+        return load_between(looks[0], look)
+
+
+def load_between(before: admin_pb2.WatchRosterResponse, now: admin_pb2.WatchRosterResponse) -> Load:
+    """The load of the time between two looks, which may be the same one."""
+    seconds = now.time_s - before.time_s
+    run_s, idle_s = now.run_s - before.run_s, now.idle_s - before.idle_s
+
+    def per_s(count: int) -> float:
+        return count / seconds if seconds > 0 else 0.0
+
+    return Load(
+        now,
+        seconds,
+        per_s(now.status.totals.sampled_tokens - before.status.totals.sampled_tokens),
+        per_s(now.status.totals.prefill_tokens - before.status.totals.prefill_tokens),
+        run_s / (run_s + idle_s) if run_s + idle_s > 0 else 0.0,
+        _latency(before.ttft_s, now.ttft_s),
+        _latency(before.itl_s, now.itl_s),
+    )
+
+
+def quantile(bounds: list[float], counts: list[int], share: float) -> float | None:
+    """The value below which `share` of the counted values lie, evenly spread in each bucket; None without values.
+
+    `counts` has one more bucket than `bounds`: what is above the last bound is taken to be at it.
+    """
+    wanted, below = share * sum(counts), 0
+    if not wanted:
+        return None
+    for index, bound in enumerate(bounds):
+        if counts[index] and below + counts[index] >= wanted:
+            lower = bounds[index - 1] if index else 0.0
+            return lower + (bound - lower) * (wanted - below) / counts[index]
+        below += counts[index]
+    return bounds[-1]
+
+
+def as_json(load: Load) -> dict[str, Any]:
+    """What `roster top --json` prints: times in seconds, progress in tokens."""
+    now, status = load.now, load.now.status
+    return {
+        "uptime_s": round(status.uptime_s, 3),
+        "policy": status.policy,
+        "policy_parameters": status.policy_parameters,
+        "draining": status.draining,
+        "waiting": status.waiting,
+        "waiting_by_tenant": {tenant.tenant: tenant.waiting for tenant in now.waiting},
+        "window_s": round(load.window_s, 3),
+        "sampled_tokens_per_s": round(load.sampled_per_s, 1),
+        "prefill_tokens_per_s": round(load.prefill_per_s, 1),
+        "busy_share": round(load.busy_share, 4),
+        "ttft_s": {"p50": load.ttft.p50_s, "p99": load.ttft.p99_s},
+        "itl_s": {"p50": load.itl.p50_s, "p99": load.itl.p99_s},
+        "runners": [
+            {
+                "runner": runner.id,
+                "device": runner.device,
+                "model": runner.model,
+                "running": runner.running,
+                "slots": runner.slots,
+                "kv_blocks": runner.blocks,
+                "kv_free_blocks": runner.free_blocks,
+                "kv_cached_blocks": runner.cached_blocks,
+                "plans_in_flight": runner.plans_in_flight,
+            }
+            for runner in status.runners
+        ],
+        "running": [
+            {
+                "runner": row.runner,
+                "slot": row.sequence.slot,
+                "request": row.sequence.request_id,
+                "choice": row.sequence.index,
+                "tenant": row.tenant,
+                "phase": "prefill" if is_prefill(row) else "decode",
+                "prompt_tokens": row.prompt_tokens,
+                "computed": row.computed,
+                "generated": row.generated,
+                "max_tokens": row.max_tokens,
+                "age_s": round(row.age_s, 3),
+                "preemptions": row.preemptions,
+            }
+            for row in now.running
+        ],
+    }
+
+
+def is_prefill(row: admin_pb2.RunningSequence) -> bool:
+    """More than its last token is still to be computed."""
+    return row.kind == admin_pb2.ROW_KIND_PREFILL
+
+
+def _latency(before: admin_pb2.Histogram, now: admin_pb2.Histogram) -> Latency:
+    earlier = list(before.counts) or [0] * len(now.counts)
+    counts = [count - past for count, past in zip(now.counts, earlier, strict=True)]
+    bounds = list(now.bounds)
+    return Latency(*(quantile(bounds, counts, share) for share in QUANTILES))

@@ -1,0 +1,72 @@
+"""`roster top`: a service's roster, live; or one frame of it for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .admin import AdminClient
+from .command_credentials import credentials
+from .operator_commands import DEFAULT_ADMIN, Admin
+from .top.frame import frame
+from .top.load import Load, RecentLooks, as_json, load_between
+from .top.screen import Screen
+
+MOST_LINES = 10_000
+"""Height of a frame that no screen bounds."""
+
+
+def top(
+    admin: Admin = DEFAULT_ADMIN,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, max=60, help="Seconds between two looks at the service.")
+    ] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, of one interval, and leave.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a look, a line each, instead of drawing.")
+    ] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", help="With --once: also write the frame there, as SVG.")] = None,
+) -> None:
+    """Watch the roster: each running sequence a bar, queue, KV use, latency, throughput. Keys change the policy.
+
+    p lists the policies, a number puts one in force while streams run, q leaves.
+    """
+    if svg is not None and (json_lines or not once):
+        raise ValueError("--svg writes the one frame of --once: use it with that, and without --json")
+    console = Console(record=svg is not None)
+    if not once and not json_lines and not console.is_terminal:
+        raise ValueError("top draws on a terminal: into a file or a pipe use --once or --json")
+    asyncio.run(_run(console, admin, interval, once, json_lines))
+    if svg is not None:
+        console.save_svg(str(svg), title="roster top")
+
+
+async def _run(console: Console, target: str, interval_s: float, once: bool, json_lines: bool) -> None:
+    async with AdminClient(target, credentials=credentials()) as client:
+        if once:
+            _print(console, await _one_interval(client, interval_s), json_lines)
+        elif json_lines:
+            looks = RecentLooks()
+            async for look in client.watch_roster(interval_s):
+                _print(console, looks.take(look), json_lines)
+        else:
+            await Screen(console, client, interval_s).run()
+
+
+async def _one_interval(client: AdminClient, interval_s: float) -> Load:
+    """The load between two looks."""
+    looks = client.watch_roster(interval_s)
+    before = await anext(looks)
+    return load_between(before, await anext(looks))
+
+
+def _print(console: Console, load: Load, json_lines: bool) -> None:
+    if json_lines:
+        typer.echo(json.dumps(as_json(load), ensure_ascii=False))
+    else:
+        console.print(frame(load, MOST_LINES, keys=False))

@@ -1,0 +1,103 @@
+"""Recordings: what is written is read again; what is no recording is refused in words."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from protos import admin_pb2
+from roster_client.timeline.recording import (
+    Leave,
+    Recording,
+    RecordingWriter,
+    Row,
+    RowKind,
+    WrongRecording,
+    read_recordings,
+    recording_writer,
+    step_of,
+)
+from tests.support.recordings import drawn
+
+RUNS = [drawn("fcfs", "AB", "ab", "a.", a="Why?", b="So?"), drawn("static", "A.", "a.", waiting=1)]
+
+
+def written(*recordings: Recording) -> str:
+    file = io.StringIO()
+    writer = RecordingWriter(file)
+    for recording in recordings:
+        writer.begin(recording.title, recording.requests)
+        for step in recording.steps:
+            writer.step(step)
+        assert writer.num_steps == len(recording.steps)
+    return file.getvalue()
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "both.jsonl"
+    path.write_text(written(*RUNS))
+    assert read_recordings(path) == RUNS
+
+
+def test_a_file_cut_off_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    text, path = written(*RUNS), tmp_path / "cut.jsonl"
+    for _ in range(20):
+        cut = random.Random(seed).randrange(text.index("\n", text.index("\n") + 1) + 1, len(text))
+        path.write_text(text[:cut])
+        num_steps = sum(len(recording.steps) for recording in read_recordings(path))
+        assert num_steps == sum('"step"' in line for line in text[:cut].split("\n")[:-1])
+        seed += 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no step"),
+        ("hello", "no recording"),
+        ("hello\n", "line 1"),
+        ("[]\n", "line 1"),
+        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n', "holds no step"),
+        ('{"roster_timeline": 2, "title": "x", "requests": {}}\n', "its format is 2, this version reads 1"),
+        ('{"step": 1, "rows": [], "left": []}\n', "begins with its header"),
+        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n{"step": 1, "rows": [], "left": []}\n', "line 2"),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "wrong"
+    path.write_text(text)
+    with pytest.raises(WrongRecording, match=words):
+        read_recordings(path)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WrongRecording, match="can't be written"), recording_writer(tmp_path / "no" / "such"):
+        pass
+    with recording_writer(None) as writer:
+        assert writer is None
+
+
+def test_a_step_as_the_service_tells_it() -> None:
+    reference = admin_pb2.SequenceRef(request_id="q", index=2, slot=1)
+    report = admin_pb2.WatchStepsResponse(
+        number=9,
+        runner="r",
+        policy="fair",
+        slots=4,
+        waiting=3,
+        done_s=2.5,
+        run_s=0.5,
+        rows=[
+            admin_pb2.StepRow(sequence=reference, start=5, count=1, kind=admin_pb2.ROW_KIND_PREFILL),
+            admin_pb2.StepRow(sequence=admin_pb2.SequenceRef(request_id="p"), count=1, kind=admin_pb2.ROW_KIND_DECODE),
+        ],
+        left=[admin_pb2.Leave(sequence=reference, reason="stop")],
+    )
+    step = step_of(report)
+    assert (step.step, step.begin_s, step.end_s, step.policy, step.slots, step.waiting) == (9, 2, 2.5, "fair", 4, 3)
+    assert step.rows == (Row(1, "q/2", RowKind.PREFILL, 1), Row(0, "p", RowKind.DECODE, 1))
+    assert step.left == (Leave(1, "q/2", "stop"),)

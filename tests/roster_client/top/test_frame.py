@@ -1,0 +1,85 @@
+"""Frames of `roster top`: they fit the terminal, tell prefill from decode, and obey no control characters."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from protos import admin_pb2
+from roster_client.top.frame import Menu, frame
+from roster_client.top.load import load_between
+
+PREFILL, DECODE = admin_pb2.ROW_KIND_PREFILL, admin_pb2.ROW_KIND_DECODE
+POLICIES = [
+    admin_pb2.PolicyDescription(name="fair", summary="Shares."),
+    admin_pb2.PolicyDescription(name="fcfs", summary="In order."),
+    admin_pb2.PolicyDescription(name="lost", problem="its package does not load"),
+]
+
+
+def row(slot: int, kind: admin_pb2.RowKind.ValueType, tenant: str = "acme", **fields: int) -> admin_pb2.RunningSequence:
+    sequence = admin_pb2.SequenceRef(request_id=f"request-{slot}", slot=slot)
+    return admin_pb2.RunningSequence(sequence=sequence, runner="r", tenant=tenant, kind=kind, **fields)
+
+
+def look(rows: list[admin_pb2.RunningSequence], **status: object) -> admin_pb2.WatchRosterResponse:
+    runner = admin_pb2.RunnerStatus(
+        id="gpu-1", device="cuda:0", model="m", slots=64, running=len(rows), blocks=100, free_blocks=25
+    )
+    whole = admin_pb2.GetStatusResponse(policy="fcfs", version="1.2", runners=[runner], **status)  # type: ignore[arg-type]
+    waiting = [admin_pb2.TenantQueue(tenant="beta", waiting=4)]
+    return admin_pb2.WatchRosterResponse(time_s=5, status=whole, running=rows, waiting=waiting)
+
+
+def drawn(now: admin_pb2.WatchRosterResponse, width: int, height: int, menu: Menu | None = None) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None)
+    console.print(frame(load_between(now, now), height, menu, "a notice"))
+    return out.getvalue().rstrip("\n").split("\n")
+
+
+def test_bars_tell_how_far_each_sequence_is() -> None:
+    rows = [
+        row(0, DECODE, generated=30, max_tokens=60),
+        row(1, PREFILL, prompt_tokens=400, computed=100, max_tokens=9),
+        row(2, PREFILL, prompt_tokens=50, generated=50, computed=50, preemptions=2),
+    ]
+    lines = drawn(look(rows, waiting=7), 120, 40)
+    by_slot = {int(line.split()[1]): line for line in lines if "acme" in line}
+    assert by_slot[0].count("█") == 12 and "30/60" in by_slot[0]
+    assert by_slot[1].count("▓") == 6 and "prefill 100/400" in by_slot[1]
+    assert by_slot[2].count("▓") == 12 and "prefill 50/100" in by_slot[2] and "2× preempted" in by_slot[2]
+    text = "\n".join(lines)
+    for words in ("policy fcfs", "waiting 7", "beta 4", "3/64", "75%", "p: policies", "a notice", "3 running"):
+        assert words in text, text
+
+
+@pytest.mark.parametrize(("width", "height"), [(140, 44), (80, 24), (70, 18)])
+@pytest.mark.parametrize("menu", [None, Menu(POLICIES)])
+def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> None:
+    rows = [row(slot, DECODE, f"tenant-{slot % 9}", generated=slot, max_tokens=64) for slot in range(64)]
+    lines = drawn(look(rows, waiting=3, policy_parameters="{" + "x" * 300 + "}"), width, height, menu)
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    assert any(line.strip("│ ").startswith("and ") and line.rstrip("│ ").endswith("more") for line in lines)
+
+
+def test_the_menu_numbers_the_policies() -> None:
+    text = "\n".join(drawn(look([]), 100, 30, Menu(POLICIES)))
+    assert "nothing runs" in text and "number: put it in force" in text
+    assert [text.index(f"{number}  {name}") > 0 for number, name in enumerate(("fair", "fcfs", "lost"), 1)]
+    assert "can't be used: its package does not load" in text
+
+
+def test_what_clients_call_themselves_moves_no_cursor() -> None:
+    rows = [row(0, DECODE, "\x1b[2Jevil\n\r", generated=1, max_tokens=2)]
+    rows[0].sequence.request_id = "\x1b]0;title\x07"
+    text = "\n".join(drawn(look(rows), 120, 30))
+    assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "evil" in text
+
+
+def test_without_a_runner() -> None:
+    now = admin_pb2.WatchRosterResponse(status=admin_pb2.GetStatusResponse(policy="fcfs", draining=True))
+    text = "\n".join(drawn(now, 100, 30))
+    assert "no runner" in text and "DRAINING" in text
