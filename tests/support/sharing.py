@@ -1,0 +1,71 @@
+"""A stack with one hash runner, for tests of what requests share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from runner_svc.hash_model import HashBackend
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import FinishReason
+from tests.support.in_process import Stack, Submitted
+
+SIZE = 8
+NO_EOS = 0.0
+OUTPUT = 3
+
+
+@dataclass
+class Service:
+    """A stack with one hash runner."""
+
+    stack: Stack
+    session: int
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.stack.engine.pool.schedulers[self.session]
+
+    def advance(self, turns: int = 1) -> None:
+        """Whole turns: everything sent is executed and comes back."""
+        for _ in range(turns):
+            self.stack.step()
+            while self.stack.runners.execute(self.session):
+                pass
+            while self.stack.runners.deliver(self.session):
+                pass
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            self.advance()
+            if self.stack.engine.idle:
+                self.stack.step()
+                return
+        raise AssertionError("never idle")
+
+    def cached(self, request: Submitted, index: int = 0) -> int:
+        """Tokens of a finished choice that came from the cache; its stream must be right."""
+        assert request.first_sequence_id is not None and request.refused is None
+        stream = self.stack.streams[request.first_sequence_id + index]
+        assert stream.end is not None and stream.end.reason == FinishReason.LENGTH
+        assert stream.tokens == request.expected(index, NO_EOS)
+        return stream.end.cached_tokens
+
+
+def service(slots: int = 4, num_blocks: int = 64, step_tokens: int = 256, **settings: object) -> Service:
+    stack = Stack(**settings)
+    backend = HashBackend(
+        num_slots=slots,
+        block_size=SIZE,
+        num_blocks=num_blocks,
+        max_step_tokens=step_tokens,
+        context_length=1024,
+        eos_probability=NO_EOS,
+    )
+    session = stack.add_runner(backend)
+    stack.step()
+    return Service(stack, session)
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(256), k=length)
