@@ -90,7 +90,7 @@ bench-prefix: venv ## prefix hits on whole traces, and what sharing costs the sc
 bench-frontend: venv ## tokens/s and CPU per token over gRPC, with a null runner
 	$(BIN)/python -m bench.frontend
 
-bench-serving: venv ## continuous batching against static and padded batches, with SmolLM2
+bench-serving: venv ## fcfs, orca, static and two transformers baselines under one trace, with SmolLM2
 	$(BIN)/python -m bench.serving
 
 bench-padding: venv ## positions wasted by padding, on each trace, padded batches against packed steps

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 import time
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]  # a busy machine makes these numbers larger than they are
     if arguments.what == "schemas":
         result = run_schemas(arguments.count, arguments.seed)
     elif arguments.answers is None:
@@ -205,7 +207,7 @@ def main() -> None:
         result = run_cost(json.loads(arguments.answers.read_text())["rows"])
     if arguments.json is not None:
         packages = ("llguidance", "torch", "numpy", "jsonschema")
-        report = {"provenance": provenance("bench.constrained", packages), **result}
+        report = {"provenance": provenance("bench.constrained", packages), "load_average_before": load, **result}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -1,11 +1,13 @@
-"""Continuous batching against static batches on the same runner, and against padded `generate`, on a CPU.
+"""Continuous batching against other ways to batch, on one machine, under the same requests: one command, two reports.
 
-    python -m bench.serving [--requests 64] [--slots 8] [--threads 2] [--model smollm2] [--json FILE]
+    python -m bench.serving [--requests 48] [--slots 8] [--threads 2] [--model smollm2] [--out FOLDER]
+    python -m bench.serving --device cuda:0 --model FOLDER --slots 256 --prompt-divisor 1 --output-divisor 1
 
-Lengths are the first rows of a trace of conversations, prompts divided by 16 and outputs by 4; every system gets the
-same token ids, decodes greedily, and generates exactly the requested numbers of tokens. Two arrival processes: all at
-once, and Poisson at 0.7 of the requests per second that `fcfs` served when all came at once. Each system has the cores
-to itself while it is measured: the runner stays up between `fcfs` and `static`, and is gone before `generate` starts.
+Lengths and spacing are the first rows of a trace of conversations, shortened for a CPU; every system gets the same
+token ids, decodes greedily, and generates exactly the requested numbers of tokens. The systems: Roster's `fcfs`, `orca`
+and `static` policies on one runner, and `transformers` in padded batches and in its own continuous batching
+(`bench.baselines`). Two arrival processes: all at once, and those of the trace, slowed down to 0.7 of the requests per
+second that `fcfs` served when all came at once. Each system has the cores to itself while it is measured.
 """
 
 from __future__ import annotations
@@ -13,64 +15,106 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from bench.measurement import RunReport, Served, report
-from bench.provenance import provenance
-from bench.workload import BenchRequest, from_trace, with_poisson_arrivals
-from roster_client.bench.record import RequestRecord
-from roster_client.bench.workload import LoadRequest
+from bench.baselines.workload_file import write_workload
+from bench.workload import TRACES
+from roster_client.admin import AdminClient
+from roster_client.bench import provenance
+from roster_client.bench.grpc_target import GrpcTarget
+from roster_client.bench.html_report import write_report
+from roster_client.bench.load import LoadRun
+from roster_client.bench.measurement import SystemUnderLoad, measure
+from roster_client.bench.plots import check_plots
+from roster_client.bench.prompts import token_prompts
+from roster_client.bench.record import Run
+from roster_client.bench.record_file import read_run, write_run
+from roster_client.bench.summary import Targets, run_seconds, summarize
+from roster_client.bench.summary_table import summary_table
+from roster_client.bench.workload import Arrivals, Workload, make_workload
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
 from roster_client.stack import Endpoints, Stack
+from scheduler_svc.simulator.trace import Trace, read_trace
 
-TRACE = "azure_conv_2023_busiest2000.csv"
-PROMPT_DIVISOR, OUTPUT_DIVISOR = 16, 4
+TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 LOAD = 0.7
-POLICIES = ("fcfs", "static")
-PADDED = "generate, padded"
-AT_ONCE = "all at once"
-RESULTS = Path(__file__).parent / "results"
+POLICIES = ("fcfs", "orca", "static")
+BASELINES = ("padded", "continuous")
+TARGETS = Targets(ttft_s=2.0, itl_s=0.25)
+"""Of the goodput: two CPU cores take a quarter of a second for a step that prefills."""
+WARM_UP_REQUESTS = 2
+HOLD_TOKENS = 8
 READY_TIMEOUT_S = 600.0
-HOLD_TOKENS = 4
-PACKAGES = ("grpcio", "numpy", "tokenizers", "torch", "transformers")
+RESULTS = Path(__file__).parent / "results"
+AT_ONCE, SPACED = "at-once", "spaced"
+Runs = dict[str, list[Run]]
+Works = dict[str, Workload]
+"""By arrival process."""
+TITLES = {
+    AT_ONCE: "All requests at once",
+    SPACED: "Requests as a trace spaces them",
+}
 
 
-async def serve_all(client: RosterClient, requests: Sequence[BenchRequest], *, hold: bool) -> list[Served]:
-    """Sends each request at its time and returns what came of it.
-
-    With `hold` a short request keeps the roster busy until all are there: else a static batch would form around the
-    first alone.
-    """
-    if hold:
-        await _first_token(client.generate([1000], max_tokens=HOLD_TOKENS, ignore_eos=True, temperature=0.0))
-    start = time.monotonic()
-    return await asyncio.gather(*[_serve(client, request, start) for request in requests])
+def make_trace(options: argparse.Namespace) -> Trace:
+    """The rows that are sent."""
+    return read_trace(TRACE, options.requests).divided(options.prompt_divisor, options.output_divisor)
 
 
-async def _serve(client: RosterClient, request: BenchRequest, start: float) -> Served:
-    await asyncio.sleep(request.arrival_s - (time.monotonic() - start))
-    sent = time.monotonic()
-    stream = client.generate(request.prompt, max_tokens=request.output_tokens, ignore_eos=True, temperature=0.0)
-    first = last = 0.0
-    tokens = 0
-    async for event in stream:
-        if isinstance(event, Delta):
-            last = time.monotonic()
-            first = first or last
-            tokens += len(event.token_ids)
-    if tokens != request.output_tokens:
-        raise RuntimeError(f"asked for {request.output_tokens} tokens, got {tokens}")
-    return Served(sent - start, first - start, last - start, tokens)
+def make_work(trace: Trace, arrivals: Arrivals, vocab_size: int, options: argparse.Namespace) -> Workload:
+    """The same prompts whatever the arrivals."""
+    made = make_workload(trace, arrivals, token_prompts(vocab_size, options.seed), seed=options.seed)
+    divisors = {"prompt_divisor": options.prompt_divisor, "output_divisor": options.output_divisor}
+    return replace(made, settings=divisors)
+
+
+def renamed(work: Workload, name: str) -> Workload:
+    """The same with ids of their own: a server takes a known id for a client that comes back."""
+    requests = (replace(request, request_id=f"{name}-{request.request_id}") for request in work.requests)
+    return replace(work, requests=tuple(requests))
+
+
+class RosterRuns:
+    """Measures one policy after another on services that stay up."""
+
+    def __init__(self, stack: Stack, options: argparse.Namespace, model: str, console: Console) -> None:
+        self._stack = stack
+        self._options = options
+        self._model = model
+        self._console = console
+
+    async def measure(self, policy: str, work: Workload) -> Run:
+        """One run of a policy, which is put in force for it, after a warm-up.
+
+        All at once, a short request keeps the roster busy until the others are there: else a static batch would form
+        around the first alone.
+        """
+        async with AdminClient(self._stack.endpoints.admin_listen) as admin:
+            await admin.set_policy(policy, deadline_s=30)
+        settings = {"policy": policy, "slots": self._options.slots, "threads": self._options.threads}
+        async with GrpcTarget(self._stack.endpoints.listen) as target:
+            await LoadRun(target, renamed(work, "warm-up").requests[:WARM_UP_REQUESTS]).run()
+            system = SystemUnderLoad(
+                policy, target, self._model, card(self._options.device), settings, self._stack.endpoints.admin_listen
+            )
+            async with RosterClient(self._stack.endpoints.listen) as client:
+                held = client.generate("The", max_tokens=HOLD_TOKENS, ignore_eos=True, temperature=0.0)
+                if work.rate is None:
+                    await _first_token(held)
+                else:
+                    await held.completion()
+                run = await measure(system, work, command=command(), seed=self._options.seed, console=self._console)
+        run.header = replace(run.header, warmup_requests=WARM_UP_REQUESTS + 1)
+        return run
 
 
 async def _first_token(stream: EventStream) -> None:
@@ -79,138 +123,109 @@ async def _first_token(stream: EventStream) -> None:
             return
 
 
-async def measure_roster(options: argparse.Namespace, requests: list[BenchRequest]) -> list[RunReport]:
-    """`fcfs`, then `static` on the same runner; the capacity that `fcfs` shows sets the Poisson rate for all."""
-    flags = {"model": options.model, "device": "cpu", "slots": options.slots, "threads": options.threads}
-    reports: list[RunReport] = []
-    async with Stack(Endpoints.free(), scheduler={"policy": POLICIES[0]}, runner=flags, on_line=print_line) as stack:
-        for policy in POLICIES:
-            if reports:
-                await stack.swap_scheduler(policy=policy)
-            await stack.wait_ready(READY_TIMEOUT_S)
-            async with RosterClient(stack.endpoints.listen) as client:
-                await serve_all(client, requests[:2], hold=False)  # the first steps of a process are slower
-                reports.append(report(policy, AT_ONCE, await serve_all(client, requests, hold=True)))
-                rate = poisson_rate(reports)
-                served = await serve_all(client, with_poisson_arrivals(requests, rate, options.seed), hold=False)
-                reports.append(report(policy, poisson_name(rate), served))
-    return reports
+async def measure_roster(options: argparse.Namespace, trace: Trace, console: Console) -> tuple[Runs, Works]:
+    """Every policy, all at once first: what `fcfs` then serves a second sets the rate for all that is spaced."""
+    flags = {"model": options.model, "device": options.device, "slots": options.slots, "threads": options.threads}
+    runs: Runs = {AT_ONCE: [], SPACED: []}
+    works: Works = {}
+    # Every policy gets the same prompts: prefixes of an earlier run must not be found.
+    scheduler = {"policy": POLICIES[0], "prefix_sharing": False}
+    async with Stack(Endpoints.free(), scheduler=scheduler, runner=flags, on_line=print_line) as stack:
+        model = await stack.wait_ready(READY_TIMEOUT_S)
+        roster = RosterRuns(stack, options, model.name, console)
+        for name in (AT_ONCE, SPACED):
+            arrivals = Arrivals(at_once=True) if name == AT_ONCE else spaced(trace, runs[AT_ONCE][0])
+            works[name] = make_work(trace, arrivals, model.vocab_size, options)
+            for policy in POLICIES:
+                runs[name].append(await roster.measure(policy, renamed(works[name], f"{name}-{policy}")))
+    return runs, works
 
 
-def measure_padded(options: argparse.Namespace, requests: list[BenchRequest], rate: float) -> list[RunReport]:
-    """The same requests through transformers, in this process."""
-    import torch
-
-    from bench.baselines.loading import load
-    from bench.baselines.padded_generate import PaddedGenerate
-    from runner_svc.model.source import model_folder
-    from runner_svc.settings import default_cache_folder
-
-    torch.set_num_threads(options.threads)
-    folder = model_folder(options.model, default_cache_folder(), lambda *_: None)
-    baseline = PaddedGenerate(load(folder), options.slots)
-    baseline.run(load_requests(requests[:2]))
-    poisson = with_poisson_arrivals(requests, rate, options.seed)
-    return [
-        report(PADDED, AT_ONCE, served_of(baseline.run(load_requests(requests)))),
-        report(PADDED, poisson_name(rate), served_of(baseline.run(load_requests(poisson)))),
-    ]
+def spaced(trace: Trace, fcfs: Run) -> Arrivals:
+    """The trace's arrivals, so scaled that their mean rate is `LOAD` of what `fcfs` served when all came at once."""
+    rate = LOAD * len(fcfs.requests) / run_seconds(fcfs)
+    span_s = trace.requests[-1].arrival_s - trace.requests[0].arrival_s
+    return Arrivals(scale=rate * span_s / (len(trace.requests) - 1))
 
 
-def load_requests(requests: Sequence[BenchRequest]) -> list[LoadRequest]:
-    """As the baselines take them."""
-    return [
-        LoadRequest(str(number), one.arrival_s, np.array(one.prompt, np.int32), len(one.prompt), one.output_tokens)
-        for number, one in enumerate(requests)
-    ]
+def measure_baseline(options: argparse.Namespace, system: str, work: Workload, folder: Path) -> Run:
+    """One baseline under one workload, in a process of its own. Raises CalledProcessError when it fails."""
+    path, out = folder / "workload.jsonl", folder / "run.jsonl"
+    write_workload(path, work)
+    sizes = ["--device", options.device, "--slots", options.slots, "--threads", options.threads, "--seed", options.seed]
+    arguments = [system, "--workload", path, "--out", out, "--model", options.model, *sizes]
+    subprocess.run([sys.executable, "-m", "bench.baselines", *map(str, arguments)], check=True)
+    run = read_run(out)
+    run.header = replace(run.header, command=command(), card=card(options.device))
+    return run
 
 
-def served_of(records: Sequence[RequestRecord]) -> list[Served]:
-    """The times that this benchmark reports on."""
-    return [
-        Served(record.scheduled_s, record.first_token_s, record.last_token_s, record.output_tokens)
-        for record in records
-    ]
+def card(device: str) -> str:
+    """What computes: the same words for every system."""
+    return (provenance.gpu_card() if "cuda" in device else None) or provenance.cpu_card()
 
 
-def poisson_rate(reports: Sequence[RunReport]) -> float:
-    """Requests per second at `LOAD` of the measured capacity."""
-    return LOAD * reports[0].requests / reports[0].seconds
-
-
-def poisson_name(rate: float) -> str:
-    """How a Poisson run is called in reports."""
-    return f"Poisson, {rate:.2f}/s"
+def command() -> str:
+    """What repeats all of it."""
+    return provenance.command_line("python -m bench.serving")
 
 
 def print_line(name: str, line: str) -> None:
     """Forwards the services' logs."""
-    print(f"{name:>9} │ {line}")
+    print(f"{name:>9} │ {line}", flush=True)
 
 
-def table(reports: Sequence[RunReport]) -> Table:
-    """One row per run; the ratio is to `fcfs` under the same arrivals."""
-    view = Table(title="Useful tokens per second and time to first token")
-    for heading in ("arrivals", "system", "seconds", "useful tokens/s", "fcfs is", "TTFT mean", "p50", "p99"):
-        view.add_column(heading, justify="left" if heading in ("arrivals", "system") else "right")
-    for run in sorted(reports, key=lambda run: run.arrivals != AT_ONCE):
-        fcfs = next(r for r in reports if r.system == POLICIES[0] and r.arrivals == run.arrivals)
-        view.add_row(
-            run.arrivals,
-            run.system,
-            f"{run.seconds:.1f}",
-            f"{run.useful_tokens_per_s:.1f}",
-            f"{fcfs.useful_tokens_per_s / run.useful_tokens_per_s:.2f}×",
-            *[f"{value:.2f} s" for value in (run.ttft_mean_s, run.ttft_p50_s, run.ttft_p99_s)],
-        )
-    return view
+def write_results(folder: Path, runs: Runs, console: Console) -> None:
+    """Records of every run, a page per arrival process, and all numbers as JSON."""
+    numbers = {}
+    for name, some in runs.items():
+        for run in some:
+            system = run.header.system.replace(", ", "-").replace(" ", "-")
+            write_run(folder / f"{name}-{system}.jsonl.gz", run)
+            numbers[f"{name}, {run.header.system}"] = asdict(summarize(run, TARGETS))
+        title = f"{TITLES[name]}: {some[0].header.model}, {some[0].header.workload}"
+        write_report(folder / f"{name}.html", title, some, TARGETS, [NOTE])
+        console.print(summary_table([(run, summarize(run, TARGETS)) for run in some], title))
+    (folder / "summary.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    console.print(f"written to {folder}")
 
 
-def record(options: argparse.Namespace, requests: Sequence[BenchRequest], reports: Sequence[RunReport]) -> Any:
-    """What goes into the results file."""
-    return {
-        **provenance("bench.serving", PACKAGES),
-        "workload": {
-            "trace": TRACE,
-            "requests": len(requests),
-            "prompt_divisor": PROMPT_DIVISOR,
-            "output_divisor": OUTPUT_DIVISOR,
-            "prompt_tokens": sum(len(request.prompt) for request in requests),
-            "output_tokens": sum(request.output_tokens for request in requests),
-            "seed": options.seed,
-        },
-        "settings": {"model": options.model, "slots": options.slots, "threads": options.threads, "dtype": "float32"},
-        "runs": [asdict(run) for run in reports],
-    }
+NOTE = (
+    "Same model, same token ids, same slots and threads for all. fcfs, orca and static are policies of Roster on one "
+    "runner, measured through gRPC; static forms a batch and takes nobody in until all of it has ended. The two "
+    "transformers baselines run in a process of their own without a server between; tokens of a padded batch count "
+    "when their step has ended, as if they were streamed, and tokens beyond what a request asked for do not count."
+)
 
 
-def parse_options() -> argparse.Namespace:
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--slots", type=int, default=8, help="slots of the runner, and size of the padded batches")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads, of the runner and of generate")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads, of the runner and of the baselines")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--vocab-size", type=int, default=49152, help="prompt ids are drawn below this")
-    parser.add_argument("--seed", type=int, default=2023)
-    default = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu-serving.json"
-    parser.add_argument("--json", type=Path, default=default, help="where the results go")
-    return parser.parse_args()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--prompt-divisor", type=int, default=16, help="prompts this much shorter")
+    parser.add_argument("--output-divisor", type=int, default=4, help="outputs this much shorter")
+    parser.add_argument("--seed", type=int, default=2023, help="of the prompts")
+    default = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu-serving"
+    parser.add_argument("--out", type=Path, default=default, help="folder of records and reports")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Runs everything, prints the table, writes the results."""
+    """Runs everything, prints the tables, writes the results."""
     options = parse_options()
-    requests = from_trace(TRACE, options.requests, PROMPT_DIVISOR, OUTPUT_DIVISOR, options.vocab_size, options.seed)
-    reports = asyncio.run(measure_roster(options, requests))
-    reports += measure_padded(options, requests, poisson_rate(reports))
-    results = record(options, requests, reports)
-    console = Console(width=120)
-    console.print(table(reports))
-    console.print_json(json.dumps({key: results[key] for key in ("command", "processor", "cores", "versions")}))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {options.json}")
+    check_plots()
+    console = Console()
+    trace = make_trace(options)
+    runs, works = asyncio.run(measure_roster(options, trace, console))
+    with tempfile.TemporaryDirectory() as folder:
+        for system in BASELINES:
+            for name, work in works.items():
+                runs[name].append(measure_baseline(options, system, work, Path(folder)))
+    write_results(options.out, runs, console)
 
 
 if __name__ == "__main__":

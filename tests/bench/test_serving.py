@@ -1,44 +1,88 @@
-"""The parts of the serving benchmark: workload and measurement."""
+"""The serving comparison: its workload, and a whole run of the policies with the hash model."""
 
 from __future__ import annotations
 
 import csv
-import random
+import json
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.console import Console
 
-from bench.measurement import Served, report
-from bench.workload import TRACES, BenchRequest, from_trace, with_poisson_arrivals
+from bench.serving import (
+    AT_ONCE,
+    LOAD,
+    POLICIES,
+    SPACED,
+    TRACE,
+    make_trace,
+    make_work,
+    measure_roster,
+    parse_options,
+    renamed,
+    spaced,
+    write_results,
+)
+from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
+from roster_client.bench.record_file import read_run
+from roster_client.bench.summary import run_seconds
+from roster_client.bench.workload import Arrivals
 
-TRACE = "azure_conv_2023_busiest2000.csv"
-
-
-def test_lengths_are_the_divided_ones_of_the_trace() -> None:
-    requests = from_trace(TRACE, 64, 16, 4, 1000, seed=1)
-    with (TRACES / TRACE).open(newline="") as file:
-        rows = list(csv.DictReader(file))[:64]
-    for request, row in zip(requests, rows, strict=True):
-        assert len(request.prompt) == max(1, int(row["prompt_tokens"]) // 16)
-        assert request.output_tokens == max(1, int(row["output_tokens"]) // 4)
-        assert all(256 <= token < 1000 for token in request.prompt)
-    assert requests == from_trace(TRACE, 64, 16, 4, 1000, seed=1) != from_trace(TRACE, 64, 16, 4, 1000, seed=2)
-    with pytest.raises(ValueError, match="2000 rows"):
-        from_trace(TRACE, 2001, 16, 4, 1000, seed=1)
-
-
-def test_poisson_arrivals_keep_order_and_rate() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    requests = [BenchRequest((number,), 1) for number in range(4000)]
-    arriving = with_poisson_arrivals(requests, 5.0, seed)
-    times = [request.arrival_s for request in arriving]
-    assert [request.prompt for request in arriving] == [request.prompt for request in requests]
-    assert times == sorted(times)
-    assert len(times) / times[-1] == pytest.approx(5.0, rel=0.1)
+VOCAB = 1000
 
 
-def test_a_report_counts_from_the_first_arrival_to_the_last_token() -> None:
-    served = [Served(1.0, 1.5, 3.0, 10), Served(2.0, 4.0, 6.0, 20), Served(3.0, 3.25, 3.5, 5)]
-    run = report("x", "y", served)
-    assert (run.requests, run.useful_tokens, run.seconds, run.useful_tokens_per_s) == (3, 35, 5.0, 7.0)
-    assert (run.ttft_mean_s, run.ttft_p50_s, run.ttft_p99_s) == (pytest.approx(2.75 / 3), 0.5, 2.0)
+def served_in(seconds: float, count: int) -> Run:
+    header = RunHeader("fcfs", "t", "m", "w", "a", "c", "cmd")
+    return Run(header, [RequestRecord(str(n), 0.0, 0.0, Status.OK, 1, 1, 1, (seconds,), (1,)) for n in range(count)])
+
+
+def test_lengths_are_those_of_the_trace_divided() -> None:
+    options = parse_options(["--requests", "48"])
+    with TRACE.open(newline="") as file:
+        rows = list(csv.DictReader(file))[:48]
+    work = make_work(make_trace(options), Arrivals(at_once=True), VOCAB, options)
+    assert [request.prompt_tokens for request in work.requests] == [-(-int(row["prompt_tokens"]) // 16) for row in rows]
+    assert [request.output_tokens for request in work.requests] == [-(-int(row["output_tokens"]) // 4) for row in rows]
+
+
+def test_arrivals_keep_the_traces_spacing_at_a_share_of_the_capacity() -> None:
+    options = parse_options(["--requests", "48"])
+    trace = make_trace(options)
+    work = make_work(trace, spaced(trace, served_in(40.0, 48)), VOCAB, options)
+    assert work.rate == pytest.approx(LOAD * 48 / 40.0)
+    times = [request.scheduled_s for request in work.requests]
+    original = [row.arrival_s - trace.requests[0].arrival_s for row in trace.requests]
+    assert times == pytest.approx([time_s * times[-1] / original[-1] for time_s in original])
+
+
+def test_every_system_gets_the_same_prompts() -> None:
+    options = parse_options(["--requests", "5"])
+    trace = make_trace(options)
+    first = make_work(trace, Arrivals(at_once=True), VOCAB, options)
+    other = renamed(make_work(trace, spaced(trace, served_in(9.0, 5)), VOCAB, options), "static")
+    for one, two in zip(first.requests, other.requests, strict=True):
+        np.testing.assert_array_equal(one.prompt, two.prompt)
+        assert two.request_id == f"static-{one.request_id}"
+
+
+async def test_the_policies_are_measured_on_one_runner_and_reported(tmp_path: Path) -> None:
+    options = parse_options(["--requests", "6", "--device", "hash", "--model", "hash"])
+    trace = make_trace(options)
+    runs, works = await measure_roster(options, trace, Console(quiet=True))
+    for name, policies in runs.items():
+        assert [run.header.system for run in policies] == list(POLICIES)
+        for run in policies:
+            assert len(run.requests) == 6 and all(request.ok for request in run.requests), run.requests
+            assert all(request.output_tokens == request.wanted_tokens for request in run.requests)
+            assert run.header.settings["policy"] == run.header.system and run.header.arrivals == works[name].arrivals
+            assert all(request.cached_tokens == 0 for request in run.requests), "no policy finds another's prefixes"
+    assert works[SPACED].rate == pytest.approx(LOAD * 6 / run_seconds(runs[AT_ONCE][0]), rel=1e-3)
+    baseline = replace(runs[AT_ONCE][0].header, system="transformers, padded batches")
+    some = [runs[AT_ONCE][2], Run(baseline, runs[AT_ONCE][0].requests)]
+    write_results(tmp_path, {AT_ONCE: some}, Console(quiet=True))
+    assert "transformers, padded batches" in (tmp_path / "at-once.html").read_text("utf-8")
+    assert read_run(tmp_path / "at-once-transformers-padded-batches.jsonl.gz").header == baseline
+    numbers = json.loads((tmp_path / "summary.json").read_text())
+    assert numbers["at-once, static"]["ok"] == 6 and len(numbers) == 2

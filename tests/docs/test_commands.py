@@ -99,6 +99,7 @@ ELSEWHERE = [
         "tests/roster_client/test_credentials.py",
     ),
     Elsewhere(r"roster --tls-ca .*", "tests/roster_client/test_credentials.py"),
+    Elsewhere(r"roster bench.*", "tests/roster_client/bench/test_bench_command.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
     Elsewhere(r"roster policy set shortest .*", "tests/e2e/test_policies.py"),
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),

@@ -76,32 +76,28 @@ def test_a_trace_is_replayed_and_reported(roster: RosterProcesses, tmp_path: Pat
     assert not re.search(r"""(src|href)=["']?http""", page), "nothing is loaded from elsewhere"
 
 
-def test_hash_ids_are_shared_prefixes_on_the_server(roster: RosterProcesses, tmp_path: Path) -> None:
+def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: RosterProcesses, tmp_path: Path) -> None:
     trace = trace_file(tmp_path, 12, hashes=True)
-    out = tmp_path / "out"
-    options = ("-n", 12, "--prompt-divisor", 8, "--rate", 15, "--calls", "generate")
-    bench("serve", *server(roster), "--trace", trace, *options, "--out", out)
-    cached = [request.cached_tokens or 0 for request in read_run(out / "run.jsonl.gz").requests]
-    assert cached[0] == 0
-    assert sum(count >= 64 for count in cached) >= 8, "a block of 512 tokens by 8, which all of them begin with"
-
-
-def test_a_sweep_has_a_run_a_rate_and_offline_none(roster: RosterProcesses, tmp_path: Path) -> None:
-    lengths = ("--prompt", "uniform:4-40", "--output", "exponential:6")
-    sweep = bench("serve", *server(roster), *lengths, "--sweep", "40,80", "--seconds", 1, "--out", tmp_path / "sweep")
-    assert "fcfs, 40/s" in sweep and "fcfs, 80/s" in sweep
-    rates = [read_run(path).header.rate for path in sorted((tmp_path / "sweep").glob("*.jsonl.gz"))]
-    assert rates == [40, 80]
-    assert (tmp_path / "sweep" / "report.html").read_text("utf-8").count("<svg") == 3
-    offline = bench("offline", *server(roster), *lengths, "-n", 20, "--out", tmp_path / "off", "--name", "all")
-    assert "20 / 20" in offline
-    run = read_run(tmp_path / "off" / "run.jsonl.gz")
-    assert run.header.rate is None and run.header.arrivals == "all at once"
+    options = ("-n", 12, "--prompt-divisor", 8, "--calls", "generate", "--name", "all")
+    assert "12 / 12" in bench("offline", *server(roster), "--trace", trace, *options, "--out", tmp_path / "out")
+    records, again = tmp_path / "out" / "run.jsonl.gz", tmp_path / "again.html"
+    run = read_run(records)
+    assert [run.header.system, run.header.rate, run.header.arrivals] == ["all", None, "all at once"]
     assert {request.scheduled_s for request in run.requests} == {0.0}
-    records, again = tmp_path / "off" / "run.jsonl.gz", tmp_path / "again.html"
+    cached = [request.cached_tokens or 0 for request in run.requests]
+    assert min(cached) == 0, "the first of all"
+    assert sum(count >= 64 for count in cached) >= 8, "a block of 512 tokens by 8, which all of them begin with"
     bench("report", records, "-o", again, "--title", "A & B", "--ttft-target-ms", 1)
     page = again.read_text("utf-8")
     assert "A &amp; B" in page and "first token within 0.001 s" in page
+
+
+def test_a_sweep_has_a_run_a_rate(roster: RosterProcesses, tmp_path: Path) -> None:
+    lengths = ("--prompt", "uniform:4-40", "--output", "exponential:6")
+    printed = bench("serve", *server(roster), *lengths, "--sweep", "40,80", "--seconds", 1, "--out", tmp_path)
+    assert "fcfs, 40/s" in printed and "fcfs, 80/s" in printed
+    assert [read_run(path).header.rate for path in sorted(tmp_path.glob("*.jsonl.gz"))] == [40, 80]
+    assert (tmp_path / "report.html").read_text("utf-8").count("<svg") == 3
 
 
 def test_wrong_options_are_said_before_anything_is_sent(tmp_path: Path) -> None:
