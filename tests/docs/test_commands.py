@@ -76,7 +76,7 @@ SERVICES = [
 ]
 ELSEWHERE = [
     Elsewhere(r"make demo|roster demo --record .*", "tests/roster_client/test_demo.py"),
-    Elsewhere(r"roster timeline live.*|roster top .*", "tests/e2e/test_top.py"),
+    Elsewhere(r"roster timeline( live.*)?|roster top( .*)?", "tests/e2e/test_top.py"),
     Elsewhere(
         r"roster timeline (demo|sim).*|roster simulate .* --timeline .*", "tests/roster_client/test_timeline_command.py"
     ),
