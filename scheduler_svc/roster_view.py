@@ -1,6 +1,7 @@
 """The roster as operators watch it: running sequences, queue by tenant, latencies.
 
-Made after a step's plans have been sent, while runners compute: 256 sequences cost a millisecond.
+Made after a step's plans have been sent, while runners compute, and only while somebody watches: 256 running sequences
+cost 3.6 ms of processor time (measured on a busy 2.5 GHz Xeon core), at most ten times a second.
 """
 
 from __future__ import annotations
