@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from protos import plan_pb2
 from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
-from runner_svc.plan_check import Limits, PlanCheck, SlotCounters, unusable
+from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
 
@@ -73,7 +73,7 @@ class BatchState:
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
         for slot in columns.releases:
             self._release(int(slot))
-        admitted = [self._admit(admission, counters) for admission in plan.admissions]
+        admitted = [self._admit(admission) for admission in plan.admissions]
         usable = [entry for entry in admitted if not counters.failed[entry.state.slot]]
         if len(columns.append_slots):
             self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
@@ -136,7 +136,7 @@ class BatchState:
         self._states[slot] = None
         self._tables[slot, : self._counters.num_blocks[slot]] = 0
 
-    def _admit(self, admission: plan_pb2.Admission, counters: SlotCounters) -> AdmittedSlot:
+    def _admit(self, admission: plan_pb2.Admission) -> AdmittedSlot:
         slot = admission.slot
         tokens = np.frombuffer(admission.tokens, "<i4")
         blocks = np.frombuffer(admission.blocks, "<i4")
@@ -145,7 +145,6 @@ class BatchState:
         state = self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
         self._params[slot] = row_params(admission)
         self._epochs[slot] += 1
-        counters.failed[slot] = unusable(admission, self._limits.vocab_size)
         return AdmittedSlot(state, self._params[slot], len(tokens), blocks)
 
     def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:

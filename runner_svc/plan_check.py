@@ -121,6 +121,7 @@ class PlanCheck:
         counters.computed[slot] = admission.num_computed
         counters.num_tokens[slot] = num_tokens
         counters.num_blocks[slot] = len(blocks)
+        counters.failed[slot] = unusable(admission, limits.vocab_size)  # whatever came of the one before it there
 
     def _appends(self, columns: PlanColumns) -> None:
         slots, indexes = columns.append_slots, columns.append_indexes

@@ -51,12 +51,15 @@ class RecordingSocket(PlanSocket):
             times = self._times[number]
             times += [begin, time.monotonic_ns()]
 
+            wait_for_it = launched.wait
+
             def wait() -> plan_pb2.Result:
-                result = launched.wait()
+                result = wait_for_it()
                 times.append(time.monotonic_ns())
                 return result
 
-            return LaunchedPlan(wait, launched.done)
+            launched.wait = wait  # type: ignore[method-assign]
+            return launched
 
         runner.launch = recorded_launch  # type: ignore[method-assign]
         super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)

@@ -92,7 +92,7 @@ async def test_messages_go_wrong(tmp_path: Path, meddle: Meddler) -> None:
         with RosterProcesses(tmp_path, scheduler=scheduler, runner=runner) as roster:
             await loaded(roster, 40, seed)
             await settled(roster, 1)
-        assert proxy.meddled > 5
+        assert proxy.meddled > 2
 
 
 async def test_a_scheduler_that_wakes_after_its_successor_took_over_is_fenced(tmp_path: Path) -> None:

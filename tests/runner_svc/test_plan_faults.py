@@ -123,3 +123,15 @@ def test_a_bad_plan_is_refused_with_a_reason_and_changes_nothing(
 def test_the_same_roster_takes_a_good_plan(runner: Runner, backend: SpyBackend) -> None:
     runner.execute(2, plan(appends=[(0, 2, 5), (1, 2, 6), (0, 3, 7)], extents=[(1, 2, 3, SAMPLE), (0, 6, 1, SAMPLE)]))
     assert backend.batches[0].tokens.tolist() == [3, 4, 5, 10]
+
+
+def test_a_slot_is_checked_again_for_whoever_follows_a_failed_sequence(runner: Runner, backend: SpyBackend) -> None:
+    """Rows of a failed sequence are skipped unchecked; those of the next one in its slot are not."""
+    hostile = admission(2, [1], [5], sampling=sampling(temperature=float("nan")))
+    result = runner.execute(2, plan(admissions=[hostile], extents=[(2, 0, 1, SAMPLE)]))
+    assert list(result.statuses) == [plan_pb2.ROW_STATUS_FAILED]
+    calls = len(backend.batches)
+    follower = plan(releases=[2], admissions=[admission(2, [1, 2], [5])], extents=[(2, 466518847, 2, 0)])
+    with pytest.raises(PlanFault, match="start 466518847 is not the first uncomputed position 0"):
+        runner.execute(3, follower)
+    assert len(backend.batches) == calls

@@ -83,7 +83,10 @@ class PlanFuzzer:
         before = self._runner.snapshot()
         number = before.last_plan + 1 if self._integer(0, 31) else self._integer(0, 5)
         try:
-            self._runner.execute(number, made)
+            launched = self._runner.launch(number, made)
+            if launched.awaits_masks:
+                launched.mask(self._masks(len(made.extent_slots) // 4))
+            launched.wait()
         except PlanFault:
             after = self._runner.snapshot()
             if not self._backend.violations and after != before:
@@ -95,6 +98,12 @@ class PlanFuzzer:
         if self._backend.violations:
             raise Violation("; ".join(self._backend.violations))
         return outcome
+
+    def _masks(self, rows: int) -> plan_pb2.Masks:
+        """Any bits at all, for rows that wait and for some that don't."""
+        size = 4 * -(-VOCAB // 32)
+        entries = [plan_pb2.RowMask(row=row, bits=self._data(size).ljust(size, b"\0")) for row in range(rows + 2)]
+        return plan_pb2.Masks(rows=entries)
 
     def _plan(self) -> plan_pb2.Plan:
         counters = self._runner._state._counters
