@@ -126,6 +126,8 @@ def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
         if rows > 0.95 * load.sequences and number > WARM_UP
     )
     times = list(islice(full, steps))
+    if not times:
+        raise RuntimeError("no step was full: say fewer --sequences or more --output-tokens")
     if policy.failures:
         raise RuntimeError(f"the policy failed: {policy.last_failure}")
     return times
@@ -142,7 +144,7 @@ def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[tup
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     results: list[tuple[int, bytes]] = []
     stalled = False
-    while True:
+    while results or not stalled:  # `static` may get through the whole queue without many steps that are full
         number, frame = results.pop(0) if stalled or len(results) == DEPTH else (0, b"")
         ledger.now_s = start = time.perf_counter()
         if number:
