@@ -1,7 +1,8 @@
 """Turns tracing on: where spans go, and how a request's begins. Needs the extra `tracing`.
 
 Spans are exported in batches by a thread of the SDK; a collector that is away costs their loss, never a request.
-The SDK's own variables hold as well: OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME and the like.
+The SDK's own variables hold as well: OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES and the like; the service's name is
+"roster" whatever they say.
 """
 
 from __future__ import annotations

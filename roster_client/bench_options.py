@@ -1,0 +1,116 @@
+"""What a run of `roster bench` is told: the options that its commands share, and the dataclass that they come to.
+
+A command that runs something takes one `RunOptions`; `takes_run_options` shows typer the fields as options.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_SERVER = "127.0.0.1:50061"
+DEFAULT_ADMIN = "127.0.0.1:50062"
+
+Server = Annotated[str, typer.Option("--server", "-s", envvar="ROSTER_SERVER", help="gRPC API of a Roster server.")]
+OpenAI = Annotated[
+    str, typer.Option("--openai", help="Drive this OpenAI-compatible endpoint instead: http://host:port/v1.")
+]
+Admin = Annotated[
+    str | None,
+    typer.Option("--admin", envvar="ROSTER_ADMIN", help="Admin API of the server, for its batch fill (local default)."),
+]
+Model = Annotated[str, typer.Option("--model", help="Model name for --openai (default: the first it lists).")]
+Chat = Annotated[bool, typer.Option("--chat", help="With --openai: chat completions, not completions.")]
+ApiKey = Annotated[str, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="With --openai.", show_default=False)]
+ExtraBody = Annotated[str, typer.Option("--extra-body", help="With --openai: JSON to merge into every request.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="With --openai: tokenizer.json of the model, for exact prompt lengths."),
+]
+CallsOption = Annotated[str, typer.Option("--calls", help="Over gRPC: `session` (many a stream) or `generate`.")]
+Sessions = Annotated[int, typer.Option("--sessions", min=1, help="Session streams a tenant.")]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), .gz or not.")
+]
+PromptLengths = Annotated[
+    str | None, typer.Option("--prompt", help="No trace: prompt lengths; 128, uniform:16-256, lognormal:200,1.2, ...")
+]
+OutputLengths = Annotated[str | None, typer.Option("--output", help="No trace: output lengths, likewise.")]
+Requests = Annotated[int, typer.Option("--requests", "-n", min=1, help="How many.")]
+PromptDivisor = Annotated[int, typer.Option("--prompt-divisor", min=1, help="Prompts this much shorter.")]
+OutputDivisor = Annotated[int, typer.Option("--output-divisor", min=1, help="Outputs this much shorter.")]
+Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Deal the requests to so many tenants in turn.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Requests before the start, not counted.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", min=0.001, help="Give a request up after so many seconds.")]
+NaturalEnds = Annotated[bool, typer.Option("--natural-ends", help="Let the model stop before the wanted length.")]
+TtftTarget = Annotated[float, typer.Option("--ttft-target-ms", min=0, help="For goodput.")]
+ItlTarget = Annotated[float, typer.Option("--itl-target-ms", min=0, help="For goodput: mean of a request.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of arrivals, jitter and lengths.")]
+Salt = Annotated[
+    int | None,
+    typer.Option("--prompt-salt", min=0, help="Of the prompts' content (default: drawn, none is cached)."),
+]
+Name = Annotated[str, typer.Option("--name", help="Of the system, in tables (default: its policy, or the host).")]
+Card = Annotated[str, typer.Option("--card", help="What computes there, where it can't be seen from here.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder of records and report (default: bench-DATE-TIME).")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run is told, as the command line says it: not yet checked beyond the types, in the order of `--help`."""
+
+    server: Server = DEFAULT_SERVER
+    openai: OpenAI = ""
+    admin: Admin = None
+    model: Model = ""
+    chat: Chat = False
+    api_key: ApiKey = ""
+    extra_body: ExtraBody = "{}"
+    tokenizer: Tokenizer = None
+    calls: CallsOption = "session"
+    sessions: Sessions = 1
+    trace: TraceFile = None
+    prompt: PromptLengths = None
+    output: OutputLengths = None
+    requests: Requests = 500
+    prompt_divisor: PromptDivisor = 1
+    output_divisor: OutputDivisor = 1
+    tenants: Tenants = 1
+    warmup: Warmup = 4
+    timeout: Timeout = None
+    natural_ends: NaturalEnds = False
+    ttft_target_ms: TtftTarget = 1000
+    itl_target_ms: ItlTarget = 100
+    seed: Seed = 0
+    prompt_salt: Salt = None
+    name: Name = ""
+    card: Card = ""
+    out: Out = None
+
+
+def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command of (RunOptions, *, its own options), with the fields as parameters: its own come after `requests`.
+
+    Typer makes options from a function's signature, so the signature is written here instead of in every command.
+    """
+    shared = inspect.signature(RunOptions, eval_str=True).parameters
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    place = list(shared).index("requests") + 1
+
+    @functools.wraps(command)
+    def from_command_line(**given: Any) -> None:
+        options = RunOptions(**{name: given.pop(name) for name in shared})
+        command(options, **given)
+
+    parameters = list(shared.values())
+    parameters[place:place] = own
+    from_command_line.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return from_command_line
