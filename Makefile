@@ -1,8 +1,8 @@
 # `make help` lists the targets. Everything runs from .venv, which each target sets up when it is not there yet.
 
 PYTHON ?= python3
-# Test processes at once; each computes with one thread.
-JOBS   ?= 2
+# Test processes at once; each computes with one thread, and many wait for others most of their time.
+JOBS   ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
 BUF    := .cache/buf/node_modules/.bin/buf
