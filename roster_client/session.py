@@ -153,7 +153,7 @@ class Session:
     def _open(self) -> None:
         """A new call, with a queue of its own: what the broken one did not send is not sent by it later."""
         self._actions = asyncio.Queue()
-        self._call = self._call_session(_taken_from(self._actions))
+        self._call = self._call_session(taken_from(self._actions))
 
     async def _read(self) -> None:
         pause_s, broken_s = FIRST_PAUSE_S, None
@@ -235,7 +235,8 @@ class Session:
         self._streams.clear()
 
 
-async def _taken_from(actions: asyncio.Queue[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
+async def taken_from(actions: asyncio.Queue[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
+    """What a Session call sends: the queue's messages, for ever."""
     while True:
         yield await actions.get()
 

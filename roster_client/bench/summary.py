@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.simulator.fairness import jain_index
+
 from .record import LoopDelays, RequestRecord, Run
 
 LAG_SHARE = 0.1
@@ -167,12 +169,6 @@ def run_seconds(run: Run) -> float:
     """From the first scheduled time to the last token; a microsecond at least, so that rates are finite."""
     ends = [request.last_token_s if request.message_s else request.sent_s for request in run.requests]
     return max(1e-6, max(ends) - min(request.scheduled_s for request in run.requests))
-
-
-def jain_index(shares: Sequence[float]) -> float:
-    """(sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984); 1 when nobody has anything."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def _tenant_rates(requests: Iterable[RequestRecord]) -> list[float]:

@@ -19,6 +19,7 @@ from protos import inference_pb2 as pb
 
 from ..errors import from_rpc_error, from_status
 from ..events import FinishReason
+from ..session import taken_from
 from .record import Status
 from .target import Answer, RequestFailed, Take, status_of
 
@@ -66,7 +67,7 @@ class TokenSession:
             self._open.pop(tag, None)
 
     async def __aenter__(self) -> Self:
-        self._call = self._make_call(self._sent())
+        self._call = self._make_call(taken_from(self._actions))
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -75,10 +76,6 @@ class TokenSession:
     ) -> None:
         self._reader.cancel()
         self._call.cancel()
-
-    async def _sent(self) -> AsyncIterator[pb.SessionRequest]:
-        while True:
-            yield await self._actions.get()
 
     async def _read(self) -> None:
         try:

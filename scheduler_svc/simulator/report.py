@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.simulator.fairness import jain_index
 from scheduler_svc.simulator.outcome import Outcome, Seconds
 
 
@@ -105,12 +106,6 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
         engine_busy=counters.engine_s / counters.virtual_s,
         wall_s=counters.wall_s,
     )
-
-
-def jain_index(shares: list[float]) -> float:
-    """(sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984)."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def _good(outcome: Outcome, targets: Targets) -> int:

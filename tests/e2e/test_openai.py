@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from openai.types.responses import ResponseTextConfigParam
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 
-from tests.support.gateway import gateway
+from tests.support.gateway import openai_client
 from tests.support.idle import wait_idle_at
 from tests.support.processes import RosterProcesses
 
@@ -51,10 +51,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 @pytest.fixture(scope="module")
 def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("gateway")
-    with (
-        gateway(folder, roster.address) as url,
-        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as opened,
-    ):
+    with openai_client(folder, roster.address) as opened:
         yield opened
 
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from roster_client.admin import AdminClient
-from tests.support.gateway import gateway
+from tests.support.gateway import openai_client
 from tests.support.processes import RosterProcesses
 
 QUESTION_BYTES = 600
@@ -29,10 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RosterProce
 @pytest.fixture(scope="module")
 def client(fleet: list[RosterProcesses], tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder: Path = tmp_path_factory.mktemp("gateway")
-    with (
-        gateway(folder, *[roster.address for roster in fleet], policy="cache_aware") as url,
-        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as opened,
-    ):
+    with openai_client(folder, *[roster.address for roster in fleet], policy="cache_aware") as opened:
         yield opened
 
 

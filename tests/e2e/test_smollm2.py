@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from roster_client.client import RosterClient
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Message, Options
-from tests.support.gateway import gateway
+from tests.support.gateway import openai_client
 from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.schema_answers import assert_valid
@@ -53,10 +53,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
 def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """OpenAI's own client through a gateway, over the same Roster."""
     folder = tmp_path_factory.mktemp("gateway")
-    with (
-        gateway(folder, roster.address) as url,
-        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as opened,
-    ):
+    with openai_client(folder, roster.address, timeout_s=120) as opened:
         yield opened
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chat_backend import ChatBackend, chat_backend, roster_for_backends
+from tests.support.chat_backend import ChatBackend, ChatBackendTests, chat_backend, roster_for_backends
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,21 +39,5 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatBackend]:
         yield backend
 
 
-def test_an_answer_is_what_our_client_gets(backend: ChatBackend) -> None:
-    backend.check_answer(backend.ask())
-
-
-def test_a_stream_outlives_the_scheduler(backend: ChatBackend) -> None:
-    backend.check_restart()
-
-
-def test_an_overloaded_server_is_tried_again(backend: ChatBackend) -> None:
-    backend.check_overload()
-
-
-def test_refusals_say_what_to_change(backend: ChatBackend) -> None:
-    backend.check_refusal()
-
-
-def test_a_client_that_leaves_ends_its_request(backend: ChatBackend) -> None:
-    backend.check_client_that_leaves()
+class TestTypeScript(ChatBackendTests):
+    """See the base."""

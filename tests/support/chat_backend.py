@@ -120,6 +120,25 @@ def _events(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: ")]
 
 
+class ChatBackendTests:
+    """What every example backend is held to. A subclass in a test file has the fixture `backend` beside it."""
+
+    def test_an_answer_is_what_our_client_gets(self, backend: ChatBackend) -> None:
+        backend.check_answer(backend.ask())
+
+    def test_a_stream_outlives_the_scheduler(self, backend: ChatBackend) -> None:
+        backend.check_restart()
+
+    def test_an_overloaded_server_is_tried_again(self, backend: ChatBackend) -> None:
+        backend.check_overload()
+
+    def test_refusals_say_what_to_change(self, backend: ChatBackend) -> None:
+        backend.check_refusal()
+
+    def test_a_client_that_leaves_ends_its_request(self, backend: ChatBackend) -> None:
+        backend.check_client_that_leaves()
+
+
 @contextmanager
 def chat_backend(command: Sequence[str], roster: RosterProcesses) -> Iterator[ChatBackend]:
     """Runs the program against `roster` and ends it."""

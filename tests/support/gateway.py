@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from roster_client.stack import free_ports
+import openai
 
-READY_S = 60.0
+from roster_client.stack import free_ports
+from tests.support.readiness import wait_ready
 
 
 @contextmanager
@@ -34,27 +33,31 @@ def gateway(folder: Path, *workers: str, policy: str = "round_robin") -> Iterato
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        _wait_ready(process, f"http://127.0.0.1:{http}/v1", log)
-        yield f"http://127.0.0.1:{http}/v1"
+        url = f"http://127.0.0.1:{http}/v1"
+        wait_ready(process, "the gateway", log, lambda: _is_ready(url))
+        yield url
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # it has nothing to lose, and leaves politely after 5 seconds only
         process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Waits until a request is answered: the gateway lists a model before it has the model's tokenizer."""
-    deadline = time.monotonic() + READY_S
-    while True:
-        assert process.poll() is None, f"the gateway ended\n{log.read_text(errors='replace')[-4000:]}"
-        assert time.monotonic() < deadline, f"the gateway is not ready\n{log.read_text(errors='replace')[-4000:]}"
-        try:
-            with urllib.request.urlopen(f"{url}/models", timeout=2) as answer:
-                models = json.load(answer)["data"]
-            if models and _answers(url, models[0]["id"]):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            pass
-        time.sleep(0.1)
+@contextmanager
+def openai_client(
+    folder: Path, *workers: str, timeout_s: float = 60, policy: str = "round_robin"
+) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, which tries nothing again, through a gateway in front of the workers."""
+    with (
+        gateway(folder, *workers, policy=policy) as url,
+        openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=timeout_s) as opened,
+    ):
+        yield opened
+
+
+def _is_ready(url: str) -> bool:
+    """Whether a request is answered: the gateway lists a model before it has the model's tokenizer. Raises URLError."""
+    with urllib.request.urlopen(f"{url}/models", timeout=2) as answer:
+        models = json.load(answer)["data"]
+    return bool(models) and _answers(url, models[0]["id"])
 
 
 def _answers(url: str, model: str) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from roster_client.stack import free_ports
+from tests.support.readiness import wait_ready
 
-READY_S = 60.0
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not here: apt-get install prometheus"
 )
@@ -88,20 +88,14 @@ def prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url, log)
+        wait_ready(process, "prometheus", log, lambda: _is_ready(url))
         yield Prometheus(url)
     finally:
         process.kill()  # its data is not wanted any more
         process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    while True:
-        assert process.poll() is None, f"prometheus ended\n{log.read_text(errors='replace')[-4000:]}"
-        assert time.monotonic() < deadline, f"prometheus is not ready\n{log.read_text(errors='replace')[-4000:]}"
-        try:
-            with urllib.request.urlopen(f"{url}/-/ready", timeout=2):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.1)
+def _is_ready(url: str) -> bool:
+    """Raises URLError."""
+    with urllib.request.urlopen(f"{url}/-/ready", timeout=2):
+        return True

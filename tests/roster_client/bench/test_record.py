@@ -10,7 +10,8 @@ import pytest
 
 from roster_client.bench.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
 from roster_client.bench.record_file import RecordFileError, read_run, write_run
-from roster_client.bench.summary import Distribution, Targets, jain_index, summarize
+from roster_client.bench.summary import Distribution, Targets, summarize
+from scheduler_svc.simulator.fairness import jain_index
 
 
 def request(number: int = 0, scheduled_s: float = 0.0, *times: float, **fields: object) -> RequestRecord:
