@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.document import write_results
 from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
+from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_table
 from protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.launchers import CudaLaunchers
@@ -36,32 +37,9 @@ from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
 from runner_svc.runner import LaunchedPlan, Runner
 
-PROMPT, FIRST, LAST = 512, 128, 256
-BATCHES = (1, 8, 64, 256)
-# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
-VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
-BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
-RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
 _BLOCK_SIZE = 16
-_MAX_STEP_TOKENS = 8192
 _DEPTH = 2
 _DTYPE = torch.bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Milliseconds of one shape and batch; idle times in microseconds."""
-
-    shape: str
-    batch: int
-    step: float
-    products: float  # matrix products alone
-    floor: float  # and the KV bytes
-    idle_p50: float
-    idle_p99: float
-    forward: float  # on the GPU, as the runner's results tell
-    sample: float
-    prefill_tokens_per_s: float
 
 
 class Decoding:
@@ -79,7 +57,7 @@ class Decoding:
         """Admits and computes all prompts, several a step; seconds."""
         runner = self._runner
         runner.reset()
-        per_step = min(self._batch, _MAX_STEP_TOKENS // PROMPT)
+        per_step = min(self._batch, MAX_STEP_TOKENS // PROMPT)
         rng = np.random.default_rng(0)
         self._table = PROMPT // _BLOCK_SIZE
         begin = time.perf_counter()
@@ -152,7 +130,7 @@ def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
     sizes = CudaSizes(
         num_slots=largest,
         block_size=_BLOCK_SIZE,
-        max_step_tokens=_MAX_STEP_TOKENS,
+        max_step_tokens=MAX_STEP_TOKENS,
         context_length=4096,
         num_blocks=-(-(PROMPT + LAST + 1) // _BLOCK_SIZE) * largest,
     )
@@ -225,22 +203,6 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
     return graph_microseconds([launch]) / 1e3
 
 
-def print_table(rows: Sequence[StepTimes]) -> None:
-    """One line a case."""
-    print(
-        "shape          batch products   floor    vLLM     bar    step   x floor (bar)  forward  sample"
-        "  idle us p50 / p99  prefill tok/s"
-    )
-    for row in rows:
-        place = BATCHES.index(row.batch)
-        vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
-        print(
-            f"{row.shape:14} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} {bar:7.2f} {row.step:7.3f} "
-            f"{row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} {row.sample:7.3f} "
-            f"{row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}"
-        )
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -262,8 +224,7 @@ def main() -> None:
     print_table(rows)
     if arguments.output:
         source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":
