@@ -60,7 +60,7 @@ class CudaLaunchers:
                     overlap=self._overlap,
                 ),
             )
-            for blocks in (2,)
+            for blocks in (1, 2)
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
