@@ -261,8 +261,9 @@ def print_table(rows: Sequence[StepTimes]) -> None:
         vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
         print(
             f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
-            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} {row.sample:7.3f} "
-            f"{row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  {row.bucket}: {row.way}"
+            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
+            f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
+            f"{row.bucket}: {row.way}"
         )
 
 

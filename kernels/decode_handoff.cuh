@@ -21,8 +21,8 @@ __device__ __forceinline__ void phase_init(unsigned long long* barrier, int thre
 }
 
 __device__ __forceinline__ void phase_arrive(unsigned long long* barrier) {
-    unsigned long long state;
-    asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(barrier))
+                 : "memory");
 }
 
 // Waits until the phase of this parity is over.
