@@ -1,5 +1,8 @@
 """Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
 
+`--variants` names others than what the runner does, to be compared in one process (`VARIANTS`); `--batches` and
+`--shapes` cut it short.
+
 Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
 in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
 The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +42,13 @@ from runner_svc.runner import LaunchedPlan, Runner
 
 PROMPT, FIRST, LAST = 512, 128, 256
 BATCHES = (1, 8, 64, 256)
+# Arguments of `CudaLaunchers`.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "runner": {},
+    "merges-together": {"detached_merges": False},
+    "skinny-1": {"skinny_blocks": (1,)},
+    "skinny-2": {"skinny_blocks": (2,)},
+}
 # Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
 VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
 BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
@@ -53,7 +64,10 @@ class StepTimes:
     """Milliseconds of one shape and batch; idle times in microseconds."""
 
     shape: str
+    variant: str
     batch: int
+    bucket: int  # rows that the batch is padded to
+    way: str  # of launching its step
     step: float
     products: float  # matrix products alone
     floor: float  # and the KV bytes
@@ -145,7 +159,7 @@ class Decoding:
         return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)
 
 
-def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
+def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
     """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
     largest = max(BATCHES)
@@ -160,8 +174,13 @@ def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
     if weights is None:
         weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
     begin = time.perf_counter()
-    backend = CudaBackend(model, config, weights, CudaLaunchers(config, _DTYPE), GpuDevice(), sizes, no_progress)
-    print(f"{shape}: ready in {time.perf_counter() - begin:.1f} s, buckets {backend.buckets}", flush=True)
+    launchers = CudaLaunchers(config, _DTYPE, **VARIANTS[variant])
+    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
+    graphs = backend.decode_graphs
+    print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
+    for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
+        times = sorted(graphs.seconds[bucket].items(), key=lambda item: item[1])
+        print(f"  {bucket:3} rows: " + ", ".join(f"{way} {taken * 1e3:.3f} ms" for way, taken in times), flush=True)
     return backend
 
 
@@ -169,17 +188,20 @@ def no_progress(what: str, share: float) -> None:
     """Nobody looks."""
 
 
-def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandwidth: float) -> Iterator[StepTimes]:
-    """All batches of one shape, with one backend."""
+def measure(
+    shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
+) -> Iterator[StepTimes]:
+    """The batches of one shape, with one backend; `tb_s` is the copy bandwidth."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
-    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
-    runner = Runner(backend)
-    for batch in BATCHES:
+    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
+    runner, graphs = Runner(backend), backend.decode_graphs
+    for batch in batches:
+        bucket = graphs.bucket(batch)
+        if bucket is None:
+            raise SystemExit(f"no graph is captured for {batch} rows")
+        Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm behind it
         decoding = Decoding(runner, batch, config.vocab_size)
-        decoding.prefill()
-        prefill_s = Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm now
-        decoding = Decoding(runner, batch, config.vocab_size)
-        decoding.prefill()
+        prefill_s = decoding.prefill()
         timings = []
         for index, result in enumerate(decoding.decode(LAST)):
             if index == FIRST - 1:
@@ -193,10 +215,13 @@ def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandw
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
         yield StepTimes(
             shape,
+            variant,
             batch,
+            bucket,
+            graphs.way(bucket),
             step_ms,
             products,
-            products + kv_bytes / bandwidth / 1e9,
+            products + kv_bytes / tb_s / 1e9,
             float(np.percentile(idle, 50)),
             float(np.percentile(idle, 99)),
             float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
@@ -228,23 +253,32 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
 def print_table(rows: Sequence[StepTimes]) -> None:
     """One line a case."""
     print(
-        "shape          batch products   floor    vLLM     bar    step   x floor (bar)  forward  sample"
-        "  idle us p50 / p99  prefill tok/s"
+        "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
+        "  sample  idle us p50 / p99  prefill tok/s  way"
     )
     for row in rows:
         place = BATCHES.index(row.batch)
         vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
         print(
-            f"{row.shape:14} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} {bar:7.2f} {row.step:7.3f} "
-            f"{row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} {row.sample:7.3f} "
-            f"{row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}"
+            f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
+            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
+            f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
+            f"{row.bucket}: {row.way}"
         )
+
+
+def _free() -> None:
+    """Gives back what nobody refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
+    parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     bandwidth = copy_bandwidth()
@@ -254,10 +288,11 @@ def main() -> None:
         with torch.no_grad():
             weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
             layers = list(weights.layers)
-        rows += measure(shape, weights, layers, bandwidth)
+        for variant in arguments.variants:
+            rows += measure(shape, variant, arguments.batches, weights, layers, bandwidth)
+            _free()
         del weights, layers
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free()
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(rows)
     if arguments.output:
