@@ -23,7 +23,10 @@ class StepTimes:
     """Milliseconds of one shape and batch; idle times in microseconds."""
 
     shape: str
+    variant: str
     batch: int
+    bucket: int  # rows that the batch is padded to
+    way: str  # of launching its step
     step: float
     products: float  # matrix products alone
     floor: float  # and the KV bytes
@@ -37,28 +40,29 @@ class StepTimes:
 def print_table(rows: Sequence[StepTimes]) -> None:
     """One line a case."""
     print(
-        "shape          batch products   floor    vLLM     bar    step   x floor (bar)  forward  sample"
-        "  idle us p50 / p99  prefill tok/s"
+        "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
+        "  sample  idle us p50 / p99  prefill tok/s  way"
     )
     for row in rows:
         place = BATCHES.index(row.batch)
         vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
         print(
-            f"{row.shape:14} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} {bar:7.2f} {row.step:7.3f} "
-            f"{row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} {row.sample:7.3f} "
-            f"{row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}"
+            f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
+            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
+            f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
+            f"{row.bucket}: {row.way}"
         )
 
 
 def document(record: Mapping[str, Any]) -> Document:
-    """Of the JSON that `bench.steps` wrote."""
-    rows = [StepTimes(**row) for row in record["rows"]]
+    """Of the JSON that `bench.steps` wrote, also before it knew variants."""
+    rows = [StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | row) for row in record["rows"]]
     cells = []
     for row in rows:
         place = BATCHES.index(row.batch)
         cells.append(
             (
-                f"{row.shape}, {row.batch}",
+                f"{row.shape}, {row.batch}" + (f" ({row.variant})" if row.variant != "runner" else ""),
                 f"{row.products:.3f}",
                 f"{row.floor:.3f}",
                 f"{VLLM[row.shape][place]:.2f}",

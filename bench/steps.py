@@ -1,5 +1,8 @@
 """Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
 
+`--variants` names others than what the runner does, to be compared in one process (`VARIANTS`); `--batches` and
+`--shapes` cut it short.
+
 Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
 in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
 The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
@@ -18,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +41,13 @@ from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
 from runner_svc.runner import LaunchedPlan, Runner
 
+# Arguments of `CudaLaunchers`.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "runner": {},
+    "merges-together": {"detached_merges": False},
+    "skinny-1": {"skinny_blocks": (1,)},
+    "skinny-2": {"skinny_blocks": (2,)},
+}
 _BLOCK_SIZE = 16
 _DEPTH = 2
 _DTYPE = torch.bfloat16
@@ -123,7 +134,7 @@ class Decoding:
         return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)
 
 
-def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
+def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
     """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
     largest = max(BATCHES)
@@ -138,8 +149,13 @@ def backend_of(shape: str, weights: ModelWeights | None = None) -> CudaBackend:
     if weights is None:
         weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
     begin = time.perf_counter()
-    backend = CudaBackend(model, config, weights, CudaLaunchers(config, _DTYPE), GpuDevice(), sizes, no_progress)
-    print(f"{shape}: ready in {time.perf_counter() - begin:.1f} s, buckets {backend.buckets}", flush=True)
+    launchers = CudaLaunchers(config, _DTYPE, **VARIANTS[variant])
+    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
+    graphs = backend.decode_graphs
+    print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
+    for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
+        times = sorted(graphs.seconds[bucket].items(), key=lambda item: item[1])
+        print(f"  {bucket:3} rows: " + ", ".join(f"{way} {taken * 1e3:.3f} ms" for way, taken in times), flush=True)
     return backend
 
 
@@ -147,17 +163,20 @@ def no_progress(what: str, share: float) -> None:
     """Nobody looks."""
 
 
-def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandwidth: float) -> Iterator[StepTimes]:
-    """All batches of one shape, with one backend."""
+def measure(
+    shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
+) -> Iterator[StepTimes]:
+    """The batches of one shape, with one backend; `tb_s` is the copy bandwidth."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
-    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
-    runner = Runner(backend)
-    for batch in BATCHES:
+    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
+    runner, graphs = Runner(backend), backend.decode_graphs
+    for batch in batches:
+        bucket = graphs.bucket(batch)
+        if bucket is None:
+            raise SystemExit(f"no graph is captured for {batch} rows")
+        Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm behind it
         decoding = Decoding(runner, batch, config.vocab_size)
-        decoding.prefill()
-        prefill_s = Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm now
-        decoding = Decoding(runner, batch, config.vocab_size)
-        decoding.prefill()
+        prefill_s = decoding.prefill()
         timings = []
         for index, result in enumerate(decoding.decode(LAST)):
             if index == FIRST - 1:
@@ -171,10 +190,13 @@ def measure(shape: str, weights: ModelWeights, layers: list[LayerWeights], bandw
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
         yield StepTimes(
             shape,
+            variant,
             batch,
+            bucket,
+            graphs.way(bucket),
             step_ms,
             products,
-            products + kv_bytes / bandwidth / 1e9,
+            products + kv_bytes / tb_s / 1e9,
             float(np.percentile(idle, 50)),
             float(np.percentile(idle, 99)),
             float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
@@ -203,10 +225,18 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
     return graph_microseconds([launch]) / 1e3
 
 
+def _free() -> None:
+    """Gives back what nobody refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
+    parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     bandwidth = copy_bandwidth()
@@ -216,10 +246,11 @@ def main() -> None:
         with torch.no_grad():
             weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
             layers = list(weights.layers)
-        rows += measure(shape, weights, layers, bandwidth)
+        for variant in arguments.variants:
+            rows += measure(shape, variant, arguments.batches, weights, layers, bandwidth)
+            _free()
         del weights, layers
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free()
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(rows)
     if arguments.output:

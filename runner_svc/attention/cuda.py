@@ -58,9 +58,11 @@ class CudaAttention:
         dtype: torch.dtype | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
+        detached_merges: bool = True,
     ) -> None:
         """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
-        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
+        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given. `detached_merges`: see
+        `DecodeVariant`.
 
         Raises ValueError for a head size, block size or dtype that the kernels lack.
         """
@@ -80,15 +82,17 @@ class CudaAttention:
         self._windows = tuple(dict.fromkeys(windows))
         self._window_of_layer = [self._windows.index(window) for window in windows]
         self._max_batch = max_batch
-        self._compile(cache, block_tables)
+        self._compile(cache, block_tables, detached_merges)
 
-    def _compile(self, cache: KVCache, block_tables: Tensor) -> None:
+    def _compile(self, cache: KVCache, block_tables: Tensor, detached_merges: bool) -> None:
         device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._decode_variants = {small: DecodeVariant.choose(self._shape, shared, small) for small in (True, False)}
+        self._decode_variants = {
+            small: DecodeVariant.choose(self._shape, shared, small, detached_merges) for small in (True, False)
+        }
         self._decode_kernels = {
             small: Kernel(
                 load("paged_decode", variant.defines),

@@ -27,12 +27,26 @@ from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:
-    """Implements `runner_svc.launchers.Launchers`. `overlap`: a kernel may start while the one before it ends."""
+    """Implements `runner_svc.launchers.Launchers`.
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, overlap: bool = True) -> None:
+    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
+    by their blocks a multiprocessor. `detached_merges`: see `attention.cuda_kernels.DecodeVariant`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        *,
+        overlap: bool = True,
+        skinny_blocks: Sequence[int] = (1, 2),
+        detached_merges: bool = True,
+    ) -> None:
         self._config = config
         self._dtype = dtype
         self._overlap = overlap
+        self._skinny_blocks = skinny_blocks
+        self._detached_merges = detached_merges
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
@@ -52,6 +66,7 @@ class CudaLaunchers:
         embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
         return [
             SkinnyLaunchers(
+                f"{blocks} a multiprocessor",
                 embed,
                 SkinnyProducts(
                     config.rms_norm_eps,
@@ -60,12 +75,20 @@ class CudaLaunchers:
                     overlap=self._overlap,
                 ),
             )
-            for blocks in (2,)
+            for blocks in self._skinny_blocks
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
+        return CudaAttention(
+            cache,
+            tables,
+            self._config.num_heads,
+            self._config.windows,
+            max_batch,
+            self._dtype,
+            detached_merges=self._detached_merges,
+        )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""

@@ -25,7 +25,7 @@ def test_committed_results_have_a_page(name: str) -> None:
 
 
 def test_what_steps_writes_has_a_page(tmp_path: Path) -> None:
-    row = StepTimes("qwen3-0.6b", 64, 2.5, 1.5, 2.0, 10.0, 20.0, 2.25, 0.125, 123_456.0)
+    row = StepTimes("qwen3-0.6b", "runner", 64, 64, "graph", 2.5, 1.5, 2.0, 10.0, 20.0, 2.25, 0.125, 123_456.0)
     source = {"command": "python -m bench.steps --output x", "date": "today", "versions": {"torch": "9.9"}}
     numbers = {"copy_tb_s": 4.125, "rows": [{name: getattr(row, name) for name in StepTimes.__dataclass_fields__}]}
     write_results(tmp_path / "steps.json", source, {"card": "a <card>"}, numbers)
