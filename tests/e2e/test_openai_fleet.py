@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import openai
 import pytest
 
 from roster_client.admin import AdminClient
+from roster_client.sync_client import SyncRosterClient
 from tests.support.gateway import openai_client
 from tests.support.processes import RosterProcesses
 
 QUESTION_BYTES = 600
 ROUNDS = 4
+EVENTS_S = 1.0
+"""Far longer than an event takes to the gateway."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,25 @@ async def test_a_prefix_goes_where_it_is_cached(client: openai.OpenAI, fleet: li
     assert min(shares) > ROUNDS, shares  # the gateway has dealt the questions out
 
 
+def ask_about_what_others_cached(client: openai.OpenAI, fleet: list[RosterProcesses], seed: int) -> int:
+    """Prompts that the Rosters are asked directly, in turns, then the gateway; returns how many of ten it sent right.
+
+    By chance it would be half of them.
+    """
+    rng = random.Random(seed)
+    questions = ["".join(rng.choices("abcdefgh ", k=QUESTION_BYTES)) for _ in range(10)]
+    for number, question in enumerate(questions):
+        with SyncRosterClient(fleet[number % 2].address) as direct:
+            direct.generate(question, max_tokens=2).completion()
+    time.sleep(EVENTS_S)
+    return sum(ask(client, question) >= QUESTION_BYTES - 32 for question in questions)
+
+
+def test_the_gateway_knows_what_others_cached(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
+    """By SubscribeKvEvents: it has sent none of these prompts anywhere."""
+    assert ask_about_what_others_cached(client, fleet, seed=2) >= 9
+
+
 def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
     victim = fleet[0]
     assert victim.end("scheduler", signal.SIGKILL) == -signal.SIGKILL
@@ -67,3 +90,4 @@ def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: li
     victim.wait_ready()
     for text in texts:
         ask(client, text)
+    assert ask_about_what_others_cached(client, fleet, seed=3) >= 9, "the new scheduler's events are followed too"
