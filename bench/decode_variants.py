@@ -8,7 +8,6 @@ segment, and in what the plan counts for it (`attention.cuda_kernels`).
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from bench.document import write_results
 from bench.gpu_timing import card
 from bench.kernels.attention import DECODE_CASES, Shape, measure_decode
 from bench.provenance import provenance
@@ -63,7 +63,7 @@ def main() -> None:
         print(f"{name:24} " + " ".join(f"{taken:20.1f}" for taken in times), flush=True)
     if arguments.output:
         source = provenance("bench.decode_variants", ["torch", "cupy-cuda13x", "numpy"])
-        arguments.output.write_text(json.dumps({"source": source, "card": card(), "variants": results}, indent=1))
+        write_results(arguments.output, source, card(), {"variants": results})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.random_model import SHAPES
+from bench.step_times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from protos import plan_pb2
 from runner_svc.attention.cuda_kernels import DecodeVariant
 from runner_svc.cuda.device import GpuDevice
@@ -18,11 +19,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights
 
-# Tokens of a prompt; the output tokens between which steps are timed.
-PROMPT, FIRST, LAST = 512, 128, 256
-BATCHES = (1, 8, 64, 256)
 BLOCK_SIZE = 16
-MAX_STEP_TOKENS = 8192
 DTYPE = torch.bfloat16
 # Arguments of `CudaLaunchers`.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -16,62 +16,29 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.document import write_results
 from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
-from bench.step_backend import (
-    BATCHES,
-    BLOCK_SIZE,
-    DTYPE,
-    FIRST,
-    LAST,
-    MAX_STEP_TOKENS,
-    PROMPT,
-    VARIANTS,
-    backend_of,
-    no_progress,
-)
+from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
+from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_header, print_line
 from protos import plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
 from runner_svc.runner import LaunchedPlan, Runner
 
-# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
-VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
-BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
-RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
 _DEPTH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Milliseconds of one shape and batch; idle times in microseconds."""
-
-    shape: str
-    variant: str
-    batch: int
-    bucket: int  # rows that the batch is padded to
-    way: str  # of launching its step
-    step: float
-    products: float  # matrix products alone
-    floor: float  # and the KV bytes
-    idle_p50: float
-    idle_p99: float
-    forward: float  # on the GPU, as the runner's results tell
-    sample: float
-    prefill_tokens_per_s: float
 
 
 class Decoding:
@@ -217,27 +184,6 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
     return graph_microseconds([launch]) / 1e3
 
 
-def print_header() -> None:
-    """Of the lines that `print_line` prints."""
-    print(
-        "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
-        "  sample  idle us p50 / p99  prefill tok/s  way"
-    )
-
-
-def print_line(row: StepTimes) -> None:
-    """One case."""
-    place = BATCHES.index(row.batch)
-    vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
-    print(
-        f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
-        f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
-        f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
-        f"{row.bucket}: {row.way}",
-        flush=True,
-    )
-
-
 def _free() -> None:
     """Gives back what nobody refers to any more."""
     gc.collect()
@@ -272,8 +218,7 @@ def main() -> None:
         print_line(row)
     if arguments.output:
         source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":
