@@ -53,6 +53,8 @@ TARGETS = Targets(ttft_s=2.0, itl_s=0.25)
 """Of the goodput: two CPU cores take a quarter of a second for a step that prefills."""
 WARM_UP_REQUESTS = 2
 HOLD_TOKENS = 8
+PLAN_LEAD_MS = 10.0
+"""A CPU's step takes 100 ms and more: who comes while one runs should be in the next, not in the one after."""
 READY_TIMEOUT_S = 600.0
 RESULTS = Path(__file__).parent / "results"
 AT_ONCE, SPACED = "at-once", "spaced"
@@ -100,7 +102,12 @@ class RosterRuns:
         """
         async with AdminClient(self._stack.endpoints.admin_listen) as admin:
             await admin.set_policy(policy, deadline_s=30)
-        settings = {"policy": policy, "slots": self._options.slots, "threads": self._options.threads}
+        settings = {
+            "policy": policy,
+            "slots": self._options.slots,
+            "threads": self._options.threads,
+            "plan_lead_ms": PLAN_LEAD_MS,
+        }
         async with GrpcTarget(self._stack.endpoints.listen) as target:
             await LoadRun(target, renamed(work, "warm-up").requests[:WARM_UP_REQUESTS]).run()
             system = SystemUnderLoad(
@@ -129,7 +136,7 @@ async def measure_roster(options: argparse.Namespace, trace: Trace, console: Con
     runs: Runs = {AT_ONCE: [], SPACED: []}
     works: Works = {}
     # Every policy gets the same prompts: prefixes of an earlier run must not be found.
-    scheduler = {"policy": POLICIES[0], "prefix_sharing": False}
+    scheduler = {"policy": POLICIES[0], "prefix_sharing": False, "plan_lead_ms": PLAN_LEAD_MS}
     async with Stack(Endpoints.free(), scheduler=scheduler, runner=flags, on_line=print_line) as stack:
         model = await stack.wait_ready(READY_TIMEOUT_S)
         roster = RosterRuns(stack, options, model.name, console)

@@ -163,13 +163,18 @@ __device__ __forceinline__ void produce(
     }
 }
 
-// By one warp: 1 / rms of each token.
+// By one warp: 1 / rms of each token. Few tokens have several lanes each, so that few loads follow one another.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
+    constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
+    const int lane = threadIdx.x % 32;
     wait_for_predecessors();
-    for (int token = threadIdx.x % 32; token < TOKENS; token += 32) {
+    for (int token = lane / kLanes; token < TOKENS; token += 32 / kLanes) {
         float sum = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < ends.num_squares; i++) sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+#pragma unroll 16
+        for (int i = lane % kLanes; i < ends.num_squares; i += kLanes) {
+            sum += __ldcg(ends.squares + i * kSquaresPitch + token);
+        }
+        sum = lane_sum(sum, kLanes);
         scales[token] = ends.squares ? rsqrtf(sum * ends.inverse_width + ends.eps) : 1.0f;
     }
 }

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
-from runner_svc.cuda_graphs import Replay, StepGraphs, bucket_sizes, token_sizes
+from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
+from runner_svc.cuda_graphs import Replay, StepGraphs
 from runner_svc.cuda_held_rows import HeldCudaRows
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device, Event
@@ -34,7 +35,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
-from runner_svc.profiling_batch import decode_batch, largest_batch
+from runner_svc.profiling_batch import largest_batch
 from runner_svc.sample_records import pack_rows
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
@@ -98,21 +99,17 @@ class CudaBackend:
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
-            self._graphs = StepGraphs(bucket_sizes(sizes.num_slots))
-            self._graphs.capture(self._decode_passes, device.capture, device.seconds, progress)
-            self._graphs.drop_slow()
-            self._steps.packed.zero_()
-            self._mixed_graphs = StepGraphs(token_sizes(sizes.max_step_tokens))
-            self._mixed_graphs.capture_small(self._run_mixed, device.capture, device.is_late, progress)
+            self._graphs = capture_decode_steps(self._steps, self._roster, device, sizes.context_length, progress)
+            self._mixed_graphs = capture_mixed_steps(self._steps, device, sizes.max_step_tokens, progress)
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
         self._last_end: Event | None = None
 
     @property
-    def buckets(self) -> list[int]:
-        """Rows of the decode batches that are captured in graphs."""
-        return self._graphs.sizes
+    def decode_graphs(self) -> StepGraphs:
+        """The captured decode batches."""
+        return self._graphs
 
     def change_roster(self, changes: RosterChanges) -> None:
         """Brings the device's token buffer and block tables up to date before the next batch."""
@@ -258,16 +255,6 @@ class CudaBackend:
             max_step_tokens=self.max_step_tokens,
             tail_words=TAIL_WORDS,
         )
-
-    def _decode_passes(self, bucket: int) -> list[Callable[[], None]]:
-        """Ways to launch a decode step, whose input is there to run it with."""
-        step = PackedStep(self._steps.layout, np.zeros(self._steps.layout.words, np.int32))
-        self._steps.pack_decode(step, decode_batch(self._sizes.context_length), bucket)
-        self._steps.packed.copy_(torch.from_numpy(step.words))
-        return self._steps.decode_passes(self._device.current_stream, bucket)
-
-    def _run_mixed(self, bucket: int) -> None:
-        self._steps.forward_mixed(self._device.current_stream(), bucket)
 
     def _mixed_replay(self, bucket: int | None) -> Replay | None:
         return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 Launch = Callable[[], None]
 Replay = Callable[[], None]
+Prepare = Callable[[int, int], None]
+"""Puts the input of a step of so many rows in place, for the size and the rows."""
 
 # Most rows of a captured batch; larger steps are launched kernel by kernel, which then hides behind the GPU's work.
 LARGEST_BUCKET = 512
+# Ways that took at most this many times as long as the fastest are timed again: that much may be noise.
+_CLOSE = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One of several ways to launch the same step."""
+
+    name: str
+    launch: Launch
 
 
 def bucket_sizes(max_rows: int) -> list[int]:
@@ -36,27 +49,38 @@ class StepGraphs:
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # ascending
+        self.seconds: dict[int, dict[str, float]] = {}
+        """What each size took, by way, where there was a choice."""
         self._replays: dict[int, Replay] = {}
-        self._seconds: dict[int, float] = {}
 
     def capture(
         self,
-        passes: Callable[[int], Sequence[Launch]],
+        ways: Callable[[int], Sequence[Way]],
         capture: Callable[[Launch], Replay],
+        prepare: Prepare,
         seconds: Callable[[Replay], float],
         progress: Callable[[str, float], None],
     ) -> None:
         """Captures every size, the largest first: smaller graphs then share its memory.
 
-        `passes(size)` are ways to launch the step, of which the fastest is kept; `capture` makes a graph of what one
-        launches, `seconds` measures a replay.
+        Of `ways(size)` the fastest is kept, at a full step; `capture` makes a graph of what one launches, `seconds`
+        measures a replay.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
-            replays = [capture(launch) for launch in passes(size)]
-            times = [seconds(replay) for replay in replays]
-            self._seconds[size] = min(times)
-            self._replays[size] = replays[times.index(min(times))]
+            prepare(size, size)
+            replays = {way.name: capture(way.launch) for way in ways(size)}
+            times = {name: seconds(replay) for name, replay in replays.items()}
+            close = [name for name, taken in times.items() if taken <= _CLOSE * min(times.values())]
+            if len(close) > 1:
+                times |= {name: min(times[name], seconds(replays[name])) for name in close}
+            self.seconds[size] = times
+            self._replays[size] = replays[self.way(size)]
             progress("capturing CUDA graphs", done / len(self.sizes))
+
+    def way(self, size: int) -> str:
+        """Name of the way that was the fastest at this size."""
+        times = self.seconds[size]
+        return min(times, key=times.__getitem__)
 
     def capture_small(
         self,
@@ -75,17 +99,19 @@ class StepGraphs:
             progress("capturing CUDA graphs of mixed steps", done / len(self.sizes))
         self.sizes = sorted(self._replays)
 
-    def drop_slow(self) -> None:
-        """Leaves out sizes that took longer than the next one.
+    def drop_slow(self, prepare: Prepare, seconds: Callable[[Replay], float]) -> None:
+        """Leaves out sizes whose full step the next larger one, padded, computes faster.
 
         cuBLAS has other kernels for one row than for eight, and they are not always the faster ones.
         """
-        fastest = float("inf")
+        above: int | None = None  # the next larger size that is kept
         for size in reversed(self.sizes):
-            taken = self._seconds[size]
-            if taken > fastest:
-                del self._replays[size]
-            fastest = min(fastest, taken)
+            if above is not None:
+                prepare(above, size)
+                if seconds(self._replays[above]) < min(self.seconds[size].values()):
+                    del self._replays[size]
+                    continue
+            above = size
         self.sizes = sorted(self._replays)
 
     def bucket(self, size: int) -> int | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.backend import StepBatch
-from runner_svc.cuda_graphs import Replay
+from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
@@ -64,8 +64,8 @@ class CudaSteps:
     ) -> None:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
-        self._cache = cache
-        self._num_slots = num_slots
+        self.cache = cache
+        self.num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
         self._gather = launchers.gather(roster.tokens, roster.tables, cache.block_size)
         # Small batches may be planned otherwise than large ones, with more words.
@@ -79,32 +79,34 @@ class CudaSteps:
 
     def pack_decode(self, step: PackedStep, batch: StepBatch, bucket: int) -> PackedRows:
         """Packs a decode step, padded to `bucket` rows."""
-        rows = step.rows(batch, bucket, self._num_slots)
+        rows = step.rows(batch, bucket, self.num_slots)
         plan = step.plan(0, self._attention.decode_plan_words(bucket))
         self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
         return rows
 
-    def decode_passes(self, stream: Callable[[], int], bucket: int) -> list[Callable[[], None]]:
+    def decode_ways(self, stream: Callable[[], int], bucket: int) -> list[Way]:
         """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits.
 
         Which one is the fastest depends on the model's shape and the GPU.
         """
-        passes: list[Callable[[], None]] = []
-        for skinny, mlps in self._skinny if bucket <= MAX_ROWS else []:
-            passes.append(partial(self._run_skinny, skinny, stream, bucket))
-            passes += [partial(self._run_decode, stream, bucket, mlp) for mlp in mlps]
-        return [*passes, partial(self._run_decode, stream, bucket, None)]
+        ways: list[Way] = []
+        for part in self._skinny if bucket <= MAX_ROWS else []:
+            ways.append(Way(f"own, {part.name}", partial(self._run_skinny, part.decoder, stream, bucket)))
+            for products, mlp in part.mlps.items():
+                name = f"cuBLAS, own {products}, {part.name}"
+                ways.append(Way(name, partial(self._run_decode, stream, bucket, mlp)))
+        return [*ways, Way("cuBLAS", partial(self._run_decode, stream, bucket, None))]
 
     def _run_decode(self, current_stream: Callable[[], int], bucket: int, mlp: Mlp | None) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self._cache, self._decode_attention(bucket), mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
     def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        skinny.decode(stream, inputs, self._cache, self._decode_attention(bucket), self.logits[:bucket])
+        skinny.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address(0)
@@ -122,7 +124,7 @@ class CudaSteps:
             shape = self._exact_shape(batch, len(decode), len(prefill))
         else:
             shape = self._captured_shape(bucket)
-        rows = step.rows(batch, shape.num_rows, self._num_slots)
+        rows = step.rows(batch, shape.num_rows, self.num_slots)
         firsts = rows.offsets[: len(batch.slots)]
         decode_words = self._decode_words(shape)
         plan = step.plan(0, decode_words)
@@ -167,7 +169,7 @@ class CudaSteps:
         return MixedShape(len(batch.slots), num_tokens, decode_rows, words)
 
     def _captured_shape(self, bucket: int) -> MixedShape:
-        slots = self._num_slots
+        slots = self.num_slots
         return MixedShape(slots, bucket, slots, self._attention.prefill_plan_words(bucket, slots))
 
     def _decode_words(self, shape: MixedShape) -> int:
@@ -175,7 +177,7 @@ class CudaSteps:
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
-        self._decoder.forward(stream, inputs, self._cache, self._mixed_attention(shape))
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape))
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
         attention = self._attention
@@ -212,14 +214,27 @@ class CudaSteps:
         return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
 
 
-def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[tuple[SkinnyDecoder, list[SkinnyMlp]]]:
-    """What can stand in for all of the decoder, or for its MLPs; nothing for models that the products don't take."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _SkinnyParts:
+    """What one variant of the products for few rows can stand in for: all of the decoder, or its MLPs."""
+
+    name: str
+    decoder: SkinnyDecoder
+    mlps: dict[str, SkinnyMlp]  # by the products that are their own
+
+
+def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
+    """Nothing for models that the products don't take."""
     multiplied = matrices(decoder)
     found = launchers.skinny(multiplied) if multiplied is not None else []
     return [
-        (
+        _SkinnyParts(
+            each.name,
             SkinnyDecoder(decoder, each),
-            [SkinnyMlp(decoder, each.products, own_down=own_down) for own_down in (True, False)],
+            {
+                "gate-up and down": SkinnyMlp(decoder, each.products, own_down=True),
+                "gate-up": SkinnyMlp(decoder, each.products, own_down=False),
+            },
         )
         for each in found
     ]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import RosterChanges
+from runner_svc.kv_cache import KVCache
 
 HEADER_WORDS = 8
 
@@ -27,6 +28,12 @@ class DeviceRoster:
         self._context_length = context_length
         self._max_blocks = max_blocks
         self._tables_begin = rows * context_length
+
+    def spread(self, num_positions: int, cache: KVCache) -> None:
+        """Gives each slot a table of its own for so many positions, as far as there are blocks: for timing steps."""
+        slots, width = len(self.tables) - 1, min(self._max_blocks, -(-num_positions // cache.block_size))
+        blocks = 1 + torch.arange(slots * width, dtype=torch.int32, device=self.words.device) % cache.num_blocks
+        self.tables[:slots, :width] = blocks.view(slots, width)
 
     def encode(self, changes: RosterChanges) -> NDArray[np.int32] | None:
         """The changes as segments; None where nothing changed.

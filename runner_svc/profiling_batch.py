@@ -1,4 +1,4 @@
-"""Made-up steps: the largest that plans may ask for, to see what memory it takes, and one to see how long it takes."""
+"""Made-up steps: the largest that plans may ask for, to see the memory that it takes, and some whose time is taken."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from runner_svc.backend import StepBatch
 from runner_svc.slot_state import ROW_PARAMS
 
 _NONE = np.zeros(0, np.int32)
-# Of the sequence whose step is timed.
-_CONTEXT = 512
+# Of the sequences whose steps are timed.
+TIMED_CONTEXT = 512
 
 
 def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> StepBatch:
@@ -23,10 +23,10 @@ def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> 
     return _batch(np.zeros(num_slots, np.int32), (1 + extra).astype(np.int32))
 
 
-def decode_batch(context_length: int) -> StepBatch:
-    """One sequence decodes, which is what a step of any bucket costs at least; its table is empty, as above."""
-    start = min(context_length, _CONTEXT) - 1
-    return _batch(np.full(1, start, np.int32), np.ones(1, np.int32))
+def decode_batch(context_length: int, num_rows: int) -> StepBatch:
+    """So many sequences decode, each with the context of a short prompt."""
+    starts = np.full(num_rows, min(context_length, TIMED_CONTEXT) - 1, np.int32)
+    return _batch(starts, np.ones(num_rows, np.int32))
 
 
 def _batch(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> StepBatch:

@@ -15,35 +15,36 @@ from collections.abc import Callable
 import structlog
 
 from protos import engine_pb2
-from scheduler_svc.applied import Applied, MalformedResult, end_of
+from scheduler_svc.applied import end_of
 from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.drain import Drain
 from scheduler_svc.front_workers import FrontWorkers
 from scheduler_svc.kv_events.kv_feed import KvFeed
+from scheduler_svc.leap import Leap
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
 from scheduler_svc.metrics.measurements import Measurements
 from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
-from scheduler_svc.observation import observation
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
+from scheduler_svc.plan_draft import Column
 from scheduler_svc.plan_line import PlannedStep
-from scheduler_svc.policy import Ended, Policy, PolicyGuard
+from scheduler_svc.policy import Policy, PolicyGuard
 from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
+from scheduler_svc.results import Results
 from scheduler_svc.roster_check import check_roster
 from scheduler_svc.roster_view import answer_roster_queries
 from scheduler_svc.runner_events import GotResult, RunnerEvent
 from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.scheduler import BadResult
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.shutdown import Shutdown
-from scheduler_svc.status import Totals, step_done, step_report
+from scheduler_svc.status import Totals, step_report
 from scheduler_svc.tenant_queues import queue_for
 from scheduler_svc.tenant_shares import TenantShares
 from scheduler_svc.unattended import Unattended
@@ -87,9 +88,9 @@ class Engine:
         """(worker, handle of its call) of those who want to see the roster."""
         self.drain = Drain(settings.drain_s)
         self.kv_feed = KvFeed(self)
-        self._commands = Commands(self)
+        self.commands = Commands(self)
         self._serial = 0
-        self._ended: list[Ended] = []
+        self.results = Results(self)
         self.attendance = Attendance(self)
         self.unattended = Unattended(self)
         self.shutdown = Shutdown(self)
@@ -115,53 +116,18 @@ class Engine:
     def _apply(self, events: list[RunnerEvent]) -> None:
         for event in events:
             if isinstance(event, GotResult):
-                self._apply_result(event)
+                self.results.apply(event)
             else:
                 self.attendance.take(event)
-
-    def _apply_result(self, event: GotResult) -> None:
-        scheduler = self.pool.schedulers.get(event.session)
-        if scheduler is None:
-            return
-        try:
-            applied = scheduler.apply(event.number, event.result)
-        except (BadResult, MalformedResult) as error:
-            self.runners.drop(event.session, str(error))
-            return
-        if applied is None:
-            return
-        self.pool.wake(event.session)
-        self._record(applied)
-        self.measurements.applied(applied)
-        for worker in self.watchers:
-            self.outbox.message(worker, step_done(self, scheduler, applied))
-        for sequence, end in applied.ends:
-            self.finish(sequence, end)
-        self.rate.observe(self.ledger.now_s, len(applied.tokens), len(applied.ends), len(self.queue))
-        if self.policy.observes:
-            self.policy.observe(observation(applied, self.ledger.now_s, self._ended))
-            self._ended.clear()
-        self.placement.touch(event.session)
-        if scheduler.leaving:
-            self.attendance.farewell(event.session)
-
-    def _record(self, applied: Applied) -> None:
-        """The tokens go to the streams."""
-        self.totals.sampled_tokens += len(applied.tokens)
-        self.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
-        if applied.logprobs or applied.prompt_logprobs:
-            applied.keep_logprobs()
-        if len(applied.tokens) or applied.prompt_logprobs:
-            self.outbox.tokens(applied, self.book.sole_owner)
 
     def _admit(self, commands: list[tuple[bytes, engine_pb2.Command]]) -> None:
         for worker, command in commands:
             try:
-                self._commands.take(worker, command)
+                self.commands.take(worker, command)
             except Exception:  # one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
-        if self._commands.policies.busy:
-            self._commands.policies.finish()
+        if self.commands.policies.busy:
+            self.commands.policies.finish()
         self.constraints.settle()
         self.unattended.expire()
 
@@ -210,10 +176,26 @@ class Engine:
         if self.measurements.due:
             self.measurements.count()
 
+    def leap(self, leap: Leap, times_s: list[float], tokens: Column) -> None:
+        """`step` at each of these times, at once: each time the oldest plan's result comes, with a row of `tokens`.
+
+        The leap is the one that is possible now (see `leap.py`), its plans are not sent.
+        """
+        for applied in leap.scheduler.leap(times_s, tokens):
+            self.ledger.now_s = applied.now_s
+            self.results.take(leap.scheduler, applied)
+            if self.measurements.due:
+                self.measurements.count()
+        self.totals.plans += len(times_s)
+        self.unattended.expire()
+        self.phases.end(StepPhase.SCHEDULE)
+        self._publish([])
+        self.phases.end(StepPhase.PUBLISH)
+
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
-        latest = self.clock() + (0.01 if self._commands.policies.busy else 0.5)
+        latest = self.clock() + (0.01 if self.commands.policies.busy else 0.5)
         dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
         return min(due for due in dues if due is not None)
 
@@ -267,12 +249,11 @@ class Engine:
         self.shares.ended(sequence, self.queue)
         self.totals.finished += 1
         self.measurements.ended(sequence, end.reason, self.ledger.now_s)
-        request = sequence.request
-        if self.policy.observes and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._ended.append(Ended(request_view(request), sequence.num_generated))
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.results.note_end(sequence)
         self.outbox.end(sequence)
-        if request.finished:
-            self.book.retire(request, self.ledger.now_s)
+        if sequence.request.finished:
+            self.book.retire(sequence.request, self.ledger.now_s)
 
     def discard_waiting(self, sequence: Sequence) -> None:
         """Takes a waiting sequence out of whichever queue it is in."""
@@ -298,7 +279,7 @@ class Engine:
         waiting = list(self.queue)
         self.policy.install(policy)
         self.queue = queue_for(self.policy, self.ledger)
-        self._ended.clear()
+        self.results.forget_ends()
         for request in self.book.live():
             for sequence in request.sequences:
                 self.rank_anew(sequence)
@@ -309,6 +290,8 @@ class Engine:
     def rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
         sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
+        if sequence.scheduler is not None:
+            sequence.scheduler.table.lowest = None
 
     @property
     def num_waiting(self) -> int:

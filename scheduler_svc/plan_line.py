@@ -1,7 +1,8 @@
 """The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
 
 `commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
-what most steps are: it looks nothing up that it can tell from the plan before.
+what most steps are: it looks nothing up that it can tell from the plan before. `leap` makes many such plans at once,
+for who knows what they will be answered (see `leap.py`).
 """
 
 from __future__ import annotations
@@ -101,13 +102,8 @@ class PlanLine:
 
     def follow(self) -> PlannedStep | None:
         """The plan after the last one where all that run go on decoding; None where that takes more thought."""
-        last, table = self._last, self._table
-        if last is None or self._releases or table.num_constrained:
-            return None
-        stretch = self._stretch
-        if stretch is None or stretch.changes != table.changes:
-            stretch = self._stretch = Stretch.after(last, table)
-        if stretch is None or not stretch.steps:
+        last, table, stretch = self._last, self._table, self._ongoing()
+        if last is None or stretch is None or not stretch.steps:
             return None
         appends = None
         if not stretch.room:
@@ -122,6 +118,55 @@ class PlanLine:
             appends.encode_into(plan)
         self._depart(flight)
         return PlannedStep(flight.number, plan, flight, [], [])
+
+    def num_following(self) -> int:
+        """How many plans may `follow` one another now, whatever blocks they need; 0 where a plan in flight is another
+        than those."""
+        last, stretch = self._last, self._ongoing()
+        if last is None or stretch is None:
+            return 0
+        num_rows = len(last.flags)
+        if any(flight.lineup is not last.lineup or flight.num_decode != num_rows for flight in self.in_flight):
+            return 0
+        return min(stretch.steps, self._pool.num_free // num_rows * self._pool.block_size)
+
+    def leap(self, times_s: list[float]) -> list[InFlight]:
+        """`follow` at each of these times, each time after the oldest plan was answered; returns those answered.
+
+        At most `num_following` times, which is asked just before. The plans are not encoded.
+        """
+        last, stretch, count = self._last, self._stretch, len(times_s)
+        if last is None or stretch is None:
+            raise RuntimeError("a leap from nowhere")
+        self._grow_ahead(last, count)
+        flights = [*self.in_flight, *stretch.next_flights(last, self._table, times_s)]
+        self.in_flight.clear()
+        self.in_flight.extend(flights[count:])
+        self._last = flights[-1]
+        self.last_number = self._last.number
+        return flights[:count]
+
+    def _grow_ahead(self, last: InFlight, count: int) -> None:
+        """Blocks for the `count` plans after `last`: the very ones that they would get one after the other."""
+        slots, size = last.slots, self._pool.block_size
+        lacks = (self._table.capacity[slots] - last.ends).tolist()
+        due = sorted((plan, row) for row, lack in enumerate(lacks) for plan in range(lack, count, size))
+        if not due:
+            return
+        sequences, grown = last.sequences, [0] * len(lacks)
+        for (_, row), block in zip(due, self._pool.allocate(len(due)), strict=True):
+            sequences[row].blocks.append(block)
+            grown[row] += size
+        self._table.capacity[slots] += np.array(grown, np.int32)
+
+    def _ongoing(self) -> Stretch | None:
+        """The stretch that goes on after the last plan; None where there is none."""
+        last, table, stretch = self._last, self._table, self._stretch
+        if last is None or self._releases or table.num_constrained:
+            return None
+        if stretch is None or stretch.changes != table.changes:
+            stretch = self._stretch = Stretch.after(last, table)
+        return stretch
 
     def _lineup(self, slots: npt.NDArray[np.int64]) -> Lineup:
         """Who is in these slots: often the same as in the plan before."""

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.applied import Applied, apply_rows
+from scheduler_svc.applied import Applied, apply_all, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.constrained.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import PlanDraft
+from scheduler_svc.plan_draft import Column, PlanDraft
 from scheduler_svc.plan_line import PlanLine, PlannedStep
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
@@ -91,16 +91,21 @@ class Scheduler:
         if not self.in_flight or number != self.in_flight[0].number:
             expected = self.in_flight[0].number if self.in_flight else "none"
             raise BadResult(f"result of plan {number}, expected {expected}")
-        flight, now_s = self.in_flight[0], self._clock()
-        applied = apply_rows(self.table, flight, result, now_s)
-        applied.step_s = now_s - max(flight.sent_s, self._last_result_s)
-        applied.idle_s = max(0.0, flight.sent_s - self._last_result_s)
-        self._last_result_s = now_s
-        self._step_clock.record(flight.positions, applied.step_s)
+        flight = self.in_flight[0]
+        applied = apply_rows(self.table, flight, result, self._clock())
+        self._time(applied)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
         return applied
+
+    def _time(self, applied: Applied) -> None:
+        """What the step took of the runner's time."""
+        sent_s, last_s, now_s = applied.flight.sent_s, self._last_result_s, applied.now_s
+        applied.step_s = now_s - max(sent_s, last_s)
+        applied.idle_s = max(0.0, sent_s - last_s)
+        self._last_result_s = now_s
+        self._step_clock.record(applied.flight.positions, applied.step_s)
 
     def due_s(self, lead_s: float) -> float:
         """When the next plan should leave: `lead_s` before the runner is done with those that it has.
@@ -113,6 +118,24 @@ class Scheduler:
         begin_s = max(self.in_flight[0].sent_s, self._last_result_s)
         took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
         return begin_s + 0.9 * took_s - lead_s
+
+    # ------------------------------------------------------------------ many turns at once
+
+    def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
+        """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
+        table = self.table
+        may_end = table.num_stoppable or table.num_many_stops
+        may_join = bool(queue) and (bool(table.free) or policy.displaces)
+        if may_end or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
+            return 0
+        return self._line.num_following()
+
+    def leap(self, times_s: list[float], tokens: Column) -> list[Applied]:
+        """At each of these times, the oldest plan's result is applied, with a row of `tokens`, and a plan follows."""
+        results = apply_all(self.table, self._line.leap(times_s), tokens, times_s)
+        for applied in results:
+            self._time(applied)
+        return results
 
     # ------------------------------------------------------------------ leaving
 
@@ -201,19 +224,23 @@ class Scheduler:
         victims = displacement.choose(queue.in_order())
         for victim in victims:
             self._preempt(victim, queue)
+        self.table.lowest = max((sequence.rank for sequence in self.table.running()), default=None)
         if not victims:
             self._declined = Declined(queue.peek(), policy.policy, self.table.changes, self.last_plan + DECLINED_STEPS)
         return bool(victims)
 
     def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Might the policy displace somebody now? Not if it has just declined to, for the same who wait and run."""
-        declined = self._declined
+        """Might the policy displace somebody now? Not if nobody ranks below the first who waits, nor if it has just
+        declined to, for the same who wait and run."""
+        declined, head, lowest = self._declined, queue.peek(), self.table.lowest
+        if head is not None and lowest is not None and head.rank > lowest:
+            return False
         return (
             declined is None
             or declined.until_plan <= self.last_plan
             or declined.changes != self.table.changes
             or declined.policy is not policy.policy
-            or declined.head is not queue.peek()
+            or declined.head is not head
         )
 
     def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:

@@ -72,9 +72,7 @@ class Seating:
 
     def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
         """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
-        line = WaitingLine(queue, policy, self._prefix, self._ledger.now_s)
-        self.admit(draft, queue, line, budget, room)
-        line.close()
+        self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, room)
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""

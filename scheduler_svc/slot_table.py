@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.plan_draft import Column
+from scheduler_svc.policy.views import Rank
 from scheduler_svc.sequence import Sequence
 
 STOP_COLUMNS = 4
@@ -67,6 +68,8 @@ class SlotTable:
         self.num_itl_targets = self.num_constrained = 0
         self.changes = 0
         """How often somebody took a slot or left one."""
+        self.lowest: Rank | None = None
+        """No sequence here ranks lower; None: not known, as ranks have changed or nobody has compared them all."""
         self._epochs = 0
         self._recent = np.full((RECENT_RESULTS, num_slots), _NONE, np.int32)
         self._num_recent = 0
@@ -92,12 +95,29 @@ class SlotTable:
         self._num_recent += 1
         self.length[slots] = lengths
         if self._num_recent == RECENT_RESULTS:
-            for slot, sequence in enumerate(self.sequences):
-                if sequence is not None:
-                    self.settle(slot)
-            self._recent.fill(_NONE)
-            self._num_recent = 0
-            self._first_recent = [0] * self.num_slots
+            self._settle_all()
+
+    def append_all(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
+        """`append` of one result after the other: `tokens` has a row for each; `lengths` are those after the last."""
+        done = 0
+        while done < len(tokens):
+            first = self._num_recent
+            count = min(RECENT_RESULTS - first, len(tokens) - done)
+            self._recent[first : first + count, slots] = tokens[done : done + count]
+            self._num_recent += count
+            done += count
+            if self._num_recent == RECENT_RESULTS:
+                self._settle_all()
+        self.length[slots] = lengths
+
+    def _settle_all(self) -> None:
+        """Brings all logs up to date, to begin anew."""
+        for slot, sequence in enumerate(self.sequences):
+            if sequence is not None:
+                self.settle(slot)
+        self._recent.fill(_NONE)
+        self._num_recent = 0
+        self._first_recent = [0] * self.num_slots
 
     def settle(self, slot: int) -> None:
         """Brings the log of the slot's sequence up to date."""
@@ -116,6 +136,8 @@ class SlotTable:
         self._epochs += 1
         self.changes += 1
         self.sequences[slot] = sequence
+        if self.lowest is not None and sequence.rank > self.lowest:
+            self.lowest = sequence.rank
         self._first_recent[slot] = self._num_recent
         self.epoch[slot] = self._epochs
         self.length[slot] = self.known[slot] = len(sequence.log)

@@ -45,6 +45,33 @@ class Stretch:
         slots = last.slots
         return slots[(last.ends >= table.capacity[slots]).nonzero()[0]]
 
+    def next_flights(self, last: InFlight, table: SlotTable, times_s: list[float]) -> list[InFlight]:
+        """`next_flight` at each of these times; at most `steps`. The block tables have grown for all of them."""
+        lineup, count = last.lineup, len(times_s)
+        columns = list(last.ends + np.arange(count + 2, dtype=np.int32)[:, None])
+        flights = [
+            InFlight(
+                last.number + 1 + index,
+                lineup,
+                columns[index],
+                last.counts,
+                columns[index + 1],
+                columns[index + 2],
+                last.sample,
+                last.flags,
+                last.num_decode,
+                last.positions,
+                last.samples,
+                self.steps == index + 1,
+                time_s,
+            )
+            for index, time_s in enumerate(times_s)
+        ]
+        table.planned[lineup.slots], table.known[lineup.slots] = columns[count], columns[count + 1]
+        self.steps -= count
+        self.measure_room(flights[-1], table)
+        return flights
+
     def next_flight(self, last: InFlight, table: SlotTable, now_s: float) -> InFlight:
         """The plan after `last`, committed to the counters."""
         lineup, known = last.lineup, last.known + last.counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,20 @@ class _Place:
     tokens: int  # late rows may bring more meanwhile
 
 
+_Entry = tuple[tuple[Any, int], int, Sequence]
+"""Rank, number of the entry, and who it speaks of."""
+
+
 class WaitingQueue:
-    """Smallest rank first. A sequence that ended while waiting is told with `discard` and skipped when it surfaces."""
+    """Smallest rank first. A sequence that ended while waiting is told with `discard` and skipped when it surfaces.
+
+    As much of the front as somebody has looked through `in_order` is a sorted list, and the rest a heap behind it: who
+    looks at the first few in every step finds them sorted.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[Any, int], int, Sequence]] = []
+        self._front: list[_Entry] = []
+        self._heap: list[_Entry] = []  # none goes before the last of the front
         self._members: dict[Sequence, _Place] = {}
         self._entries = 0
         self._tokens = 0
@@ -50,22 +60,30 @@ class WaitingQueue:
 
     def peek(self) -> Sequence | None:
         """The sequence that goes first, or None."""
-        while self._heap and not self._stands(0):
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        front, heap = self._front, self._heap
+        while front:
+            if self._stands(front[0]):
+                return front[0][2]
+            del front[0]
+        while heap:
+            if self._stands(heap[0]):
+                return heap[0][2]
+            heapq.heappop(heap)
+        return None
 
     def in_order(self) -> Iterator[Sequence]:
-        """The sequences in order of rank, found as far as they are asked for (O(log n) each). Don't change the queue
-        meanwhile."""
-        heap = self._heap
-        frontier = [(heap[0][:2], 0)] if heap else []
-        while frontier:
-            index = heapq.heappop(frontier)[1]
-            if self._stands(index):
-                yield heap[index][2]
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
-                    heapq.heappush(frontier, (heap[child][:2], child))
+        """The sequences in order of rank, found as far as they are asked for. Don't change the queue meanwhile."""
+        front, heap, index = self._front, self._heap, 0
+        while True:
+            while index == len(front):
+                if not heap:
+                    return
+                front.append(heapq.heappop(heap))
+            if self._stands(front[index]):
+                yield front[index][2]
+                index += 1
+            else:
+                del front[index]
 
     def pop(self) -> Sequence:
         """Takes the sequence that goes first. Raises IndexError when there is none."""
@@ -94,17 +112,22 @@ class WaitingQueue:
         if place is None:
             return
         self._tokens -= place.tokens
-        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._members):
+        entries = len(self._front) + len(self._heap)
+        if entries > 64 and entries > 2 * len(self._members):
+            self._front = []
             self._heap = [(s.rank, place.entry, s) for s, place in self._members.items() if place.entry]
             heapq.heapify(self._heap)
 
     def _enter(self, sequence: Sequence, tokens: int) -> None:
         self._entries += 1
         self._members[sequence] = _Place(self._entries, tokens)
-        heapq.heappush(self._heap, (sequence.rank, self._entries, sequence))
+        entry = (sequence.rank, self._entries, sequence)
+        if self._front and entry < self._front[-1]:
+            insort(self._front, entry)
+        else:
+            heapq.heappush(self._heap, entry)
 
-    def _stands(self, index: int) -> bool:
-        """Does the heap's entry speak of a sequence that waits, under this very entry?"""
-        _, entry, sequence = self._heap[index]
-        place = self._members.get(sequence)
-        return place is not None and place.entry == entry
+    def _stands(self, entry: _Entry) -> bool:
+        """Does the entry speak of a sequence that waits, under this very entry?"""
+        place = self._members.get(entry[2])
+        return place is not None and place.entry == entry[1]

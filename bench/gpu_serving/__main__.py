@@ -1,8 +1,8 @@
 """Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
 
-    python -m bench.gpu_serving --shape llama-3.1-8b --offline 8192 --online 8:240:1024 14:420:1024 18:500:1024
-    python -m bench.gpu_serving --shape qwen3-0.6b --offline 8192 --online 30:700:2048 55:1300:2048 --decode 64
-    python -m bench.gpu_serving --device null --offline 512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
+    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1088 --online 8:240:1024 14:420:1024 18:500:1024
+    python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192 --online 30:700:2048 55:1300:2048 --decode 64
+    python -m bench.gpu_serving --device null --offline fcfs:512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
 
 Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
 exactly the trace's output lengths, over gRPC (Session). Three kinds of load: all at once; Poisson arrivals from an
@@ -49,14 +49,12 @@ class Load:
     rate: float = 0.0
     batch: int | None = None
     profiled: bool = False
-    longest_first: bool = False
 
     def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
         """Flags of `bench.gpu_serving.client`."""
         flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
         if self.batch is None:
-            order = ["--longest-first"] if self.longest_first else []
-            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}", *order]
+            return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
         output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes its time to start
         return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={output}"]
 
@@ -71,11 +69,12 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
         return Scheduling(policy, parameters(step_tokens=step_tokens, **more), arguments.depth, flags)
 
     loads = []
-    for step_tokens in arguments.offline:
-        loads.append(Load(f"offline, {step_tokens} a step", scheduling("fcfs", step_tokens), arguments.requests))
-    for step_tokens in arguments.offline_longest_first:
-        name, tokens = f"longest first, {step_tokens} a step", scheduling("fcfs", step_tokens)
-        loads.append(Load(name, tokens, arguments.requests, longest_first=True))
+    for spec in arguments.offline:
+        policy, step_tokens = spec.split(":")
+        # By output alone: what matters is which answers are left at the end.
+        more = {"prompt_weight": 0.0} if policy == "ljf" else {}
+        at_once = scheduling(policy, int(step_tokens), **more)
+        loads.append(Load(f"offline, {policy}, {step_tokens} a step", at_once, arguments.requests))
     for spec in arguments.online:
         rate, requests, step_tokens = spec.split(":")
         name = f"{rate}/s, {step_tokens} a step"
@@ -155,15 +154,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cuda", "hash", "null"), default="cuda", help="others try the script out")
-    parser.add_argument("--offline", type=int, nargs="*", default=[], metavar="STEP_TOKENS")
-    parser.add_argument(
-        "--offline-longest-first",
-        type=int,
-        nargs="*",
-        default=[],
-        metavar="STEP_TOKENS",
-        help="the same, sent by a client that knows its output lengths and sends the longest first",
-    )
+    parser.add_argument("--offline", nargs="*", default=[], metavar="POLICY:STEP_TOKENS", help="fcfs, ljf")
     parser.add_argument("--requests", type=int, default=512, help="of the load that comes all at once")
     parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")

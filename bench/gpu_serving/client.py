@@ -144,7 +144,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of every prompt; of a trace: most of them")
     parser.add_argument("--output", type=int, default=512, help="tokens that are generated")
     parser.add_argument("--requests", type=int, required=True)
-    parser.add_argument("--longest-first", action="store_true", help="send those with most output tokens first")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: all at once")
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--vocab-size", type=int, required=True)
@@ -155,8 +154,6 @@ def main() -> None:
     if arguments.trace:
         lengths = trace_lengths(TRACES / arguments.trace, arguments.rows, arguments.prompt)
     repeated = [lengths[number % len(lengths)] for number in range(arguments.requests)]
-    if arguments.longest_first:
-        repeated.sort(key=lambda length: -length[1])
     clients = Clients(arguments.address, repeated, arguments.vocab_size, arguments.seed)
     arrivals = arrival_times(arguments.requests, arguments.rate, arguments.seed)
     uvloop.run(clients.run(arrivals, arguments.sessions)).save(arguments.record)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from . import plots
 from .metrics import METRICS
+from .page import fact_table, page, paragraphs, repetition
 from .record import Run
 from .summary import Summary, Targets, summarize
 from .summary_table import run_name
@@ -32,24 +32,17 @@ def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequen
     """The page's HTML. Raises ValueError for a run without requests."""
     summaries = [summarize(run, targets) for run in runs]
     cards = sorted({run.header.card for run in runs})
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="card">{escape("; ".join(cards))}</p>',
+    parts = [
         _warnings(runs, summaries, cards),
-        *(f"<p>{escape(note)}</p>" for note in notes),
+        paragraphs(notes),
         *_tables(runs, summaries),
         *_pictures(runs, summaries),
         _errors(runs),
         _conditions(runs),
-        _repeat(runs),
+        repetition(run.header.command for run in runs),
         DEFINITIONS,
     ]
-    style = files(__package__).joinpath("report.css").read_text("utf-8")
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{style}</style>"
-    )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(filter(None, body))}</body></html>\n'
+    return page(title, cards, parts)
 
 
 # ------------------------------------------------------------------ numbers
@@ -131,7 +124,7 @@ def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence
             said.append(f"{run_name(run)}: not all requests were served: {parts}.")
         if summary.ended_early:
             said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before their length was reached.")
-    return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
+    return paragraphs(said, "warning")
 
 
 def _errors(runs: Sequence[Run]) -> str:
@@ -151,18 +144,14 @@ def _errors(runs: Sequence[Run]) -> str:
 def _conditions(runs: Sequence[Run]) -> str:
     """A row a fact; facts in which runs differ have a line for each."""
     facts = [_facts(run) for run in runs]
-    lines = []
+    shown: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for one in facts for name in one):
         values = [one.get(name, "–") for one in facts]
-        if len(set(values)) == 1:
-            shown = escape(values[0])
-        else:
-            pairs = zip(runs, values, strict=True)
-            shown = "<br>".join(f"{escape(run_name(run))}: {escape(value)}" for run, value in pairs)
-        lines.append(f"<tr><th>{escape(name)}</th><td>{shown}</td></tr>")
+        pairs = zip(runs, values, strict=True)
+        alike = len(set(values)) == 1
+        shown[name] = values[:1] if alike else [f"{run_name(run)}: {value}" for run, value in pairs]
     notes = dict.fromkeys(note for run in runs for note in run.header.notes)
-    tail = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f'<h2>Conditions</h2><table class="facts"><tbody>{"".join(lines)}</tbody></table>{tail}'
+    return f"<h2>Conditions</h2>{fact_table(shown)}{paragraphs(notes)}"
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -193,11 +182,6 @@ def _lengths(run: Run) -> str:
         for name, values in (("prompts", prompts), ("outputs", outputs))
     )
     return f"{len(run.requests):,} requests, {', '.join(parts)}"
-
-
-def _repeat(runs: Sequence[Run]) -> str:
-    commands = dict.fromkeys(run.header.command for run in runs)
-    return f"<h2>To repeat it</h2><pre>{escape(chr(10).join(commands))}</pre>"
 
 
 DEFINITIONS = """<h2>Definitions</h2><dl>

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runner_svc.attention.cuda import CudaAttention
+from runner_svc.attention.cuda import ChooseDecode, CudaAttention
+from runner_svc.attention.cuda_kernels import DecodeVariant
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
@@ -27,12 +28,26 @@ from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:
-    """Implements `runner_svc.launchers.Launchers`. `overlap`: a kernel may start while the one before it ends."""
+    """Implements `runner_svc.launchers.Launchers`.
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, overlap: bool = True) -> None:
+    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
+    by their blocks a multiprocessor. `choose_decode` makes the variants of decode attention.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        *,
+        overlap: bool = True,
+        skinny_blocks: Sequence[int] = (1, 2),
+        choose_decode: ChooseDecode = DecodeVariant.choose,
+    ) -> None:
         self._config = config
         self._dtype = dtype
         self._overlap = overlap
+        self._skinny_blocks = skinny_blocks
+        self._choose_decode = choose_decode
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
@@ -52,6 +67,7 @@ class CudaLaunchers:
         embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
         return [
             SkinnyLaunchers(
+                f"{blocks} a multiprocessor",
                 embed,
                 SkinnyProducts(
                     config.rms_norm_eps,
@@ -60,12 +76,20 @@ class CudaLaunchers:
                     overlap=self._overlap,
                 ),
             )
-            for blocks in (2,)
+            for blocks in self._skinny_blocks
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
+        return CudaAttention(
+            cache,
+            tables,
+            self._config.num_heads,
+            self._config.windows,
+            max_batch,
+            self._dtype,
+            choose=self._choose_decode,
+        )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""

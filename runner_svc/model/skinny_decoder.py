@@ -68,8 +68,9 @@ class ProductLauncher(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkinnyLaunchers:
-    """The kernels of a pass beside those that it shares with `CudaDecoder`."""
+    """The kernels of a pass beside those that it shares with `CudaDecoder`; `name` tells them from other variants."""
 
+    name: str
     embed: EmbedLauncher
     products: ProductLauncher
 

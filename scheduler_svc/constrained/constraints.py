@@ -65,6 +65,11 @@ class Constraints:
         sequences, number = [sequence for _, sequence in step.awaiting], step.number
         self._masking.run(lambda: _made(maker, rows), lambda made: self._take(session, number, sequences, made))
 
+    @property
+    def busy(self) -> bool:
+        """A thread compiles or makes masks: `settle` will have something to take."""
+        return self._compiling.busy or self._masking.busy
+
     def settle(self) -> None:
         """Takes what the threads have brought, between two steps."""
         self._compiling.collect()

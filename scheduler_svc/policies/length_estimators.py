@@ -1,4 +1,4 @@
-"""How long an output will be: what `sjf` asks. An estimator is a class; others are entry points of the group
+"""How long an output will be: what `sjf` and `ljf` ask. An estimator is a class; others are entry points of the group
 `roster.length_estimators`."""
 
 from __future__ import annotations

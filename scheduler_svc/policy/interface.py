@@ -114,7 +114,8 @@ class Policy:
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be
-        seated: for what changes with time or runner and thus can't be a key. Returns all of them, in any order."""
+        seated: for what changes with time or runner and thus can't be a key. Where tenants are ordered they are the
+        first one's. Returns all of them, in any order."""
         return head
 
     def victim(self, running: Sequence[RunningView], candidate: RunningView) -> RunningView | None:

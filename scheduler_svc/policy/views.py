@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,10 +29,12 @@ class RequestView:
     itl_target_ms: int | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class WaitingView:
+class WaitingView(NamedTuple):
     """A waiting sequence. `tokens` are to be computed when it is seated; `cached` of them wait in the prefix cache of
-    the runner that is being planned (0 where prefixes are not shared)."""
+    the runner that is being planned (0 where prefixes are not shared).
+
+    A tuple, as are all that are made often: that costs a third of a frozen dataclass.
+    """
 
     sequence_id: int
     request: RequestView
@@ -42,8 +44,7 @@ class WaitingView:
     waited_s: float
 
 
-@dataclass(slots=True, frozen=True)
-class RunningView:
+class RunningView(NamedTuple):
     """A running sequence. `computed` positions are lost when it is preempted, `blocks` are won."""
 
     sequence_id: int
@@ -55,10 +56,7 @@ class RunningView:
 
 
 class Load(NamedTuple):
-    """State of one runner (for `admit`: of all) and of the shared queue when a step is planned.
-
-    A tuple, as it is made each step: that costs a third of a frozen dataclass.
-    """
+    """State of one runner (for `admit`: of all) and of the shared queue when a step is planned."""
 
     running: int
     decoding: int
@@ -115,12 +113,11 @@ class Ended:
     generated: int
 
 
-def _no_gaps() -> npt.NDArray[np.float64]:
-    return np.zeros(0)
+_NO_GAPS = np.zeros(0)
+_NO_GAPS.setflags(write=False)
 
 
-@dataclass(slots=True, frozen=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What a result told: for policies that learn. The step is the plan that this result answers."""
 
     now_s: float
@@ -134,7 +131,7 @@ class StepReport:
     prefill_tokens: int = 0
     context: int = 0
     """KV positions before the decoding rows: what attention read for them."""
-    gaps_s: npt.NDArray[np.float64] = field(default_factory=_no_gaps)
+    gaps_s: npt.NDArray[np.float64] = _NO_GAPS
     """Inter-token times that ended with this result, one per token that is not its sequence's first."""
     first_tokens: tuple[FirstToken, ...] = ()
     ended: tuple[Ended, ...] = ()

@@ -15,7 +15,10 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(slots=True, frozen=True)
 class Counters:
-    """Sums over the whole simulation; times in seconds, `virtual_s` on its clock, the last two on the wall's."""
+    """Sums over the whole simulation; times in seconds, `virtual_s` on its clock, the last two on the wall's.
+
+    `engine_s` is what the engine took in turns that were taken one by one, in which it made `engine_plans`.
+    """
 
     plans: int
     rows: int
@@ -27,6 +30,7 @@ class Counters:
     cached_tokens: int
     policy_failures: int
     virtual_s: float
+    engine_plans: int
     engine_s: float
     wall_s: float
 

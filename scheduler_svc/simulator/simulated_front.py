@@ -56,9 +56,7 @@ class SimulatedFront:
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
         """Requests that have arrived by now."""
         commands, self._greeting = self._greeting, []
-        requests = self.trace.requests
-        latest_s = self._clock.now_s - self._front_s
-        while self._next < len(requests) and requests[self._next].arrival_s <= latest_s:
+        while self.next_s <= self._clock.now_s:
             commands.append((WORKER, engine_pb2.Command(submit=self._submit(self._next))))
             self._next += 1
         return commands
@@ -94,6 +92,10 @@ class SimulatedFront:
         arrival_s = self._clock.now_s + self._front_s
         for _ in range(len(self.token_counts) - len(self.token_times_s)):
             self.token_times_s.append(arrival_s)
+
+    def stamp_each(self, times_s: list[float]) -> None:
+        """The tokens of several turns were published, each of which left the engine at one of these times."""
+        self.token_times_s.extend([time_s + self._front_s for time_s in times_s])
 
     def _take_answer(self, message: engine_pb2.FromEngine) -> None:
         if message.HasField("accepted"):

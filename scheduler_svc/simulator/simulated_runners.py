@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.leap import Leap
 from scheduler_svc.runner_events import GotResult, Joined, RunnerEvent
 from scheduler_svc.runner_link import PROTOCOL_VERSION
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
@@ -114,9 +117,7 @@ class SimulatedRunners:
         arrival_s = self._clock.now_s + link_s
         for session, number, plan in self._sent:
             work = StepWork.of_plan(plan)
-            seconds = self._step_seconds(work)
-            if self._noise is not None:
-                seconds *= self._noise()
+            seconds = self._seconds(work)
             end_s = max(self._free_at_s[session], arrival_s) + seconds
             self._free_at_s[session] = end_s
             self.tallies.add(work, seconds)
@@ -125,19 +126,61 @@ class SimulatedRunners:
             heapq.heappush(self._done, (end_s + link_s, self._serial, event))
         self._sent.clear()
 
+    def leap(self, leap: Leap, until_s: float, scheduler_s: float) -> list[float]:
+        """Computes as many plans of the leap as the engine makes before `until_s`, each in a turn of `scheduler_s` that
+        begins with the oldest result. Returns when these turns begin, the first of them at the earliest now."""
+        now_s, free_at_s, link_s = self._clock.now_s, self._free_at_s[leap.session], self._link_s
+        work = StepWork(leap.num_rows, leap.num_rows, leap.context_tokens + leap.num_rows, 0.0)
+        arrivals_s = deque(time_s for time_s, _, _ in sorted(self._done))
+        times_s: list[float] = []
+        while len(times_s) < leap.turns:
+            now_s = max(now_s, arrivals_s[0])
+            if now_s >= until_s or (len(arrivals_s) > 1 and arrivals_s[1] <= now_s):  # a turn of another kind
+                break
+            times_s.append(now_s)
+            now_s += scheduler_s
+            seconds = self._seconds(work)
+            free_at_s = max(free_at_s, now_s + link_s) + seconds
+            self.tallies.add(work, seconds)
+            arrivals_s.popleft()
+            arrivals_s.append(free_at_s + link_s)
+            work.context_tokens += leap.num_rows
+        if times_s:
+            self._free_at_s[leap.session] = free_at_s
+            self._serial += len(times_s)
+            later, result = 1 - len(arrivals_s), self._result_of(leap.flags)
+            last = leap.last_number + len(times_s)
+            self._done = [
+                (time_s, self._serial + later + index, GotResult(leap.session, last + later + index, result))
+                for index, time_s in enumerate(arrivals_s)
+            ]
+        return times_s
+
+    def tokens(self, num_rows: int, results: int) -> npt.NDArray[np.int32]:
+        """What it samples in steps of so many rows, of which none stops: a row each, (results, num_rows)."""
+        return np.broadcast_to(np.frombuffer(_column(_TOKENS, 4 * num_rows), "<i4"), (results, num_rows))
+
+    def _seconds(self, work: StepWork) -> float:
+        seconds = self._step_seconds(work)
+        return seconds if self._noise is None else seconds * self._noise()
+
     def _result(self, session: int, plan: plan_pb2.Plan) -> plan_pb2.Result:
-        flags = plan.extent_flags  # 1 where a token is sampled: the very column of token counts
+        result = self._result_of(plan.extent_flags)
+        if self._stops is None:
+            return result
+        stopped = plan_pb2.Result(statuses=result.statuses, token_counts=plan.extent_flags)
+        stopped.tokens = self._stops.tokens(session, plan, result.tokens)
+        return stopped
+
+    def _result_of(self, flags: bytes) -> plan_pb2.Result:
+        """`flags` are 1 where a token is sampled: the very column of token counts."""
         result = self._results.get(flags)
         if result is None:
             tokens = _column(_TOKENS, 4 * flags.count(1))
             result = plan_pb2.Result(statuses=_column(_STATUSES, len(flags)), token_counts=flags, tokens=tokens)
             if len(self._results) < MOST_RESULTS:
                 self._results[flags] = result
-        if self._stops is None:
-            return result
-        stopped = plan_pb2.Result(statuses=result.statuses, token_counts=flags)
-        stopped.tokens = self._stops.tokens(session, plan, result.tokens)
-        return stopped
+        return result
 
 
 class StopPositions:

@@ -3,6 +3,9 @@
 Time moves from event to event: a request arrives, a result arrives, something falls due. At each the engine takes one
 turn, as it would when its sockets wake it; the turn itself takes `scheduler_s` per plan, during which what arrives
 waits for the next turn. So a scheduler that can't keep up with its runners shows as one here.
+
+Most turns of a simulation are alike: a result, and the plan that follows from the last. The engine takes those between
+two events at once (`scheduler_svc/leap.py`), with the same outcome.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 from protos import admin_pb2
 from scheduler_svc.engine import Engine
+from scheduler_svc.leap import possible_leap
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
@@ -59,6 +63,8 @@ class Setup:
     spread: float = 0.0
     """Standard deviation of the logarithm of a step's time around the cost model."""
     seed: int = 0
+    leaps: bool = True
+    """Turns that are alike are taken at once (see `scheduler_svc/leap.py`); the outcome is the same without."""
     check: bool = False
     """Prove the roster's invariants after every plan (slow)."""
 
@@ -109,7 +115,9 @@ class Simulation:
             self.front.on_step = on_step
             self.engine.watchers.add(WORKER)
         self.engine_s = 0.0
-        """Wall time that the engine took, in seconds."""
+        """Wall time that the engine took for turns that were taken one by one, in seconds."""
+        self.engine_plans = 0
+        """Plans of those turns."""
         self._idle_turns = 0
 
     def run(self) -> Outcome:
@@ -119,7 +127,8 @@ class Simulation:
             self.turn()  # runners join
             while not self.front.done:
                 self._advance()
-                self.turn()
+                if not self._leap():
+                    self.turn()
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
 
     def turn(self) -> None:
@@ -128,9 +137,28 @@ class Simulation:
         self.engine.step()
         self.engine_s += time.perf_counter() - begin
         plans = self.runners.num_sent
+        self.engine_plans += plans
         self.clock.now_s += self.setup.scheduler_s * plans
         self.runners.dispatch()
         self.front.stamp()
+
+    def _leap(self) -> bool:
+        """Takes as many turns at once as are alike; False where the next one is of its own kind.
+
+        Everything that comes is as of single turns (`Setup.leaps`).
+        """
+        leap = possible_leap(self.engine) if self.setup.leaps else None
+        if leap is None:
+            return False
+        scheduler_s = self.setup.scheduler_s
+        times_s = self.runners.leap(leap, min(self.front.next_s, leap.before_s), scheduler_s)
+        if not times_s:
+            return False
+        self.engine.leap(leap, times_s, self.runners.tokens(leap.num_rows, len(times_s)))
+        left_s = [time_s + scheduler_s for time_s in times_s]
+        self.clock.now_s = left_s[-1]
+        self.front.stamp_each(left_s)
+        return True
 
     def _advance(self) -> None:
         """Moves the clock to the next event, unless one has come while the engine was busy."""
@@ -166,6 +194,7 @@ class Simulation:
             cached_tokens=engine.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
             policy_failures=engine.policy.failures,
             virtual_s=self.clock.now_s,
+            engine_plans=self.engine_plans,
             engine_s=self.engine_s,
             wall_s=wall_s,
         )

@@ -72,7 +72,15 @@ def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
 
 
 def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.gpu_serving", "--device=null", "--offline=64", "--requests=8", "--slots=16"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu_serving",
+        "--device=null",
+        "--offline=ljf:64",
+        "--requests=8",
+        "--slots=16",
+    ]
     run = subprocess.run([*command, f"--json={tmp_path / 'out.json'}"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
     (load,) = json.loads((tmp_path / "out.json").read_text())["loads"]

@@ -22,28 +22,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda_backend import CudaBackend
-from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load, no_progress
 
-BLOCK_SIZE = 16
-NUM_SLOTS = 12
-# Family, and sizes that the kernels have.
-FAMILIES = {
-    "llama": {"hidden_size": 256},
-    "llama-tied": {"hidden_size": 256},
-    "llama-biases": {"hidden_size": 256},
-    "llama-dynamic": {"hidden_size": 256},
-    "llama-llama3": {"hidden_size": 512},
-    "llama-yarn": {"hidden_size": 256},
-    "mistral": {"hidden_size": 384},
-    "ministral": {"hidden_size": 256, "head_dim": 64},
-    "phi3-partial": {"hidden_size": 256},
-    "qwen2": {"hidden_size": 256},
-    "qwen2-window": {"hidden_size": 512},
-    "qwen3": {"hidden_size": 256, "head_dim": 128},
-    "smollm3": {"hidden_size": 256},
-}
-# Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities.
+# Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities. YaRN's scale
+# sharpens the softmax: torch's own bfloat16 on a CPU errs by 0.11 to 0.13 there, by 0.04 to 0.10 without.
 ERROR = 0.15
+ERRORS = {"llama-yarn": 0.3}
 # The same where keys and values have 4 significant bits.
 FP8_ERROR = 0.6
 
@@ -54,30 +38,6 @@ class Pair:
 
     gpu: CudaBackend
     cpu: TorchBackend
-
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
-
-
-def load(
-    folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200, fp8_cache: bool = False
-) -> CudaBackend:
-    options = GpuOptions(
-        dtype=dtype,
-        random_weights=False,
-        num_slots=NUM_SLOTS,
-        block_size=BLOCK_SIZE,
-        max_step_tokens=128,
-        context_length=None,
-        num_blocks=num_blocks,
-        gpu_memory=0.5,
-        fp8_cache=fp8_cache,
-    )
-    backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
-    if num_blocks is not None:
-        backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN
-    return backend
 
 
 def pair(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Pair:
@@ -104,20 +64,29 @@ def random_prompts(rng: random.Random, count: int, longest: int = 60) -> list[li
     return [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
-def scored(runner: Runner, tokens: list[int], top: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities of tokens 1.. of the sequence, [n - 1], and the `top` largest at each, [n - 1, top]."""
+def scored(runner: Runner, tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of tokens 1.. of a prompt, [n - 1]."""
     runner.reset()
     blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
-    asks = sampling(prompt_logprobs=top)
+    asks = sampling(prompt_logprobs=0)
     cut = len(tokens) // 3
-    values, best = [], []
+    values = []
     for number, (start, count) in enumerate([(0, cut), (cut, len(tokens) - cut)] if cut else [(0, len(tokens))], 1):
         admissions = [admission(3, tokens, blocks, sampling=asks)] if number == 1 else []
         result = runner.execute(number, plan(admissions=admissions, extents=[(3, start, count, 0)]))
-        for part in result.prompt_logprobs:
-            values.append(np.frombuffer(part.values, np.float32))
-            best.append(np.frombuffer(part.top_values, np.float32).reshape(-1, top))
-    return np.concatenate(values), np.concatenate(best)
+        values.extend(np.frombuffer(part.values, np.float32) for part in result.prompt_logprobs)
+    return np.concatenate(values)
+
+
+def gap_at(runner: Runner, prompt: list[int], generated: list[int]) -> float:
+    """Between the two likeliest tokens after both. What was generated is no prompt: dynamic RoPE goes by its length."""
+    runner.reset()
+    tokens = prompt + generated
+    blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
+    first = admission(3, tokens, blocks, prompt_len=len(prompt), sampling=sampling(logprobs=2))
+    result = runner.execute(1, plan(admissions=[first], extents=[(3, 0, len(tokens), SAMPLE)]))
+    likeliest, second = np.frombuffer(result.logprobs[0].top_values, np.float32)
+    return float(likeliest - second)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +102,19 @@ def test_greedy_tokens_are_the_cpus_up_to_near_ties(
     actual = RandomDriver(both.gpu, rng).generate(prompts, 24, 40)
     expected = RandomDriver(both.cpu, rng).generate(prompts, 24, 40)
     gpu, cpu = Runner(both.gpu), Runner(both.cpu)
-    errors, ties = [], 0
+    errors, ties, tolerance = [], 0, ERRORS.get(family, ERROR)
     for prompt, mine, wanted in zip(prompts, actual, expected, strict=True):
         sequence = prompt + wanted
         ours, theirs = scored(gpu, sequence), scored(cpu, sequence)
-        errors.append(np.abs(ours[0] - theirs[0]).max() / theirs[0].std())
+        errors.append(np.abs(ours - theirs).max() / theirs.std())
         if mine != wanted:
             first = next(i for i, (a, b) in enumerate(zip(mine, wanted, strict=True)) if a != b)
-            gap = float(theirs[1][len(prompt) + first - 1] @ [1, -1])
+            gap = gap_at(cpu, prompt, wanted[:first])
             print(f"{family} {dtype}: token {first} is {mine[first]}, not {wanted[first]}; logit gap {gap:.4f}")
-            assert gap < ERROR * theirs[0].std()
+            assert gap < tolerance * theirs.std()
             ties += 1
     print(f"{family} {dtype}: ties {ties} of {len(prompts)}, largest error {max(errors):.4f} sigma")
-    assert max(errors) < ERROR
+    assert max(errors) < tolerance
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
@@ -155,7 +124,7 @@ def test_an_fp8_cache_costs_little(family: str, tmp_path: Path, rng: random.Rand
     exact, rounded = Runner(load(folder)), Runner(backend)
     errors = []
     for prompt in random_prompts(rng, 4):
-        wanted, actual = scored(exact, [*prompt, 1, 2])[0], scored(rounded, [*prompt, 1, 2])[0]
+        wanted, actual = scored(exact, [*prompt, 1, 2]), scored(rounded, [*prompt, 1, 2])
         errors.append(float(np.abs(actual - wanted).max() / wanted.std()))
     print(f"{family}: largest errors {errors} sigma")
     assert 0 < max(errors) < FP8_ERROR

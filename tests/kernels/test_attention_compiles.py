@@ -52,8 +52,8 @@ def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVarian
 
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_decode_compiles(shape: tuple, arch: str) -> None:
-    for small_batch in (True, False):
-        variant = DecodeVariant.choose(AttentionShape(*shape), ARCHITECTURES[arch], small_batch)
+    for small_batch, detached_merges in ((True, False), (False, True), (False, False))[: 3 if FULL else 2]:
+        variant = DecodeVariant.choose(AttentionShape(*shape), ARCHITECTURES[arch], small_batch, detached_merges)
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 

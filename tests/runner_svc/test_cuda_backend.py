@@ -11,6 +11,7 @@ import torch
 
 from protos import plan_pb2
 from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend, CudaSizes
+from runner_svc.cuda_capture import prepare_decode
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.weights import load_weights
@@ -84,13 +85,18 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
 @pytest.mark.parametrize("bucket", [1, 4])
 def test_all_ways_to_launch_a_decode_step_give_the_same_logits(family: str, bucket: int, tmp_path: Path) -> None:
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
-    backend.cache.data.zero_()
+    backend.cache.data.normal_()
+    steps, roster = backend._steps, backend._roster
+    roster.tokens.random_(NUM_TOKENS)
+    roster.spread(64, backend.cache)
+    prepare_decode(steps, 64, bucket, bucket)
     logits = []
-    for launch in backend._decode_passes(bucket):
-        backend._steps.logits.fill_(torch.nan)
-        launch()
-        logits.append(backend._steps.logits[:bucket].clone())
+    for way in steps.decode_ways(lambda: 0, bucket):
+        steps.logits.fill_(torch.nan)
+        way.launch()
+        logits.append(steps.logits[:bucket].clone())
     assert len(logits) == 4
+    assert len({tuple(row) for row in logits[0].tolist()}) == bucket  # each row has tokens and keys of its own
     for others in logits[1:]:
         torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, bucket_sizes, token_sizes
+from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, Way, bucket_sizes, token_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 64, 100, 256, 300, 512, 4096])
@@ -40,52 +41,67 @@ def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
     assert ran[-1] == 128
 
 
-def captured(sizes: list[int], times: dict[int, float] | None = None) -> tuple[StepGraphs, list[int]]:
-    """Graphs that record which size ran, and take as long as `times` says."""
-    ran: list[int] = []
+class Timed:
+    """Graphs whose replays take as long as `times` says, by way, size and the rows of the step that was prepared."""
 
-    def capture(function: Callable[[], None]) -> Callable[[], None]:
-        function()
-        return function
+    def __init__(self, sizes: list[int], times: dict[tuple[str, int, int], float], ways: tuple[str, ...]) -> None:
+        self.times = times
+        self.ran: list[tuple[str, int]] = []
+        self._prepared = (0, 0)
+        self._ways = ways
+        self.graphs = StepGraphs(sizes)
+        self.graphs.capture(self.ways, self.capture, self.prepare, self.seconds, lambda what, share: None)
 
-    def seconds(replay: Callable[[], None]) -> float:
-        return times[ran[-1]] if times else 0.0
+    def ways(self, size: int) -> list[Way]:
+        return [Way(name, partial(self.ran.append, (name, size))) for name in self._ways]
 
-    graphs = StepGraphs(sizes)
-    graphs.capture(lambda size: [lambda: ran.append(size)], capture, seconds, lambda what, share: None)
-    return graphs, ran
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+        launch()
+        return launch
+
+    def prepare(self, size: int, rows: int) -> None:
+        self._prepared = size, rows
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        replay()
+        name, size = self.ran[-1]
+        assert self._prepared[0] == size
+        return self.times[name, *self._prepared]
 
 
 def test_the_largest_is_captured_first_and_a_batch_gets_the_next_size() -> None:
-    graphs, ran = captured([1, 2, 4, 8])
-    assert ran == [8, 4, 2, 1]
+    timed = Timed([1, 2, 4, 8], {("only", size, size): 1.0 for size in (1, 2, 4, 8)}, ("only",))
+    captured = [size for _, size in timed.ran]
+    assert captured == sorted(captured, reverse=True)
+    graphs = timed.graphs
     assert [graphs.bucket(rows) for rows in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, None]
     graphs.replay(4)
-    assert ran[-1] == 4
+    assert timed.ran[-1] == ("only", 4)
 
 
 def test_the_fastest_way_to_launch_a_size_is_kept() -> None:
-    ran: list[tuple[str, int]] = []
-    graphs = StepGraphs([1, 2])
-    times = {("small", 1): 1.0, ("large", 1): 2.0, ("small", 2): 4.0, ("large", 2): 3.0}
-
-    def seconds(replay: Callable[[], None]) -> float:
-        replay()
-        return times[ran[-1]]
-
-    graphs.capture(
-        lambda size: [lambda name=name: ran.append((name, size)) for name in ("small", "large")],  # type: ignore[misc]
-        lambda launch: launch,
-        seconds,
-        lambda what, share: None,
-    )
+    times = {("a", 1, 1): 1.0, ("b", 1, 1): 2.0, ("a", 2, 2): 4.0, ("b", 2, 2): 3.0}
+    timed = Timed([1, 2], times, ("a", "b"))
+    graphs = timed.graphs
+    assert (graphs.way(1), graphs.way(2)) == ("a", "b")
+    assert graphs.seconds == {1: {"a": 1.0, "b": 2.0}, 2: {"a": 4.0, "b": 3.0}}
     for size in (1, 2):
         graphs.replay(size)
-    assert ran[-2:] == [("small", 1), ("large", 2)]
+    assert timed.ran[-2:] == [("a", 1), ("b", 2)]
+
+
+def test_ways_that_are_close_are_timed_again() -> None:
+    timed = Timed([8], {("a", 8, 8): 1.0, ("b", 8, 8): 1.01, ("c", 8, 8): 1.2}, ("a", "b", "c"))
+    assert [name for name, _ in timed.ran] == ["a", "b", "c", "a", "b", "c", "a", "b"]  # captured, timed, again
 
 
 def test_sizes_slower_than_a_larger_one_are_left_out() -> None:
-    graphs, _ = captured([1, 2, 4, 8], {1: 5.0, 2: 1.0, 4: 3.0, 8: 2.0})
-    graphs.drop_slow()
-    assert graphs.sizes == [2, 8]
-    assert [graphs.bucket(rows) for rows in (1, 3, 8)] == [2, 8, 8]
+    full = {1: 5.0, 2: 1.0, 4: 3.0, 8: 4.0}
+    # A graph of 8 rows takes less than its 4.0 when half of them are padding.
+    padded = {(8, 4): 2.9, (8, 2): 2.8, (2, 1): 0.9}
+    times = {("only", size, size): taken for size, taken in full.items()}
+    times |= {("only", *sizes): taken for sizes, taken in padded.items()}
+    timed = Timed([1, 2, 4, 8], times, ("only",))
+    timed.graphs.drop_slow(timed.prepare, timed.seconds)
+    assert timed.graphs.sizes == [2, 8]
+    assert [timed.graphs.bucket(rows) for rows in (1, 3, 8)] == [2, 8, 8]

@@ -9,22 +9,10 @@ import pytest
 from protos import plan_pb2
 from scheduler_svc.plan_line import PlanLine, PlannedStep
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.trace import Trace, TraceRequest
+from scheduler_svc.simulator.trace import Trace
+from scheduler_svc.slot_table import SlotTable
+from tests.support.random_traces import random_trace
 from tests.support.simulated_cost import round_cost
-
-
-def random_trace(seed: int) -> Trace:
-    """Requests that come one by one and in bursts; some have a stop token before their `max_tokens`."""
-    rng = random.Random(seed)
-    arrivals = sorted(rng.choice([rng.uniform(0, 8), rng.randrange(8)]) for _ in range(40))
-    requests = []
-    for arrival_s in arrivals:
-        output = rng.randint(1, 90)
-        most = output + rng.choice([0, 0, rng.randint(1, 50)])
-        requests.append(
-            TraceRequest(arrival_s, rng.randint(1, 300), output, max_tokens=most, priority=rng.randint(0, 1))
-        )
-    return Trace(f"random-{seed}", tuple(requests))
 
 
 def plans_of(setup: Setup, trace: Trace) -> list[bytes]:
@@ -45,14 +33,9 @@ def plans_of(setup: Setup, trace: Trace) -> list[bytes]:
     return plans
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "static", "priority"])
-@pytest.mark.parametrize("kv_tokens", [1024, 16384])
-def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
+def random_setup(seed: int, policy: str, kv_tokens: int) -> Setup:
     rng = random.Random(seed)
-    trace = random_trace(seed)
-    setup = Setup(
+    return Setup(
         round_cost(),
         policy=policy,
         kv_tokens=kv_tokens,
@@ -61,7 +44,16 @@ def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monke
         block_size=rng.choice([4, 16]),
         seed=seed,
         spread=0.1,
+        leaps=False,
     )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "static", "priority"])
+@pytest.mark.parametrize("kv_tokens", [1024, 16384])
+def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    trace, setup = random_trace(seed), random_setup(seed, policy, kv_tokens)
     follow, followed = PlanLine.follow, 0
 
     def counted(line: PlanLine) -> PlannedStep | None:
@@ -75,3 +67,14 @@ def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monke
     monkeypatch.setattr(PlanLine, "follow", lambda line: None)
     assert fast == plans_of(setup, trace)
     assert followed, "no step took the fast path"
+
+
+@pytest.mark.parametrize("kv_tokens", [1024, 16384])
+def test_the_same_victims_if_all_are_looked_at(kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on the ranks that run only spares looking at them."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    trace, setup = random_trace(seed), random_setup(seed, "priority", kv_tokens)
+    bounded = plans_of(setup, trace)
+    monkeypatch.setattr(SlotTable, "lowest", property(lambda table: None, lambda table, rank: None), raising=False)
+    assert bounded == plans_of(setup, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ def test_order_is_that_of_sorting(seed: int, by_tenant: bool) -> None:
         assert {s.id for s in queue} == {s.id for s in model.waiting}
         if by_tenant and order:
             order = [s for s in order if s.request.tenant == order[0].request.tenant]
-        assert list(queue.in_order()) == order
+        looked_at = rng.choice([0, 0, 1, 5, len(order)])
+        assert list(islice(queue.in_order(), looked_at)) == order[:looked_at]
 
 
 def test_a_sequence_may_come_back_under_another_rank() -> None:

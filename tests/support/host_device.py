@@ -101,7 +101,7 @@ class HostLaunchers:
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
-        return [SkinnyLaunchers(embed=host_embed, products=HostProducts(self._config))]
+        return [SkinnyLaunchers("host", embed=host_embed, products=HostProducts(self._config))]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
         return HostAttention(cache, tables, self._config, max_batch)
@@ -351,7 +351,8 @@ class HostSampling:
             logits.masked_fill_(torch.from_numpy(~allowed), torch.finfo(logits.dtype).min)
         ids = torch.arange(logits.shape[1], dtype=torch.int32)
         for index, record in enumerate(records.numpy().view(SAMPLE_RECORD)[: len(logits)]):
-            finite[index] = bool(logits[index].isfinite().all())
+            allowed_any = logits[index].max() > torch.finfo(logits.dtype).min
+            finite[index] = bool(logits[index].isfinite().all() and allowed_any)
             tokens[index] = -1
             if not finite[index]:
                 continue

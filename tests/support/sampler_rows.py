@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protos import plan_pb2
 from runner_svc.backend import StepBatch
@@ -15,11 +16,18 @@ from tests.support.plans import admission, sampling
 from tests.support.sampler_twin import Row
 
 
-def sample(rows: Sequence[Row], device: str = "cpu") -> SampledRows:
+def sample(rows: Sequence[Row], device: str = "cpu", masks: NDArray[np.uint32] | None = None) -> SampledRows:
     """Samples all rows in one call."""
     logits = torch.tensor([row.logits for row in rows], dtype=torch.float32, device=device)
     sampler = Sampler(logits.shape[1], device)
-    return sampler.sample(logits, step_batch(rows), np.arange(len(rows)))
+    return sampler.sample(logits, step_batch(rows), np.arange(len(rows)), masks)
+
+
+def pack_masks(allowed: NDArray[np.bool_], beyond: bool = False) -> NDArray[np.uint32]:
+    """Masks [L, ceil(V / 32)] of `allowed` [L, V]; the last word's bits that stand for no id are `beyond`."""
+    padding = -allowed.shape[1] % 32
+    bits = np.pad(allowed, ((0, 0), (0, padding)), constant_values=beyond)
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
 
 def step_batch(rows: Sequence[Row]) -> StepBatch:

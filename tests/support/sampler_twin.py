@@ -81,8 +81,10 @@ def probabilities(row: Row) -> dict[int, float]:
 
 
 def scores(row: Row) -> dict[int, float]:
-    """Scaled logit plus noise of each token that may be drawn; the largest is drawn."""
+    """Scaled logit plus noise of each token that may be drawn, a greedy row's logits; the largest is drawn."""
     logits = adjusted(row)
+    if row.temperature == 0:
+        return dict(enumerate(logits))
     key = draw_key(row.seed, row.sample_index, len(row.tokens))
     return {token: logits[token] / row.temperature + gumbel(key, token) for token in kept(row, logits)}
 

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
-
 from roster_client.bench.html_report import report_page
 from roster_client.bench.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
 from roster_client.bench.summary import Targets
-
-VOID = {"meta", "br", "link"}
-
-
-class Balanced(HTMLParser):
-    """Raises AssertionError when a tag is closed that is not open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, tag
+from tests.support.pages import checked
 
 
 def a_run(system: str, rate: float | None, *, card: str = "a card", count: int = 12, loop_s: float = 0.0) -> Run:
@@ -40,18 +20,6 @@ def a_run(system: str, rate: float | None, *, card: str = "a card", count: int =
     ]
     samples = [ServiceSample(n * 0.25, n % 3, 4) for n in range(2 * count)]
     return Run(header, requests, samples, LoopDelays(0.01, 9, 0.0, loop_s, loop_s, 0.1))
-
-
-def checked(page: str) -> str:
-    """The page, after checks that hold for any."""
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    for svg in re.findall(r"<svg.*?</svg>", page, re.S):
-        ET.fromstring(svg)
-    assert "<script" not in page and not re.search(r"""(src|href)=["']?http""", page)
-    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S).split()
-    return page
 
 
 def test_one_run() -> None:

@@ -26,12 +26,21 @@ def shape_of(head_dim: int, num_heads: int, num_kv_heads: int) -> AttentionShape
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decode_fits(shape: tuple[int, int, int], shared: SharedMemory, small_batch: bool) -> None:
     variant = DecodeVariant.choose(shape_of(*shape), shared, small_batch)
+    together = DecodeVariant.choose(shape_of(*shape), shared, small_batch, detached_merges=False)
     assert variant.stages >= 2
+    # Another way to merge costs no stage.
+    assert (variant.warps, variant.blocks, variant.stages) == (together.warps, together.blocks, together.stages)
+    assert not (together.detached_merges or (small_batch and variant.detached_merges))
     assert variant.shared_bytes <= shared.block
     assert variant.blocks * (variant.shared_bytes + 1024) <= shared.multiprocessor
     assert variant.end_cost < variant.min_cost
     # Every query head is in one unit.
     assert variant.units * variant.columns >= shape[1]
+
+
+def test_blocks_of_the_usual_shapes_merge_detached() -> None:
+    for num_heads in (16, 32):
+        assert DecodeVariant.choose(shape_of(128, num_heads, 8), GPUS["H100"], small_batch=False).detached_merges
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

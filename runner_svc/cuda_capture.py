@@ -1,0 +1,56 @@
+"""The CUDA graphs of a backend's steps, captured at start-up: which there are, and which way to multiply each takes.
+
+Ways to launch a decode step are timed as it will run: with as many rows as it is for, each of which attends to the keys
+of a short prompt in blocks of its own. What a kernel costs depends on its neighbours, and on what they leave of the
+memory's bandwidth, so that neither a product alone nor a step without attention tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
+from runner_svc.cuda_steps import CudaSteps
+from runner_svc.device import Device
+from runner_svc.device_roster import DeviceRoster
+from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch
+from runner_svc.step_buffers import PackedStep
+
+Progress = Callable[[str, float], None]
+
+
+def capture_decode_steps(
+    steps: CudaSteps, roster: DeviceRoster, device: Device, context_length: int, progress: Progress
+) -> StepGraphs:
+    """Graphs of whole decode passes, by rows. Writes into any block of the cache and leaves the roster empty."""
+    graphs = StepGraphs(bucket_sizes(steps.num_slots))
+    prepare = partial(prepare_decode, steps, context_length)
+    roster.spread(TIMED_CONTEXT, steps.cache)
+    ways = partial(steps.decode_ways, device.current_stream)
+    graphs.capture(ways, device.capture, prepare, device.seconds, progress)
+    graphs.drop_slow(prepare, device.seconds)
+    roster.words.zero_()
+    steps.packed.zero_()
+    return graphs
+
+
+def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int) -> None:
+    """Puts the input of a decode step of so many rows in place, padded to `bucket` rows."""
+    step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
+    steps.pack_decode(step, decode_batch(context_length, rows), bucket)
+    steps.packed.copy_(torch.from_numpy(step.words))
+
+
+def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, progress: Progress) -> StepGraphs:
+    """Graphs of the layers of mixed steps, by positions, up to where launching them takes no longer than the GPU."""
+
+    def run(bucket: int) -> None:
+        steps.forward_mixed(device.current_stream(), bucket)
+
+    graphs = StepGraphs(token_sizes(max_step_tokens))
+    graphs.capture_small(run, device.capture, device.is_late, progress)
+    return graphs

@@ -1,0 +1,56 @@
+"""Many turns of the engine at once, for who knows what the runner will answer and when: a simulation.
+
+Between one arrival, end or decision and the next, all turns are alike. The oldest plan's result brings one token a row,
+the next plan has everybody decode on, and nothing else happens: no command, no admission, no end, no preemption. Those
+that follow each other are taken together, with columns for all; blocks are given in the order in which the plans ask
+for them. What comes of it, and what everybody sees of it, is the same as of `Engine.step` so many times: the slow twin.
+Only the plans themselves are not encoded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scheduler_svc.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+
+@dataclass(slots=True, frozen=True)
+class Leap:
+    """Turns that may be taken at once. The plans of all of them have the same rows, one position on each time."""
+
+    session: int
+    scheduler: Scheduler
+    turns: int
+    """At most."""
+    before_s: float
+    """All of them must come before this."""
+    last_number: int
+    """Of the plan before the first."""
+    num_rows: int
+    context_tokens: int
+    """Sum of the first plan's starts."""
+    flags: bytes
+    """Their extent flags."""
+
+
+def possible_leap(engine: Engine) -> Leap | None:
+    """The leap that the engine could take now; None where the next turn may be of another kind."""
+    settings = engine.settings
+    if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
+        return None
+    if engine.watchers or engine.roster_queries or engine.kv_feed.active or engine.quarantine.active:
+        return None
+    if engine.commands.policies.busy or engine.constraints.busy:
+        return None
+    ((session, scheduler),) = engine.pool.schedulers.items()
+    turns = scheduler.most_turns(engine.queue, engine.policy)
+    if not turns:
+        return None
+    last, due_s = scheduler.in_flight[-1], engine.book.next_due_s
+    before_s = math.inf if due_s is None else due_s
+    return Leap(session, scheduler, turns, before_s, last.number, len(last.flags), int(last.ends.sum()), last.flags)

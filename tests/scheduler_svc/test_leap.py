@@ -1,0 +1,222 @@
+"""Turns that are taken at once bring all that they bring one by one, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.engine import Engine
+from scheduler_svc.intake import build_request
+from scheduler_svc.leap import Leap, possible_leap
+from scheduler_svc.plan_draft import pack
+from scheduler_svc.policy import StepReport, available_policies
+from scheduler_svc.simulator.simulation import Setup, Simulation
+from scheduler_svc.simulator.trace import Trace, TraceRequest
+from tests.support.random_traces import random_trace
+from tests.support.simulated_cost import round_cost
+from tests.support.thoroughness import count
+
+
+class Recorded(Simulation):
+    """A simulation that keeps what leaves its engine, ids counted from its first one."""
+
+    def __init__(self, trace: Trace, setup: Setup) -> None:
+        super().__init__(trace, setup)
+        self.plans: dict[int, bytes] = {}
+        self.told: list[tuple[Any, ...]] = []
+        self.turns_leapt = 0
+        self.reports: list[tuple[Any, ...]] = []
+        self._send_plan, self._send = self.runners.send_plan, self.front.send
+        self._leap_of_runners = self.runners.leap
+        self._observe = self.engine.policy.observe
+        self.runners.send_plan = self._note_plan  # type: ignore[method-assign]
+        self.runners.leap = self._note_leap  # type: ignore[method-assign]
+        self.front.send = self._note_message  # type: ignore[method-assign]
+        self.engine.policy.observe = self._note_report  # type: ignore[method-assign]
+
+    def _note_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
+        self._send_plan(session, number, plan)
+        copy = plan_pb2.Plan.FromString(plan.SerializeToString())
+        for admission in copy.admissions:
+            admission.sequence_id, admission.context = 0, b""
+        self.plans[number] = copy.SerializeToString()
+
+    def _note_leap(self, leap: Leap, until_s: float, scheduler_s: float) -> list[float]:
+        times_s = self._leap_of_runners(leap, until_s, scheduler_s)
+        self.turns_leapt += len(times_s)
+        return times_s
+
+    def _note_message(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
+        ids = np.frombuffer(message.step.sequence_ids, np.uint64) - self.first_id
+        ends = [(end.sequence_id - self.first_id, end.reason, end.num_tokens, end.queue_s) for end in message.step.ends]
+        self.told.append((message.WhichOneof("message"), ids.tolist(), message.step.tokens, ends))
+        return self._send(worker, message)
+
+    def _note_report(self, report: StepReport) -> None:
+        self.reports.append(report._replace(gaps_s=report.gaps_s.tolist()))
+        self._observe(report)
+
+    @property
+    def first_id(self) -> int:
+        known = self.front.first_ids[self.front.first_ids > 0]
+        return int(known[0]) if len(known) else 0
+
+
+def state(engine: Engine) -> dict[str, Any]:
+    """What the engine has learnt, counted and measured, and how its blocks lie."""
+    measured = engine.measurements
+    measured.count()
+    (scheduler,) = engine.pool.schedulers.values()
+    histograms = ("ttft_s", "itl_s", "e2e_s", "step_s", "step_rows", "step_positions")
+    return {
+        "totals": engine.totals,
+        "histograms": [getattr(measured, name).state() for name in histograms],
+        "times": (measured.run_s, measured.idle_s, measured.ends),
+        "accounts": [engine.ledger.account(tenant) for tenant in "ab"],
+        "rate": vars(engine.rate),
+        "steps": (scheduler.last_plan, scheduler.preemptions, scheduler.prefill_tokens, scheduler.dropped_rows),
+        "clock": vars(scheduler._step_clock),
+        "last_result_s": scheduler._last_result_s,
+        "blocks": {name: value for name, value in vars(scheduler.pool).items() if "_of" not in name},
+    }
+
+
+def random_setup(seed: int, policy: str) -> Setup:
+    rng = random.Random(seed)
+    scheduler_s = rng.choice([0.0, 150e-6, 0.005, 0.02])
+    cost = round_cost(
+        sequence_s=0.0003, context_s=1e-6, link_s=rng.choice([0.0, 0.0007]), front_s=rng.choice([0.0, 0.003])
+    )
+    return Setup(
+        cost,
+        policy=policy,
+        kv_tokens=rng.choice([1024, 4096, 16384]),
+        depth=rng.randint(1, 3),
+        slots=rng.choice([3, 16]),
+        block_size=rng.choice([4, 16]),
+        scheduler_s=scheduler_s,
+        spread=rng.choice([0.0, 0.1]),
+        prefix_sharing=rng.random() < 0.3,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("policy", available_policies())
+def test_the_same_as_turn_by_turn(policy: str) -> None:
+    first = random.SystemRandom().randrange(1 << 32)
+    leapt = 0
+    for seed in range(first, first + count(30, in_ci=2)):
+        print(f"seed {seed}")
+        setup = random_setup(seed, policy)
+        trace = random_trace(seed, 25, stops=seed % 2 == 0)
+        leaping, stepping = Recorded(trace, setup), Recorded(trace, replace(setup, leaps=False))
+        fast, slow = leaping.run(), stepping.run()
+        assert fast.token_times_s.tobytes() == slow.token_times_s.tobytes()
+        assert fast.offsets.tolist() == slow.offsets.tolist()
+        assert leaping.told == stepping.told
+        assert leaping.reports == stepping.reports
+        assert leaping.plans.items() <= stepping.plans.items()
+        assert len(leaping.plans) + leaping.turns_leapt == len(stepping.plans)
+        assert state(leaping.engine) == state(stepping.engine)
+        assert leaping.runners.tallies == stepping.runners.tallies
+        assert not stepping.turns_leapt
+        leapt += leaping.turns_leapt
+    assert leapt, "no turn was leapt"
+
+
+def before_a_leap(**fields: Any) -> Simulation:
+    """Two sequences that decode, and nothing else to come."""
+    trace = Trace("two", (TraceRequest(0.0, 10, 60, tenant="a"), TraceRequest(0.0, 40, 60, tenant="b")))
+    simulation = Simulation(trace, Setup(round_cost(), policy="priority", **fields))
+    for _ in range(8):
+        simulation.turn()
+        simulation._advance()
+    return simulation
+
+
+def test_how_far_a_leap_goes() -> None:
+    """Until a sequence has all its tokens planned; from the row counts and positions of the plan after the last."""
+    simulation = before_a_leap()
+    leap = possible_leap(simulation.engine)
+    assert leap is not None
+    (scheduler,) = simulation.engine.pool.schedulers.values()
+    last = scheduler.in_flight[-1]
+    assert leap.turns == min(70 - int(last.known[0]), 100 - int(last.known[1]))
+    assert (leap.num_rows, leap.context_tokens) == (2, int(last.ends.sum()))
+
+
+def watch(engine: Engine) -> None:
+    engine.watchers.add(b"somebody")
+
+
+def ask_for_the_roster(engine: Engine) -> None:
+    engine.roster_queries.append((b"somebody", 1))
+
+
+def load_a_policy(engine: Engine) -> None:
+    engine.commands.policies._background._open = 1
+
+
+def make_masks(engine: Engine) -> None:
+    engine.constraints._masking._open = 1
+
+
+def suspect_somebody(engine: Engine) -> None:
+    engine.quarantine._reserved = 1
+
+
+def let_somebody_wait(engine: Engine) -> None:
+    submit = engine_pb2.Submit(handle=9, request_id="9", prompt=pack([1]), n=1, max_tokens=5)
+    engine.queue.push(build_request(submit, b"", 9, 0.0).sequences[0])
+
+
+def send_the_runner_away(engine: Engine) -> None:
+    engine.pool.schedulers[1].leaving = True
+
+
+def give_somebody_a_stop_token(engine: Engine) -> None:
+    engine.pool.schedulers[1].table.num_stoppable = 1
+
+
+def take_a_plan_back(engine: Engine) -> None:
+    engine.pool.schedulers[1].in_flight.pop()
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        watch,
+        ask_for_the_roster,
+        load_a_policy,
+        make_masks,
+        suspect_somebody,
+        let_somebody_wait,
+        send_the_runner_away,
+        give_somebody_a_stop_token,
+        take_a_plan_back,
+    ],
+)
+def test_no_leap_where_a_turn_may_be_of_another_kind(disturb: Callable[[Engine], None]) -> None:
+    engine = before_a_leap().engine
+    assert possible_leap(engine) is not None
+    disturb(engine)
+    assert possible_leap(engine) is None
+
+
+@pytest.mark.parametrize("fields", [{"check": True}, {"plan_lead_ms": 1.0}, {"runners": 2}], ids=str)
+def test_no_leap_under_these_settings(fields: dict[str, Any]) -> None:
+    assert possible_leap(before_a_leap(**fields).engine) is None
+
+
+def test_a_leap_ends_before_the_next_arrival() -> None:
+    late = Trace("late", (TraceRequest(0.0, 10, 200), TraceRequest(0.5, 10, 5)))
+    simulation = Recorded(late, Setup(round_cost()))
+    outcome = simulation.run()
+    assert simulation.turns_leapt > 150
+    assert outcome.ttft_s[1] < 3 * 0.0111

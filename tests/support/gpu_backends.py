@@ -1,0 +1,54 @@
+"""Tiny models on the GPU at hand, in sizes that the kernels have. Imports CuPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from runner_svc.cuda_backend import CudaBackend
+from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+
+BLOCK_SIZE = 16
+NUM_SLOTS = 12
+# Family, and sizes that the kernels have.
+FAMILIES = {
+    "llama": {"hidden_size": 256},
+    "llama-tied": {"hidden_size": 256},
+    "llama-biases": {"hidden_size": 256},
+    "llama-dynamic": {"hidden_size": 256},
+    "llama-llama3": {"hidden_size": 512},
+    "llama-yarn": {"hidden_size": 256},
+    "mistral": {"hidden_size": 384},
+    "ministral": {"hidden_size": 256, "head_dim": 64},
+    "phi3-partial": {"hidden_size": 256},
+    "qwen2": {"hidden_size": 256},
+    "qwen2-window": {"hidden_size": 512},
+    "qwen3": {"hidden_size": 256, "head_dim": 128},
+    "smollm3": {"hidden_size": 256},
+}
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def load(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200, fp8_cache: bool = False
+) -> CudaBackend:
+    """The model in `folder`, with a cache that holds NaN; its size is found out where `num_blocks` is None."""
+    options = GpuOptions(
+        dtype=dtype,
+        random_weights=False,
+        num_slots=NUM_SLOTS,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=128,
+        context_length=None,
+        num_blocks=num_blocks,
+        gpu_memory=0.5,
+        fp8_cache=fp8_cache,
+    )
+    backend = load_cuda_backend(str(folder), folder / "unused", options, no_progress)
+    if num_blocks is not None:
+        backend.cache.data.view(torch.uint8).fill_(0x7F if fp8_cache else 0xFF)  # NaN
+    return backend
