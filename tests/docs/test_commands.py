@@ -86,9 +86,7 @@ ELSEWHERE = [
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # What the stack of compose.yaml is given, and asked.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
-    Elsewhere(
-        r"curl -s http://127\.0\.0\.1:30000/v1/.*|export ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"
-    ),
+    Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
     # These need a cluster; what they apply, and the secrets that it reads, are checked without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
