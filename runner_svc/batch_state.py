@@ -135,6 +135,9 @@ class BatchState:
         batch, counters = applied.batch, self._counters
         if batch is None:
             return
+        if self._stretch is not None and applied.epochs is self._stretch.epochs and output.drew_all:
+            self._tokens[batch.slots, batch.ends] = output.tokens
+            return
         current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
         if rows is not None:
             current &= rows

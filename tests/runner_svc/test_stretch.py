@@ -20,10 +20,12 @@ LIMITS = Limits(num_slots=6, num_blocks=200, block_size=4, max_step_tokens=64, c
 
 
 class Whole(BatchState):
-    """The slow twin: looks at every plan as if it were the first."""
+    """The slow twin: looks at every plan, and at what came of it, as if it were the first."""
 
-    def _follow(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
-        return None
+    def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
+        applied = super().apply(plan)
+        self._stretch = None
+        return applied
 
 
 class Counted(BatchState):
