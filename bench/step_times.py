@@ -37,21 +37,25 @@ class StepTimes:
     prefill_tokens_per_s: float
 
 
-def print_table(rows: Sequence[StepTimes]) -> None:
-    """One line a case."""
+def print_header() -> None:
+    """Of the lines that `print_line` prints."""
     print(
         "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
         "  sample  idle us p50 / p99  prefill tok/s  way"
     )
-    for row in rows:
-        place = BATCHES.index(row.batch)
-        vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
-        print(
-            f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
-            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
-            f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
-            f"{row.bucket}: {row.way}"
-        )
+
+
+def print_line(row: StepTimes) -> None:
+    """One case."""
+    place = BATCHES.index(row.batch)
+    vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
+    print(
+        f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
+        f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
+        f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
+        f"{row.bucket}: {row.way}",
+        flush=True,
+    )
 
 
 def document(record: Mapping[str, Any]) -> Document:

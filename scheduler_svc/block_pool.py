@@ -13,6 +13,17 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Witness(Protocol):
+    """Who hears what becomes of named blocks."""
+
+    def ready(self, name: bytes) -> None:
+        """A block of this name is READY."""
+
+    def gone(self, name: bytes) -> None:
+        """No block has this name any more."""
 
 
 class PoolExhausted(RuntimeError):
@@ -41,6 +52,7 @@ class BlockPool:
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block: any writer but compute itself waits for its result."""
+        self.witness: Witness | None = None
 
     @property
     def num_free(self) -> int:
@@ -51,6 +63,11 @@ class BlockPool:
     def num_pending(self) -> int:
         """Blocks that are named and being computed."""
         return len(self._pending)
+
+    @property
+    def num_named(self) -> int:
+        """Blocks with a name, PENDING or READY."""
+        return len(self._block_of)
 
     @property
     def num_cached(self) -> int:
@@ -85,7 +102,7 @@ class BlockPool:
         if self._blank:
             return self._blank.pop()
         block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
+        self.forget(block)
         return block
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
@@ -105,11 +122,13 @@ class BlockPool:
                 self._cached[block] = None
 
     def forget(self, block: int) -> None:
-        """Takes the name of a held block away: nobody hits it from now on."""
+        """Takes the block's name away: nobody hits it from now on."""
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
             self._pending.discard(block)
+            if self.witness is not None:
+                self.witness.gone(name)
 
     def flush(self) -> None:
         """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
@@ -133,6 +152,15 @@ class BlockPool:
             else:
                 break
         return Match(blocks, awaited)
+
+    def has(self, name: bytes) -> bool:
+        """Has a block this name?"""
+        return name in self._block_of
+
+    def is_ready(self, name: bytes) -> bool:
+        """Is there a READY block of this name?"""
+        block = self._block_of.get(name)
+        return block is not None and block not in self._pending
 
     def is_pending(self, block: int) -> bool:
         """Is the block, which has a name, being computed?"""
@@ -161,8 +189,12 @@ class BlockPool:
                 hash_of[block] = name
                 pending.add(block)
 
-    def confirm(self, blocks: Iterable[int]) -> None:
+    def confirm(self, blocks: Sequence[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        if self.witness is not None:
+            for block in blocks:
+                if block in self._pending:
+                    self.witness.ready(self._hash_of[block])
         self._pending.difference_update(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:

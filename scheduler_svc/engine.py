@@ -21,6 +21,7 @@ from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.drain import Drain
 from scheduler_svc.front_workers import FrontWorkers
+from scheduler_svc.kv_events.kv_feed import KvFeed
 from scheduler_svc.leap import Leap
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
@@ -86,6 +87,7 @@ class Engine:
         self.roster_queries: list[tuple[bytes, int]] = []
         """(worker, handle of its call) of those who want to see the roster."""
         self.drain = Drain(settings.drain_s)
+        self.kv_feed = KvFeed(self)
         self.commands = Commands(self)
         self._serial = 0
         self.results = Results(self)
@@ -167,6 +169,8 @@ class Engine:
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
         if self.roster_queries:
             answer_roster_queries(self)
+        if self.kv_feed.active:
+            self.kv_feed.publish()
         for worker in self.outbox.flush(self.fronts):
             self.workers.forget(worker)
         if self.measurements.due:

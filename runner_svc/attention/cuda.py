@@ -24,7 +24,7 @@ How a step uses it (arrays are numpy int32 on the host; T positions, R rows):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cupy
 import numpy as np
@@ -39,6 +39,9 @@ from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.kv_cache import KVCache
+
+ChooseDecode = Callable[[AttentionShape, SharedMemory, bool], DecodeVariant]
+"""As `DecodeVariant.choose`."""
 
 _NO_WINDOW = 2**30
 # Batches up to this use one large block a multiprocessor.
@@ -58,11 +61,11 @@ class CudaAttention:
         dtype: torch.dtype | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
-        detached_merges: bool = True,
+        choose: ChooseDecode = DecodeVariant.choose,
     ) -> None:
         """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
-        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given. `detached_merges`: see
-        `DecodeVariant`.
+        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given. `choose` makes the
+        variants of the decode kernel.
 
         Raises ValueError for a head size, block size or dtype that the kernels lack.
         """
@@ -82,17 +85,15 @@ class CudaAttention:
         self._windows = tuple(dict.fromkeys(windows))
         self._window_of_layer = [self._windows.index(window) for window in windows]
         self._max_batch = max_batch
-        self._compile(cache, block_tables, detached_merges)
+        self._compile(cache, block_tables, choose)
 
-    def _compile(self, cache: KVCache, block_tables: Tensor, detached_merges: bool) -> None:
+    def _compile(self, cache: KVCache, block_tables: Tensor, choose: ChooseDecode) -> None:
         device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._decode_variants = {
-            small: DecodeVariant.choose(self._shape, shared, small, detached_merges) for small in (True, False)
-        }
+        self._decode_variants = {small: choose(self._shape, shared, small) for small in (True, False)}
         self._decode_kernels = {
             small: Kernel(
                 load("paged_decode", variant.defines),
