@@ -79,6 +79,11 @@ class KvFeed:
         """Somebody follows, has just begun to, or may come back: `publish` has something to do."""
         return self._recording is not None or bool(self._asking)
 
+    @property
+    def num_subscribers(self) -> int:
+        """Subscriptions that have begun."""
+        return sum(len(handles) for handles in self._subscribers.values())
+
     # ------------------------------------------------------------------ who follows
 
     def subscribe(self, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
