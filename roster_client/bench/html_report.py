@@ -74,6 +74,11 @@ def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     if swept := _by_system(runs, summaries):
         names, groups = list(swept), list(swept.values())
         pictures.append(_figure("Latency and throughput against the offered rate", plots.sweep(groups, names)))
+    elif len(runs) > 1:
+        served = [(run_name(run), values) for run, one in zip(runs, summaries, strict=True) if (values := _values(one))]
+        caption = "What each gave: higher is better on the left, lower in the middle and on the right"
+        if served:
+            pictures.append(_figure(caption, plots.overview(*zip(*served, strict=True))))
     pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
     caption = (
         "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
@@ -84,22 +89,27 @@ def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     return pictures
 
 
+def _values(summary: Summary) -> dict[str, float]:
+    """What is drawn of a run, by name, times in seconds; nothing where no request was served."""
+    if summary.ttft is None or summary.itl is None:
+        return {}
+    return {
+        "ttft_p50": summary.ttft.p50,
+        "ttft_p99": summary.ttft.p99,
+        "itl_p50": summary.itl.p50,
+        "itl_p99": summary.itl.p99,
+        "tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput": summary.goodput,
+    }
+
+
 def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
     """Points against the rate, by system; empty unless some system was run at several rates."""
     points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
     for run, summary in zip(runs, summaries, strict=True):
-        if run.header.rate is None or summary.ttft is None or summary.itl is None:
-            continue
-        values = {
-            "ttft_p50": summary.ttft.p50,
-            "ttft_p99": summary.ttft.p99,
-            "itl_p50": summary.itl.p50,
-            "itl_p99": summary.itl.p99,
-            "tokens_per_s": summary.output_tokens_per_s,
-            "requests_per_s": summary.requests_per_s,
-            "goodput": summary.goodput,
-        }
-        points[run.header.system].append((run.header.rate, values))
+        if run.header.rate is not None and (values := _values(summary)):
+            points[run.header.system].append((run.header.rate, values))
     if all(len({rate for rate, _ in group}) < 2 for group in points.values()):
         return {}
     return {name: sorted(group, key=lambda point: point[0]) for name, group in points.items()}

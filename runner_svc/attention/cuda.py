@@ -94,19 +94,10 @@ class CudaAttention:
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
         self._decode_variants = {small: choose(self._shape, shared, small) for small in (True, False)}
-        self._decode_kernels = {
-            small: Kernel(
-                load("paged_decode", variant.defines),
-                "paged_decode",
-                # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
-                # workspace
-                "PqPqPPPiPiPffPPP",
-                variant.threads,
-                shared_bytes=variant.shared_bytes,
-                overlap=True,
-            )
-            for small, variant in self._decode_variants.items()
-        }
+        self._decode_kernels = {small: _kernel(variant) for small, variant in self._decode_variants.items()}
+        # Its plans are those of the other small batches: they have as many blocks.
+        beside = DecodeVariant.beside_product(self._shape, shared) if self._decode_variants[True].blocks == 1 else None
+        self._beside_product = _kernel(beside) if beside is not None else None
         variant = max(self._decode_variants.values(), key=self._grid)
         slots = 2 * self._grid(variant)
         self._partial_sums = torch.empty(slots * variant.heads * self._shape.head_dim, device=device)
@@ -164,11 +155,31 @@ class CudaAttention:
             planner.write(lengths, table_rows, query_rows, plan[offset : offset + planner.words])
             offset += planner.words
 
-    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
-        """Launches a layer's decode attention with the plan at this device address, made for `batch` rows."""
+    def runs_beside_product(self, batch: int) -> bool:
+        """Whether `run_decode` can leave room for blocks of a product."""
+        return batch <= _SMALL_BATCH and self._beside_product is not None
+
+    def run_decode(
+        self,
+        stream: int,
+        layer: int,
+        queries: Tensor,
+        output: Tensor,
+        plan: int,
+        batch: int,
+        *,
+        beside_product: bool = False,
+    ) -> None:
+        """Launches a layer's decode attention with the plan at this device address, made for `batch` rows.
+
+        `beside_product`, where `runs_beside_product`: see `DecodeVariant.beside_product`.
+        """
         part = self._window_of_layer[layer]
         planners = self._planners(batch)
-        self._decode_kernels[batch <= _SMALL_BATCH](
+        kernel = self._beside_product if beside_product else self._decode_kernels[batch <= _SMALL_BATCH]
+        if kernel is None:
+            raise ValueError("no kernel of decode attention leaves room for a product on this GPU")
+        kernel(
             stream,
             planners[part].grid,
             queries.data_ptr(),
@@ -210,3 +221,16 @@ class CudaAttention:
         part = self._window_of_layer[layer]
         address = plan + 4 * part * (plan_words // len(self._windows))
         self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW)
+
+
+def _kernel(variant: DecodeVariant) -> Kernel:
+    return Kernel(
+        load("paged_decode", variant.defines),
+        "paged_decode",
+        # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
+        # workspace
+        "PqPqPPPiPiPffPPP",
+        variant.threads,
+        shared_bytes=variant.shared_bytes,
+        overlap=True,
+    )

@@ -125,6 +125,19 @@ class DecodeVariant:
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
 
+    @classmethod
+    def beside_product(cls, shape: AttentionShape, shared: SharedMemory) -> DecodeVariant | None:
+        """For small batches: leaves half of a multiprocessor's memory to a block of the product behind attention.
+
+        That block fetches its weights meanwhile. None where half the memory is not enough.
+        """
+        for warps in (4, 2):
+            bare = cls(shape, warps, 1, 0)
+            stages = (shared.per_block(2) - bare.shared_bytes) // bare.stage_bytes
+            if stages >= 2:
+                return replace(bare, stages=min(stages, _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES))
+        return None
+
     @property
     def columns(self) -> int:
         """Query heads that a unit has room for."""

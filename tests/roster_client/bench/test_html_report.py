@@ -37,6 +37,16 @@ def test_rates_of_a_system_are_drawn_against_each_other() -> None:
     assert "all that is offered" in page
 
 
+def test_systems_under_one_load_are_drawn_as_bars_with_their_numbers() -> None:
+    nothing = Run(a_run("x", None).header, [RequestRecord("x", 0.0, 0.0, Status.FAILED, 3, error="no")])
+    page = checked(report_page("Two", [a_run("fcfs", None), a_run("static", None), nothing], Targets()))
+    assert page.count("<svg") == 3 and "What each gave" in page
+    bars = page[page.index("<svg") : page.index("</svg>")]
+    assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two that served something"
+    assert bars.count(" 150 | 200<") == 2, "ITL, ms"
+    assert checked(report_page("Nothing", [nothing, nothing], Targets())).count("<svg") == 2
+
+
 def test_what_spoils_the_numbers_is_said_first() -> None:
     slow = a_run("slow", None, loop_s=0.09)
     failing = a_run("failing", None, card="another card")
