@@ -1,4 +1,4 @@
-"""Type checkers of those who import us see our types (PEP 561): backends the client, authors the policies' interface."""
+"""Type checkers of those who import us see our types (PEP 561): backends the client, authors the policy interface."""
 
 from __future__ import annotations
 
