@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +62,8 @@ class PlanLine:
     def grow(self, needy: npt.NDArray[np.int64]) -> Appends:
         """A block for each of these slots, whose next position begins one: before anybody else may take it."""
         table, slots, blocks = self._table, needy.tolist(), self._pool.allocate(len(needy))
-        by_slot: list[Any] = table.sequences  # rows name occupied slots only
-        for slot, block in zip(slots, blocks, strict=True):
-            by_slot[slot].blocks.append(block)
+        for sequence, block in zip(table.sequences[needy], blocks, strict=True):
+            sequence.blocks.append(block)
         capacity = table.capacity[needy]
         table.capacity[needy] = capacity + self._block_size
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)

@@ -18,8 +18,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match
@@ -139,12 +137,11 @@ class PrefixSharing:
         """A plan's result is here and applied: announced blocks that it filled are READY."""
         if not self._pool.num_pending:
             return
-        rows = flight.starts < table.announced[flight.slots]
-        if not rows.any():  # nothing but decoding: most steps
-            return
         size = self._pool.block_size
-        for row in np.flatnonzero(rows & (table.epoch[flight.slots] == flight.epochs)).tolist():
+        for row in (flight.starts < table.announced[flight.slots]).nonzero()[0].tolist():
             start, slot = int(flight.starts[row]), int(flight.slots[row])
+            if table.epoch[slot] != flight.epochs[row]:
+                continue
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)

@@ -124,7 +124,7 @@ class Scheduler:
     def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
         """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
         table = self.table
-        may_end = table.num_stoppable or table.num_many_stops
+        may_end = bool(table.stop_ids)
         may_join = bool(queue) and (bool(table.free) or policy.displaces)
         if may_end or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
             return 0
@@ -271,7 +271,7 @@ class Scheduler:
         return self._at(slot).rank
 
     def _at(self, slot: int) -> Sequence:
-        sequence = self.table.sequences[slot]
+        sequence: Sequence | None = self.table.sequences[slot]
         if sequence is None:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
