@@ -146,22 +146,20 @@ def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, app
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
     table.append(slots, tokens, lengths)
-    if applied.flight.fills or table.stop_ids:
+    if applied.flight.fills or table.stops:
         _collect_ends(table, slots, lengths, applied)
 
 
 def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied) -> None:
     """Which rows end with the token that they just got."""
-    tokens = applied.tokens.tolist()
-    ended: list[int] = []
-    if applied.flight.fills:
-        ended = (lengths >= table.limit[slots]).nonzero()[0].tolist()
-    if not table.stop_ids.keys().isdisjoint(tokens):  # somebody's, maybe another's
-        stopped = (index for index, token in enumerate(tokens) if token in table.stop_ids)
-        ended = sorted({*ended, *stopped})
+    flight, tokens = applied.flight, applied.tokens
+    ended = table.stops.places(tokens) if table.stops else []
+    if flight.fills:
+        filled = (lengths >= table.limit[slots]).nonzero()[0].tolist()
+        ended = sorted({*ended, *filled}) if ended else filled
     for index in ended:
-        sequence = applied.flight.lineup.sequences[applied.rows[index]]
-        end = end_of(sequence, tokens[index], int(lengths[index]))
+        sequence = flight.lineup.sequences[applied.rows[index]]
+        end = end_of(sequence, int(tokens[index]), int(lengths[index]))
         if end is not None:
             applied.ends.append((sequence, end))
 

@@ -76,17 +76,20 @@ class BlockPool:
             blocks = blank[: -count - 1 : -1]
             del blank[len(blank) - count :]
         else:
-            blocks = [self._take_one() for _ in range(count)]
+            blocks = blank[::-1]
+            blank.clear()
+            blocks += self._evict(count - len(blocks))
         for block in blocks:
             self._references[block] = 1
         return blocks
 
-    def _take_one(self) -> int:
-        if self._blank:
-            return self._blank.pop()
-        block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Takes the least recently used cached blocks, whose content nobody hits any more."""
+        cached, block_of, hash_of = self._cached, self._block_of, self._hash_of
+        blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            del block_of[hash_of.pop(block)]
+        return blocks
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""

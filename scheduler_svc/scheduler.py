@@ -124,7 +124,7 @@ class Scheduler:
     def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
         """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
         table = self.table
-        may_end = bool(table.stop_ids)
+        may_end = bool(table.stops)
         may_join = bool(queue) and (bool(table.free) or policy.displaces)
         if may_end or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
             return 0
@@ -286,7 +286,7 @@ class Scheduler:
         if len(draft.decode) == table.num_running:
             return room
         lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
+        for slot in sorted((lags > _ONE).nonzero()[0].tolist(), key=self._rank_of):
             if may_admit:
                 room = self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
             lag = int(lags[slot])

@@ -28,14 +28,13 @@ somebody reads them: a step that touches no sequence object misses no cache for 
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.plan_draft import Column
 from scheduler_svc.policy.views import Rank
 from scheduler_svc.sequence import Sequence
+from scheduler_svc.stop_tokens import StopTokens
 
 RECENT_RESULTS = 64
 """Results whose tokens are kept here at most."""
@@ -62,8 +61,8 @@ class SlotTable:
         self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_s = np.full(num_slots, np.nan)
         self.constrained = np.zeros(num_slots, bool)
-        self.stop_ids: Counter[int] = Counter()
-        """The stop tokens of all who run, how many have each."""
+        self.stops = StopTokens()
+        """Those of all who run."""
         self.num_itl_targets = self.num_constrained = 0
         self.changes = 0
         """How often somebody took a slot or left one."""
@@ -152,7 +151,7 @@ class SlotTable:
         self.last_token_s[slot] = sequence.last_token_s
         self.constrained[slot] = bool(sequence.request.grammar)
         self.num_constrained += bool(sequence.request.grammar)
-        self.stop_ids.update(sequence.request.stop_ids)
+        self.stops.add(sequence.request.stop_ids)
         return slot
 
     def vacate(self, slot: int) -> None:
@@ -162,7 +161,7 @@ class SlotTable:
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])
-            self.stop_ids -= Counter(sequence.request.stop_ids)
+            self.stops.remove(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
             self.num_constrained -= bool(sequence.request.grammar)
         self.sequences[slot] = None
