@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class PoolExhausted(RuntimeError):
     """More blocks were asked for than are free: the caller did not look at `num_free` first."""
 
 
-@dataclass(slots=True, frozen=True)
-class Match:
+class Match(NamedTuple):
     """Longest READY prefix, and the last block of what is being computed right after it (None: nothing is)."""
 
     blocks: list[int]
@@ -137,6 +136,16 @@ class BlockPool:
                 break
         return Match(blocks, awaited)
 
+    def num_ready(self, hashes: Iterable[bytes]) -> int:
+        """How many blocks `match` finds."""
+        block_of, pending, count = self._block_of, self._pending, 0
+        for name in hashes:
+            block = block_of.get(name)
+            if block is None or block in pending:
+                break
+            count += 1
+        return count
+
     def is_pending(self, block: int) -> bool:
         """Is the block, which has a name, being computed?"""
         return block in self._pending
@@ -152,17 +161,22 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """Says that `blocks`, held and being computed, will hold the content `names` (PENDING).
+    def name(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
+        """Says that `blocks`, held and computed, hold the content `names` (READY); returns those that got their names.
 
         A block that has a name keeps it, and a name that another block has stays there.
         """
-        block_of, hash_of, pending = self._block_of, self._hash_of, self._pending
+        block_of, hash_of, named = self._block_of, self._hash_of, []
         for block, name in zip(blocks, names, strict=True):
             if name not in block_of and block not in hash_of:
                 block_of[name] = block
                 hash_of[block] = name
-                pending.add(block)
+                named.append(block)
+        return named
+
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """`name` for blocks that are being computed: they are PENDING."""
+        self._pending.update(self.name(blocks, names))
 
     def confirm(self, blocks: Iterable[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""

@@ -155,6 +155,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    scores_prompt: bool = False
+    """Log-probabilities of its prompt are asked for: all of it is computed, whatever is cached."""
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
     gone_until_s: float | None = None
