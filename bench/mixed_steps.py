@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.random_model import SHAPES
-from bench.steps import PROMPT, Decoding, backend_of
+from bench.step_backend import backend_of
+from bench.step_times import PROMPT
+from bench.steps import Decoding
 from protos import plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.runner import LaunchedPlan, Runner

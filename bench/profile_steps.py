@@ -14,7 +14,8 @@ import torch
 from torch.autograd import DeviceType
 
 from bench.random_model import SHAPES
-from bench.steps import Decoding, backend_of
+from bench.step_backend import backend_of
+from bench.steps import Decoding
 from runner_svc.model.config import ModelConfig
 from runner_svc.runner import Runner
 

@@ -14,31 +14,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from bench.baselines.workload_file import write_workload
+from bench.machine_share import OthersShare
+from bench.serving_pages import AT_ONCE, SPACED, Runs, write_pages, write_records
 from bench.workload import TRACES
 from roster_client.admin import AdminClient
 from roster_client.bench import provenance
 from roster_client.bench.grpc_target import GrpcTarget
-from roster_client.bench.html_report import write_report
 from roster_client.bench.load import LoadRun
 from roster_client.bench.measurement import SystemUnderLoad, measure
 from roster_client.bench.plots import check_plots
 from roster_client.bench.prompts import token_prompts
 from roster_client.bench.record import Run
-from roster_client.bench.record_file import read_run, write_run
-from roster_client.bench.summary import Targets, run_seconds, summarize
-from roster_client.bench.summary_table import summary_table
+from roster_client.bench.record_file import read_run
+from roster_client.bench.summary import run_seconds
 from roster_client.bench.workload import Arrivals, Workload, make_workload
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
@@ -49,22 +48,14 @@ TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 LOAD = 0.7
 POLICIES = ("fcfs", "orca", "static")
 BASELINES = ("padded", "continuous")
-TARGETS = Targets(ttft_s=2.0, itl_s=0.25)
-"""Of the goodput: two CPU cores take a quarter of a second for a step that prefills."""
 WARM_UP_REQUESTS = 2
 HOLD_TOKENS = 8
 PLAN_LEAD_MS = 10.0
 """A CPU's step takes 100 ms and more: who comes while one runs should be in the next, not in the one after."""
 READY_TIMEOUT_S = 600.0
 RESULTS = Path(__file__).parent / "results"
-AT_ONCE, SPACED = "at-once", "spaced"
-Runs = dict[str, list[Run]]
 Works = dict[str, Workload]
 """By arrival process."""
-TITLES = {
-    AT_ONCE: "All requests at once",
-    SPACED: "Requests as a trace spaces them",
-}
 
 
 def make_trace(options: argparse.Namespace) -> Trace:
@@ -119,9 +110,10 @@ class RosterRuns:
                     await _first_token(held)
                 else:
                     await held.completion()
-                run = await measure(system, work, command=command(), seed=self._options.seed, console=self._console)
+                with OthersShare() as others:
+                    run = await measure(system, work, command=command(), seed=self._options.seed, console=self._console)
         run.header = replace(run.header, warmup_requests=WARM_UP_REQUESTS + 1)
-        return run
+        return with_others(run, others)
 
 
 async def _first_token(stream: EventStream) -> None:
@@ -161,9 +153,18 @@ def measure_baseline(options: argparse.Namespace, system: str, work: Workload, f
     write_workload(path, work)
     sizes = ["--device", options.device, "--slots", options.slots, "--threads", options.threads, "--seed", options.seed]
     arguments = [system, "--workload", path, "--out", out, "--model", options.model, *sizes]
-    subprocess.run([sys.executable, "-m", "bench.baselines", *map(str, arguments)], check=True)
+    with OthersShare() as others:
+        subprocess.run([sys.executable, "-m", "bench.baselines", *map(str, arguments)], check=True)
     run = read_run(out)
     run.header = replace(run.header, command=command(), card=card(options.device))
+    return with_others(run, others)
+
+
+def with_others(run: Run, others: OthersShare) -> Run:
+    """The run, and how quiet the machine was."""
+    notes = [*run.header.notes, *([f"{run.header.system}: {others.note}"] if others.note else [])]
+    settings = run.header.settings | {"others took": f"{others.share:.0%} of the processors' time"}
+    run.header = replace(run.header, notes=notes, settings=settings)
     return run
 
 
@@ -180,29 +181,6 @@ def command() -> str:
 def print_line(name: str, line: str) -> None:
     """Forwards the services' logs."""
     print(f"{name:>9} │ {line}", flush=True)
-
-
-def write_results(folder: Path, runs: Runs, console: Console) -> None:
-    """Records of every run, a page per arrival process, and all numbers as JSON."""
-    numbers = {}
-    for name, some in runs.items():
-        for run in some:
-            system = run.header.system.replace(", ", "-").replace(" ", "-")
-            write_run(folder / f"{name}-{system}.jsonl.gz", run)
-            numbers[f"{name}, {run.header.system}"] = asdict(summarize(run, TARGETS))
-        title = f"{TITLES[name]}: {some[0].header.model}, {some[0].header.workload}"
-        write_report(folder / f"{name}.html", title, some, TARGETS, [NOTE])
-        console.print(summary_table([(run, summarize(run, TARGETS)) for run in some], title))
-    (folder / "summary.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    console.print(f"written to {folder}")
-
-
-NOTE = (
-    "Same model, same token ids, same slots and threads for all. fcfs, orca and static are policies of Roster on one "
-    "runner, measured through gRPC; static forms a batch and takes nobody in until all of it has ended. The two "
-    "transformers baselines run in a process of their own without a server between; tokens of a padded batch count "
-    "when their step has ended, as if they were streamed, and tokens beyond what a request asked for do not count."
-)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -232,7 +210,8 @@ def main() -> None:
         for system in BASELINES:
             for name, work in works.items():
                 runs[name].append(measure_baseline(options, system, work, Path(folder)))
-    write_results(options.out, runs, console)
+    write_records(options.out, runs)
+    write_pages(options.out, runs, console)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
 
-`--variants` names others than what the runner does, to be compared in one process (`VARIANTS`); `--batches` and
-`--shapes` cut it short.
+`--variants` names others than what the runner does, to be compared in one process (`step_backend.VARIANTS`);
+`--batches` and `--shapes` cut it short.
 
 Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
 in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
@@ -16,66 +16,29 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.document import write_results
 from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
+from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
+from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_header, print_line
 from protos import plan_pb2
-from runner_svc.cuda.device import GpuDevice
-from runner_svc.cuda.launchers import CudaLaunchers
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
 from runner_svc.runner import LaunchedPlan, Runner
 
-PROMPT, FIRST, LAST = 512, 128, 256
-BATCHES = (1, 8, 64, 256)
-# Arguments of `CudaLaunchers`.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "runner": {},
-    "merges-together": {"detached_merges": False},
-    "skinny-1": {"skinny_blocks": (1,)},
-    "skinny-2": {"skinny_blocks": (2,)},
-}
-# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
-VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
-BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
-RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
-_BLOCK_SIZE = 16
-_MAX_STEP_TOKENS = 8192
 _DEPTH = 2
-_DTYPE = torch.bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Milliseconds of one shape and batch; idle times in microseconds."""
-
-    shape: str
-    variant: str
-    batch: int
-    bucket: int  # rows that the batch is padded to
-    way: str  # of launching its step
-    step: float
-    products: float  # matrix products alone
-    floor: float  # and the KV bytes
-    idle_p50: float
-    idle_p99: float
-    forward: float  # on the GPU, as the runner's results tell
-    sample: float
-    prefill_tokens_per_s: float
 
 
 class Decoding:
@@ -93,9 +56,9 @@ class Decoding:
         """Admits and computes all prompts, several a step; seconds."""
         runner = self._runner
         runner.reset()
-        per_step = min(self._batch, _MAX_STEP_TOKENS // PROMPT)
+        per_step = min(self._batch, MAX_STEP_TOKENS // PROMPT)
         rng = np.random.default_rng(0)
-        self._table = PROMPT // _BLOCK_SIZE
+        self._table = PROMPT // BLOCK_SIZE
         begin = time.perf_counter()
         pending: deque[LaunchedPlan] = deque()
         for first in range(0, self._batch, per_step):
@@ -139,7 +102,7 @@ class Decoding:
     ) -> LaunchedPlan:
         self.number += 1
         appended = np.empty(0, np.int32)
-        if int((starts + counts)[0]) > self._table * _BLOCK_SIZE:
+        if int((starts + counts)[0]) > self._table * BLOCK_SIZE:
             appended = slots
             self._table += 1
         plan = plan_pb2.Plan(
@@ -157,35 +120,6 @@ class Decoding:
     def _blocks(self, slot: int, first: int, count: int) -> NDArray[np.int32]:
         """Neighbouring blocks of a sequence lie far apart, as in a pool that has been in use."""
         return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)
-
-
-def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
-    """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
-    config = ModelConfig.from_hugging_face(SHAPES[shape])
-    largest = max(BATCHES)
-    sizes = CudaSizes(
-        num_slots=largest,
-        block_size=_BLOCK_SIZE,
-        max_step_tokens=_MAX_STEP_TOKENS,
-        context_length=4096,
-        num_blocks=-(-(PROMPT + LAST + 1) // _BLOCK_SIZE) * largest,
-    )
-    model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
-    if weights is None:
-        weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
-    begin = time.perf_counter()
-    launchers = CudaLaunchers(config, _DTYPE, **VARIANTS[variant])
-    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
-    graphs = backend.decode_graphs
-    print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
-    for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
-        times = sorted(graphs.seconds[bucket].items(), key=lambda item: item[1])
-        print(f"  {bucket:3} rows: " + ", ".join(f"{way} {taken * 1e3:.3f} ms" for way, taken in times), flush=True)
-    return backend
-
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
 
 
 def measure(
@@ -211,7 +145,7 @@ def measure(
         step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
         products = products_ms(config, weights, layers, batch)
         context = PROMPT + (FIRST + LAST) / 2
-        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * _DTYPE.itemsize * config.num_layers
+        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize * config.num_layers
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
         yield StepTimes(
             shape,
@@ -234,7 +168,7 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
     """The matrix products of a step of `batch` rows, as one CUDA graph."""
 
     def rows(width: int) -> torch.Tensor:
-        return torch.randn(batch, width, dtype=_DTYPE, device="cuda")
+        return torch.randn(batch, width, dtype=DTYPE, device="cuda")
 
     hidden, attended = rows(config.hidden_size), rows(config.num_heads * config.head_dim)
     activated = rows(config.intermediate_size)
@@ -248,23 +182,6 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
         torch.mm(hidden, weights.head.t())
 
     return graph_microseconds([launch]) / 1e3
-
-
-def print_table(rows: Sequence[StepTimes]) -> None:
-    """One line a case."""
-    print(
-        "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
-        "  sample  idle us p50 / p99  prefill tok/s  way"
-    )
-    for row in rows:
-        place = BATCHES.index(row.batch)
-        vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
-        print(
-            f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
-            f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
-            f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
-            f"{row.bucket}: {row.way}"
-        )
 
 
 def _free() -> None:
@@ -286,19 +203,22 @@ def main() -> None:
     for shape in arguments.shapes:
         config = ModelConfig.from_hugging_face(SHAPES[shape])
         with torch.no_grad():
-            weights = random_weights(config, _DTYPE, torch.device("cuda"), no_progress)
+            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
             layers = list(weights.layers)
         for variant in arguments.variants:
-            rows += measure(shape, variant, arguments.batches, weights, layers, bandwidth)
+            for row in measure(shape, variant, arguments.batches, weights, layers, bandwidth):
+                rows.append(row)
+                print_line(row)
             _free()
         del weights, layers
         _free()
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
-    print_table(rows)
+    print_header()
+    for row in rows:
+        print_line(row)
     if arguments.output:
         source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes what compose.yaml and deploy/kubernetes read as secrets, one file each: CURVE keys of the link, the admin API's
-# token, the gateway's API key, Grafana's password. Files that are there stay as they are.
+# Makes what compose.yaml and deploy/kubernetes read as secrets, one file each: CURVE keys of the link, a token of the
+# public API (of a tenant `default`), one of the admin API, the gateway's API key, Grafana's password. Files that are
+# there stay as they are.
 #
 #   deploy/make-secrets.sh [FOLDER]                     # by default deploy/secrets
 #
@@ -44,6 +45,7 @@ make() {
 keygen scheduler
 keygen runner
 make runners cat "$folder/runner.pub"
+make tokens echo "default $(random)"
 make admin_tokens echo "operator $(random)"
 make gateway_key random
 make grafana_password random

@@ -16,6 +16,7 @@ from pathlib import Path
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
 from roster_client.events import Delta
+from roster_client.requests import Message
 from roster_client.stack import Endpoints, Stack
 
 PICTURE = Path(__file__).parent / "images" / "top.svg"
@@ -40,7 +41,9 @@ FEWEST_TOKENS = 60
 
 async def capture(runner: dict[str, object]) -> None:
     """Starts both services, sends the questions, and takes the frame while they are answered."""
-    stack = Stack(Endpoints.free(), scheduler={"policy": "fair"}, runner={**runner, "slots": SLOTS})
+    stack = Stack(
+        Endpoints.free(), scheduler={"policy": "fair"}, runner={**runner, "runner_id": "runner", "slots": SLOTS}
+    )
     async with stack:
         await stack.wait_ready(600)
         started = asyncio.Event()
@@ -67,7 +70,7 @@ async def capture(runner: dict[str, object]) -> None:
 async def _answer(target: str, number: int, question: str, started: asyncio.Event) -> None:
     async with RosterClient(target, tenant=TENANTS[number % 3]) as client:
         stream = client.generate(
-            question, max_tokens=100 + 20 * number, ignore_eos=True, request_id=f"chat-{number:02}"
+            [Message("user", question)], max_tokens=100 + 20 * number, ignore_eos=True, request_id=f"chat-{number:02}"
         )
         num_tokens = 0
         async for event in stream:

@@ -15,7 +15,7 @@ class ToEngine(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "roster_query", "drain", "ping")
+    __slots__ = ("hello", "submit", "cut", "cancel", "cancel_by_id", "attach", "disconnect", "status_query", "watch", "policies_query", "policy_change", "flush_prefixes", "roster_query", "kv_subscribe", "kv_unsubscribe", "drain", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class Command(_message.Message):
     POLICY_CHANGE_FIELD_NUMBER: _ClassVar[int]
     FLUSH_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     ROSTER_QUERY_FIELD_NUMBER: _ClassVar[int]
+    KV_SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    KV_UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
@@ -44,9 +46,11 @@ class Command(_message.Message):
     policy_change: PolicyChange
     flush_prefixes: FlushPrefixes
     roster_query: RosterQuery
+    kv_subscribe: KvSubscribe
+    kv_unsubscribe: KvUnsubscribe
     drain: Drain
     ping: Ping
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., roster_query: _Optional[_Union[RosterQuery, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., cancel_by_id: _Optional[_Union[CancelById, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., disconnect: _Optional[_Union[Disconnect, _Mapping]] = ..., status_query: _Optional[_Union[StatusQuery, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., policies_query: _Optional[_Union[PoliciesQuery, _Mapping]] = ..., policy_change: _Optional[_Union[PolicyChange, _Mapping]] = ..., flush_prefixes: _Optional[_Union[FlushPrefixes, _Mapping]] = ..., roster_query: _Optional[_Union[RosterQuery, _Mapping]] = ..., kv_subscribe: _Optional[_Union[KvSubscribe, _Mapping]] = ..., kv_unsubscribe: _Optional[_Union[KvUnsubscribe, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker",)
@@ -184,6 +188,20 @@ class FlushPrefixes(_message.Message):
     handle: int
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
+class KvSubscribe(_message.Message):
+    __slots__ = ("handle", "after")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    after: int
+    def __init__(self, handle: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class KvUnsubscribe(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
 class Watch(_message.Message):
     __slots__ = ("on",)
     ON_FIELD_NUMBER: _ClassVar[int]
@@ -203,7 +221,7 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "step_done", "roster_reply", "drain_progress", "pong", "drained")
+    __slots__ = ("model", "accepted", "refused", "attached", "detached", "step", "done", "status_reply", "step_report", "policies_reply", "policy_changed", "step_done", "roster_reply", "kv_subscribed", "kv_changes", "drain_progress", "pong", "drained")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +235,8 @@ class FromEngine(_message.Message):
     POLICY_CHANGED_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     ROSTER_REPLY_FIELD_NUMBER: _ClassVar[int]
+    KV_SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    KV_CHANGES_FIELD_NUMBER: _ClassVar[int]
     DRAIN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
@@ -233,10 +253,12 @@ class FromEngine(_message.Message):
     policy_changed: PolicyChanged
     step_done: StepDone
     roster_reply: RosterReply
+    kv_subscribed: KvSubscribed
+    kv_changes: KvChanges
     drain_progress: DrainProgress
     pong: Pong
     drained: Drained
-    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., kv_subscribed: _Optional[_Union[KvSubscribed, _Mapping]] = ..., kv_changes: _Optional[_Union[KvChanges, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model", "ready", "draining", "pool_tokens")
@@ -415,3 +437,63 @@ class StepDone(_message.Message):
     done_s: float
     run_s: float
     def __init__(self, runner: _Optional[str] = ..., number: _Optional[int] = ..., done_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
+
+class KvSubscribed(_message.Message):
+    __slots__ = ("handle", "number", "snapshot", "replay")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    number: int
+    snapshot: KvSnapshot
+    replay: KvReplay
+    def __init__(self, handle: _Optional[int] = ..., number: _Optional[int] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., replay: _Optional[_Union[KvReplay, _Mapping]] = ...) -> None: ...
+
+class KvSnapshot(_message.Message):
+    __slots__ = ("chains", "partial")
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    chains: _containers.RepeatedCompositeFieldContainer[KvStored]
+    partial: bool
+    def __init__(self, chains: _Optional[_Iterable[_Union[KvStored, _Mapping]]] = ..., partial: _Optional[bool] = ...) -> None: ...
+
+class KvReplay(_message.Message):
+    __slots__ = ("changes",)
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[KvChanges]
+    def __init__(self, changes: _Optional[_Iterable[_Union[KvChanges, _Mapping]]] = ...) -> None: ...
+
+class KvChanges(_message.Message):
+    __slots__ = ("number", "unix_s", "changes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unix_s: float
+    changes: _containers.RepeatedCompositeFieldContainer[KvChange]
+    def __init__(self, number: _Optional[int] = ..., unix_s: _Optional[float] = ..., changes: _Optional[_Iterable[_Union[KvChange, _Mapping]]] = ...) -> None: ...
+
+class KvChange(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: KvStored
+    removed: bytes
+    cleared: KvCleared
+    def __init__(self, stored: _Optional[_Union[KvStored, _Mapping]] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[_Union[KvCleared, _Mapping]] = ...) -> None: ...
+
+class KvStored(_message.Message):
+    __slots__ = ("parent", "names", "tokens")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    names: bytes
+    tokens: bytes
+    def __init__(self, parent: _Optional[int] = ..., names: _Optional[bytes] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class KvCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -33,7 +33,7 @@ def serve(
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="With --sweep: length of each rate's run.")] = 60,
 ) -> None:
     """Open-loop load: requests leave at their times, whatever has come back. Writes records and an HTML report."""
-    _with_packages()
+    _with_packages(options.parquet)
     from .bench.from_options import sweep_rates_from
     from .bench.results import publish
     from .bench.runs import Runs
@@ -56,7 +56,7 @@ def serve(
 @takes_run_options
 def offline(options: RunOptions) -> None:
     """All requests at once: how long until the last token (makespan), and tokens a second."""
-    _with_packages()
+    _with_packages(options.parquet)
     from .bench.results import publish
     from .bench.runs import Runs
     from .bench.workload import Arrivals
@@ -66,7 +66,7 @@ def offline(options: RunOptions) -> None:
 
 @bench_app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Records of runs, .jsonl or .jsonl.gz.")],
+    runs: Annotated[list[Path], typer.Argument(help="Records of runs: .jsonl, .jsonl.gz or .parquet.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title")] = "Serving",
     ttft_target_ms: TtftTarget = 1000,
@@ -75,19 +75,24 @@ def report(
     """Make the page again from records: with other targets, or several runs side by side."""
     _with_packages()
     from .bench.html_report import write_report
-    from .bench.record_file import read_run
+    from .bench.record_file import read_runs
     from .bench.summary import Targets
 
-    write_report(output, title, [read_run(path) for path in runs], Targets(ttft_target_ms / 1e3, itl_target_ms / 1e3))
+    some = [run for path in runs for run in read_runs(path)]
+    write_report(output, title, some, Targets(ttft_target_ms / 1e3, itl_target_ms / 1e3))
     typer.echo(f"written to {output}")
 
 
-def _with_packages() -> None:
+def _with_packages(parquet: bool = False) -> None:
+    """Raises ValueError, with what to install, where something is missing."""
     try:
         import aiohttp  # noqa: F401
         import numpy  # noqa: F401
 
+        from .bench.parquet_file import check_parquet
         from .bench.plots import check_plots
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     check_plots()
+    if parquet:
+        check_parquet()

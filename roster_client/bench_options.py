@@ -61,6 +61,7 @@ Card = Annotated[str, typer.Option("--card", help="What computes there, where it
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder of records and report (default: bench-DATE-TIME).")
 ]
+ParquetRecords = Annotated[bool, typer.Option("--parquet", help="Write the records as Parquet too.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class RunOptions:
     name: Name = ""
     card: Card = ""
     out: Out = None
+    parquet: ParquetRecords = False
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:

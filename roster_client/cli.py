@@ -27,6 +27,7 @@ from .exit_codes import EXPLANATION, ExitCode, exit_code_for
 from .health import READINESS, check_health
 from .operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
 from .policy_cli import policy_app
+from .policy_names import policy_names
 from .requests import Message, Options, Prompt
 from .simulate_command import simulate
 from .stack import Endpoints
@@ -194,7 +195,9 @@ def serve(
     model: Model = None,
     device: Device = None,
     slots: Slots = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="Scheduling policy (default: fcfs).")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Scheduling policy (default: fcfs).", autocompletion=policy_names)
+    ] = None,
     listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
     admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
     link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,

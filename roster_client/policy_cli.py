@@ -16,6 +16,7 @@ from protos import admin_pb2
 
 from .admin import AdminClient
 from .command_credentials import credentials
+from .policy_names import policy_names
 from .policy_view import change_view, policies_view, policy_view
 
 Answer = TypeVar("Answer")
@@ -42,7 +43,9 @@ def list_policies(admin: Admin = DEFAULT_ADMIN, as_json: AsJson = False) -> None
 
 @policy_app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="The policy (default: the one in force).")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The policy (default: the one in force).", autocompletion=policy_names)
+    ] = None,
     admin: Admin = DEFAULT_ADMIN,
     as_json: AsJson = False,
 ) -> None:
@@ -58,7 +61,7 @@ def show(
 
 @policy_app.command("set")
 def set_policy(
-    name: Annotated[str, typer.Argument(help="The policy to put in force.")],
+    name: Annotated[str, typer.Argument(help="The policy to put in force.", autocompletion=policy_names)],
     parameters: Annotated[
         list[str] | None,
         typer.Argument(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from .policy_names import policy_names
 from .timeline.recording import RecordingWriter, recording_writer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ MISSING = "the simulator runs the scheduler itself: install it with `pip install
 def simulate(
     trace: Annotated[Path, typer.Option("--trace", help="CSV of requests (bench/traces/README.md), .gz or not.")],
     cost: Annotated[str, typer.Option("--cost", help="Cost model: a shipped name, or a file of `roster calibrate`.")],
-    policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.")] = "fcfs",
+    policy: Annotated[str, typer.Option("--policy", help="Scheduling policy.", autocompletion=policy_names)] = "fcfs",
     parameters: Annotated[str, typer.Option("--parameters", help="The policy's parameters, as JSON.")] = "{}",
     compare: Annotated[
         str | None, typer.Option("--compare", help="Policies side by side, separated by commas, instead of --policy.")

@@ -87,12 +87,19 @@ class StepOutput:
     # What waits for masks, of a `Backend` that computes while the caller waits.
     held: HeldRows | None = None
 
+    @property
+    def drew_all(self) -> bool:
+        """Whether every row has drawn a token."""
+        return len(self.tokens) == len(self.token_counts)
+
     @classmethod
     def sampled(
         cls, num_rows: int, rows: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
     ) -> StepOutput:
         """The output where the ascending `rows` [L] drew `tokens` [L], except for those that are not `finite` [L]."""
         statuses = np.zeros(num_rows, np.uint8)
+        if len(rows) == num_rows and finite.all():
+            return cls(statuses, np.ones(num_rows, np.uint8), tokens.astype(np.int32, copy=False))
         statuses[rows[~finite]] = plan_pb2.ROW_STATUS_NOT_FINITE
         token_counts = np.zeros(num_rows, np.uint8)
         token_counts[rows[finite]] = 1

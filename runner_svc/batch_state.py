@@ -24,8 +24,10 @@ from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutpu
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
+from runner_svc.stretch import Appends, Stretch
 
 _NONE = np.zeros(0, np.int32)
+_NO_APPENDS = Appends(_NONE, _NONE, _NONE)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,8 @@ class BatchState:
         self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None where free
         self._params = np.zeros(limits.num_slots, ROW_PARAMS)
         self._epochs = np.zeros(limits.num_slots, np.int64)  # sequences that each slot has had
+        self._all_rows = np.arange(limits.num_slots)
+        self._stretch: Stretch | None = None  # what a plan that follows from the last one need not be checked for
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
         self._tables = np.zeros((limits.num_slots + 1, limits.max_table), np.int32)
@@ -63,12 +67,17 @@ class BatchState:
         for slot in np.flatnonzero(self._counters.resident):
             self._release(int(slot))
         self._counters = SlotCounters.empty(self._limits.num_slots)
+        self._stretch = None
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
         """Brings the roster up to date with `plan` and says what the backend has to do.
 
         Raises PlanFault, with nothing changed, when the plan does not fit the roster.
         """
+        followed = self._follow(plan)
+        if followed is not None:
+            return followed
+        self._stretch = None
         columns = PlanColumns.read(plan)
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
         for slot in columns.releases:
@@ -83,6 +92,9 @@ class BatchState:
         if batch is not None:
             counters.computed[batch.slots] = batch.ends
             counters.num_tokens[batch.slots[batch.sample]] += 1
+        epochs = self._epochs[columns.extent_slots[rows]]
+        if batch is not None and self._gathers_inputs:
+            self._stretch = Stretch.begun(plan, batch, epochs, counters, self._limits)
         return AppliedPlan(
             RosterChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
             columns.copy_sources,
@@ -90,7 +102,28 @@ class BatchState:
             len(columns.extent_slots),
             rows,
             batch,
-            self._epochs[columns.extent_slots[rows]],
+            epochs,
+        )
+
+    def _follow(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
+        """What `apply` does, where the plan follows from the last one."""
+        stretch = self._stretch
+        if stretch is None or not stretch.follows(plan):
+            return None
+        appends = Appends.read(plan) if plan.append_slots or plan.append_indexes or plan.append_blocks else _NO_APPENDS
+        if appends is None or not stretch.advance(plan, appends, self._counters, self._limits):
+            return None
+        if len(appends.slots):
+            self._tables[appends.slots, appends.indexes] = appends.blocks
+        batch = stretch.batch
+        return AppliedPlan(
+            RosterChanges([], appends.slots, appends.indexes, appends.blocks),
+            _NONE,
+            _NONE,
+            len(batch.slots),
+            self._all_rows[: len(batch.slots)],
+            batch,
+            stretch.epochs,
         )
 
     def record(self, applied: AppliedPlan, output: StepOutput, rows: NDArray[np.bool_] | None = None) -> None:
@@ -101,6 +134,9 @@ class BatchState:
         """
         batch, counters = applied.batch, self._counters
         if batch is None:
+            return
+        if self._stretch is not None and applied.epochs is self._stretch.epochs and output.drew_all:
+            self._tokens[batch.slots, batch.ends] = output.tokens
             return
         current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
         if rows is not None:
@@ -113,7 +149,9 @@ class BatchState:
         self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
         counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
         failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
-        counters.failed[batch.slots[failed]] = True
+        if failed.any():
+            counters.failed[batch.slots[failed]] = True
+            self._stretch = None
 
     def residents(self) -> list[plan_pb2.ResidentSequence]:
         """All that a scheduler needs to go on with the sequences, in slot order."""

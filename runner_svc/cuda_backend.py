@@ -36,7 +36,7 @@ from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch
-from runner_svc.sample_records import pack_rows
+from runner_svc.sample_records import RowPacker
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
 Progress = Callable[[str, float], None]
@@ -93,6 +93,7 @@ class CudaBackend:
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
             self._sampling = launchers.sampling(self._roster.tokens)
+            self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
@@ -104,6 +105,7 @@ class CudaBackend:
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
+        self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by rows
         self._last_end: Event | None = None
 
     @property
@@ -158,7 +160,7 @@ class CudaBackend:
             rows = steps.pack_decode(step, batch, bucket)
         changes = step.append(self._changes) if self._changes is not None else None
         self._changes = None
-        records = PlacedRecords.of(step, pack_rows(batch, rows.sample_rows))
+        records = PlacedRecords.of(step, self._pack_rows(batch, rows.sample_rows))
         prompt_logprobs: list[PendingLogprobs] = []
         with device.stream() as stream:
             begin = device.event()
@@ -204,19 +206,28 @@ class CudaBackend:
         if not len(rows):
             return []
         packed = self._steps.packed
-        tokens = self._result[: len(rows)]
+        logits, tokens, finite = self._drawn(len(rows))
         self._sampling(
             stream,
-            self._steps.logits[: len(rows)],
+            logits,
             records.records.tensor(packed),
             records.extra_ids.tensor(packed),
             records.extra_values.tensor(packed),
             tokens,
-            self._result[aligned(self.num_slots) :].view(torch.uint8)[: len(rows)],
+            finite,
             adjusted=records.adjusted,
         )
         self._copy(stream, self._result, buffers.result, len(self._result))
-        return launch_row_logprobs(self._steps.logits, tokens, batch, rows)
+        return launch_row_logprobs(logits, tokens, batch, rows, records.asking)
+
+    def _drawn(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, tokens and finiteness of the rows that sample: views, of which torch makes a dozen a step else."""
+        views = self._drawn_views.get(num_rows)
+        if views is None:
+            finite = self._result[aligned(self.num_slots) :].view(torch.uint8)
+            views = self._steps.logits[:num_rows], self._result[:num_rows], finite[:num_rows]
+            self._drawn_views[num_rows] = views
+        return views
 
     def _prompt_logprobs(
         self, stream: int, hidden: Hidden, batch: StepBatch, offsets: NDArray[np.int32]

@@ -50,7 +50,7 @@ class HeldCudaRows:
                 adjusted=packed.adjusted,
                 masks=self._moved(masks.view(np.int32)),
             )
-            logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows)
+            logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows, packed.asking)
             on_host = tokens.to("cpu", non_blocking=True), finite.to("cpu", non_blocking=True)
             end = self._device.event()
         return PendingHeldRows(len(self._batch.slots), self.rows, *on_host, logprobs, begin, end)

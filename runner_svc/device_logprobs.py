@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,13 +51,13 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, T
 
 
 def launch_row_logprobs(
-    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp]
+    logits: Tensor, tokens: Tensor, batch: StepBatch, rows: NDArray[np.intp], asking: Sequence[int]
 ) -> list[PendingLogprobs]:
-    """Of the tokens int32 [L] that the batch's `rows` [L] just drew from `logits` [L, V], for those that asked."""
+    """Of the tokens int32 [L] that the batch's `rows` [L] just drew from `logits` [L, V], for those in `asking`."""
     pending = []
-    for i, row in enumerate(rows.tolist()):
-        top = batch.states[row].logprobs
-        if top is not None:
-            token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
-            pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[i : i + 1], token, top)))
+    for i in asking:
+        row = int(rows[i])
+        top = batch.states[row].logprobs or 0
+        token = tokens[i : i + 1].long().clamp(min=0)  # -1 where the row is not finite
+        pending.append(PendingLogprobs(row, 0, top, *launch_logprobs(logits[i : i + 1], token, top)))
     return pending

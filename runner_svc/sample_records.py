@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ class SampleRows:
     extra_ids: NDArray[np.int32]
     extra_values: NDArray[np.float32]
     adjusted: bool  # some row has penalties, bias or min_tokens
+    asking: list[int]  # which of the rows asked for log-probabilities
 
 
 def pack_rows(batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
@@ -79,4 +80,24 @@ def pack_rows(batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
         np.concatenate(ids) if ids else np.empty(0, np.int32),
         np.concatenate(values) if values else np.empty(0, np.float32),
         len(adjusted) > 0,
+        [index for index, row in enumerate(rows.tolist()) if batch.states[row].logprobs is not None],
     )
+
+
+class RowPacker:
+    """`pack_rows` of one batch after another, where all that changes from one to the next are positions, mostly."""
+
+    def __init__(self) -> None:
+        self._params: NDArray[np.void] | None = None
+        self._packed: SampleRows | None = None
+
+    def __call__(self, batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
+        """See `pack_rows`. Batches of a `Stretch` share their parameters' array."""
+        whole = len(rows) == len(batch.slots)
+        if self._packed is not None and whole and batch.params is self._params:
+            records = self._packed.records.copy()
+            records["position"] = batch.ends
+            return replace(self._packed, records=records)
+        packed = pack_rows(batch, rows)
+        self._params, self._packed = (batch.params, packed) if whole else (None, None)
+        return packed

@@ -136,6 +136,7 @@ class PlacedRecords:
     extra_ids: Placed
     extra_values: Placed
     adjusted: bool
+    asking: list[int]
 
     @classmethod
     def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
@@ -145,6 +146,7 @@ class PlacedRecords:
             step.append(rows.extra_ids),
             step.append(rows.extra_values.view(np.int32)),
             rows.adjusted,
+            rows.asking,
         )
 
 

@@ -69,7 +69,7 @@ class Attendance:
             engine.runners.resume(event.session)
         else:
             engine.runners.welcome(event.session)
-            self._enter(event.session, engine.pool.add(event.session, event.hello))
+            self._enter(event.session, self._add(event.session, event.hello))
 
     def _resume(self, event: GotSnapshot) -> None:
         """The runner goes on with what it holds."""
@@ -81,12 +81,17 @@ class Attendance:
         except UnsoundSnapshot as error:
             engine.runners.drop(event.session, str(error))
             return
-        scheduler = engine.pool.add(event.session, hello)
+        scheduler = self._add(event.session, hello)
         self._recovering_until_s = engine.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
         engine.totals.adopted += going_on
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
         self._enter(event.session, scheduler)
+
+    def _add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
+        scheduler = self._engine.pool.add(session, hello)
+        self._engine.kv_feed.join(session, scheduler)
+        return scheduler
 
     def _enter(self, session: int, scheduler: Scheduler) -> None:
         hello = scheduler.hello
@@ -122,6 +127,7 @@ class Attendance:
         scheduler = engine.pool.remove(event.session)
         if scheduler is None:
             return
+        engine.kv_feed.leave(event.session, scheduler)
         suspects = suspects_of(scheduler)
         waiting = scheduler.evacuate(engine.queue)
         engine.placement.leave(event.session)

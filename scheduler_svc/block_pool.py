@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class Witness(Protocol):
+    """Who hears what becomes of named blocks."""
+
+    def ready(self, name: bytes) -> None:
+        """A block of this name is READY."""
+
+    def gone(self, name: bytes) -> None:
+        """No block has this name any more."""
 
 
 class PoolExhausted(RuntimeError):
@@ -40,6 +50,7 @@ class BlockPool:
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block: any writer but compute itself waits for its result."""
+        self.witness: Witness | None = None
 
     @property
     def num_free(self) -> int:
@@ -50,6 +61,11 @@ class BlockPool:
     def num_pending(self) -> int:
         """Blocks that are named and being computed."""
         return len(self._pending)
+
+    @property
+    def num_named(self) -> int:
+        """Blocks with a name, PENDING or READY."""
+        return len(self._block_of)
 
     @property
     def num_cached(self) -> int:
@@ -84,10 +100,13 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Takes the least recently used cached blocks, whose content nobody hits any more."""
-        cached, block_of, hash_of = self._cached, self._block_of, self._hash_of
+        cached, block_of, hash_of, witness = self._cached, self._block_of, self._hash_of, self.witness
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            del block_of[hash_of.pop(block)]
+            name = hash_of.pop(block)
+            del block_of[name]
+            if witness is not None:
+                witness.gone(name)
         return blocks
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
@@ -107,11 +126,13 @@ class BlockPool:
                 self._cached[block] = None
 
     def forget(self, block: int) -> None:
-        """Takes the name of a held block away: nobody hits it from now on."""
+        """Takes the block's name away: nobody hits it from now on."""
         name = self._hash_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
             self._pending.discard(block)
+            if self.witness is not None:
+                self.witness.gone(name)
 
     def flush(self) -> None:
         """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
@@ -146,6 +167,15 @@ class BlockPool:
             count += 1
         return count
 
+    def has(self, name: bytes) -> bool:
+        """Has a block this name?"""
+        return name in self._block_of
+
+    def is_ready(self, name: bytes) -> bool:
+        """Is there a READY block of this name?"""
+        block = self._block_of.get(name)
+        return block is not None and block not in self._pending
+
     def is_pending(self, block: int) -> bool:
         """Is the block, which has a name, being computed?"""
         return block in self._pending
@@ -161,11 +191,22 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def name(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
-        """Says that `blocks`, held and computed, hold the content `names` (READY); returns those that got their names.
+    def name(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Says that `blocks`, held and computed, hold the content `names` (READY).
 
         A block that has a name keeps it, and a name that another block has stays there.
         """
+        named = self._give_names(blocks, names)
+        if self.witness is not None:
+            for block in named:
+                self.witness.ready(self._hash_of[block])
+
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """`name` for blocks that are being computed: they are PENDING."""
+        self._pending.update(self._give_names(blocks, names))
+
+    def _give_names(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
+        """The blocks that got their names."""
         block_of, hash_of, named = self._block_of, self._hash_of, []
         for block, name in zip(blocks, names, strict=True):
             if name not in block_of and block not in hash_of:
@@ -174,12 +215,12 @@ class BlockPool:
                 named.append(block)
         return named
 
-    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """`name` for blocks that are being computed: they are PENDING."""
-        self._pending.update(self.name(blocks, names))
-
-    def confirm(self, blocks: Iterable[int]) -> None:
+    def confirm(self, blocks: Sequence[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        if self.witness is not None:
+            for block in blocks:
+                if block in self._pending:
+                    self.witness.ready(self._hash_of[block])
         self._pending.difference_update(blocks)
 
     def check(self, tables: Iterable[list[int]]) -> None:

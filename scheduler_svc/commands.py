@@ -42,6 +42,8 @@ class Commands:
             "drain": self._drain,
             "ping": self._ping,
             "flush_prefixes": self._flush_prefixes,
+            "kv_subscribe": self._engine.kv_feed.subscribe,
+            "kv_unsubscribe": self._kv_unsubscribe,
             "policies_query": self.policies.list,
             "policy_change": self.policies.change,
         }
@@ -128,8 +130,11 @@ class Commands:
 
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
         for scheduler in self._engine.pool.schedulers.values():
-            scheduler.pool.flush()
+            scheduler.prefix.flush()
         self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
+
+    def _kv_unsubscribe(self, worker: bytes, over: engine_pb2.KvUnsubscribe) -> None:
+        self._engine.kv_feed.unsubscribe(worker, over.handle)
 
     def _watch(self, worker: bytes, watch: engine_pb2.Watch) -> None:
         if watch.on:

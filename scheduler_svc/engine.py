@@ -21,6 +21,7 @@ from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.drain import Drain
 from scheduler_svc.front_workers import FrontWorkers
+from scheduler_svc.kv_events.kv_feed import KvFeed
 from scheduler_svc.leap import Leap
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.links import Fronts, Runners
@@ -86,6 +87,7 @@ class Engine:
         self.roster_queries: list[tuple[bytes, int]] = []
         """(worker, handle of its call) of those who want to see the roster."""
         self.drain = Drain(settings.drain_s)
+        self.kv_feed = KvFeed(self)
         self.commands = Commands(self)
         self._serial = 0
         self.results = Results(self)
@@ -167,16 +169,16 @@ class Engine:
                 self.outbox.message(worker, engine_pb2.FromEngine(step_report=report))
         if self.roster_queries:
             answer_roster_queries(self)
+        if self.kv_feed.active:
+            self.kv_feed.publish()
         for worker in self.outbox.flush(self.fronts):
             self.workers.forget(worker)
         if self.measurements.due:
             self.measurements.count()
 
     def leap(self, leap: Leap, times_s: list[float], tokens: Column) -> None:
-        """`step` at each of these times, at once: each time the oldest plan's result comes, with a row of `tokens`.
-
-        The leap is the one that is possible now (see `leap.py`), its plans are not sent.
-        """
+        """`step` at each of these times at once, as far as is possible now (see `leap.py`); results bring rows of
+        `tokens`, and plans are not sent."""
         for applied in leap.scheduler.leap(times_s, tokens):
             self.ledger.now_s = applied.now_s
             self.results.take(leap.scheduler, applied)
@@ -184,7 +186,6 @@ class Engine:
                 self.measurements.count()
         self.totals.plans += len(times_s)
         self.unattended.expire()
-        self.phases.end(StepPhase.SCHEDULE)
         self._publish([])
         self.phases.end(StepPhase.PUBLISH)
 
@@ -291,7 +292,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot: in the queue, placed on a runner, or held as suspects."""
+        """Sequences without a slot: queued, placed on a runner, or held as suspects."""
         return len(self.queue) + self.placement.num_placed + self.quarantine.num_waiting
 
     @property

@@ -1,11 +1,11 @@
 """What the settings open to the network: an address beyond loopback needs a lock, or an operator who says `insecure`.
 
-| address        | lock                                         |
-|----------------|----------------------------------------------|
-| `listen`       | TLS                                          |
-| `admin_listen` | TLS, and client certificates or admin tokens |
-| `link`         | CURVE, where it is TCP                       |
-| `metrics_listen` | none: loopback, or a private network      |
+| address                            | lock                                         |
+|------------------------------------|----------------------------------------------|
+| `listen`                           | TLS                                          |
+| `admin_listen`                     | TLS, and client certificates or admin tokens |
+| `link`                             | CURVE, where it is TCP                       |
+| `gateway_listen`, `metrics_listen` | none: loopback, or a private network         |
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def exposed(settings: SchedulerSettings) -> str:
         return _sentence("admin_listen", settings.admin_listen, todo)
     if settings.metrics_listen and not is_loopback(settings.metrics_listen):
         return _sentence("metrics_listen", settings.metrics_listen, "it has no lock, put a proxy in front")
+    if settings.gateway_listen and not is_loopback(settings.gateway_listen):
+        return _sentence("gateway_listen", settings.gateway_listen, "it has no lock, for gateways have no key")
     address = settings.link.removeprefix("tcp://")
     if address != settings.link and not is_loopback(address) and settings.link_key is None:
         return _sentence("link", settings.link, "set link_key and link_runners")

@@ -39,6 +39,7 @@ class FrontWorkers:
         """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
         engine = self._engine
         engine.watchers.discard(identity)
+        engine.kv_feed.forget(identity)
         self._identities = {number: known for number, known in self._identities.items() if known != identity}
         for request in engine.book.live():
             if request.owner == identity:

@@ -43,7 +43,7 @@ def possible_leap(engine: Engine) -> Leap | None:
     settings = engine.settings
     if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
         return None
-    if engine.watchers or engine.roster_queries or engine.quarantine.active:
+    if engine.watchers or engine.roster_queries or engine.kv_feed.active or engine.quarantine.active:
         return None
     if engine.commands.policies.busy or engine.constraints.busy:
         return None

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
-from scheduler_svc.block_pool import BlockPool, Match
+from scheduler_svc.block_pool import BlockPool, Match, Witness
 from scheduler_svc.in_flight import InFlight
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
@@ -31,6 +31,16 @@ STEPS_ASIDE = 16
 """Sequences that step aside, and that come back, for each one that is seated."""
 HASHED_ASIDE = 64
 """Blocks hashed (a microsecond each) for sequences that step aside, after which no further one does."""
+
+
+class Recorder(Witness, Protocol):
+    """Who hears what is cached."""
+
+    def first_unknown(self, names: list[bytes]) -> int:
+        """Index of the first of a sequence's names that was not described; their number if all were."""
+
+    def describe(self, names: list[bytes], first: int, tokens: bytes) -> None:
+        """`tokens` (an int32 column) are those of the blocks `names[first:]` of one sequence."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +74,7 @@ class PrefixSharing:
         # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
         self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
         self._returning: deque[tuple[Queue, Sequence]] = deque()
+        self._recorder: Recorder | None = None
 
     # ------------------------------------------------------------------ looking up
 
@@ -123,6 +134,25 @@ class PrefixSharing:
         request = sequence.request
         return root_hash(self._weights_version, request.cache_salt, request.tenant if self._isolate_tenants else "")
 
+    # ------------------------------------------------------------------ telling
+
+    def record(self, recorder: Recorder | None) -> None:
+        """From now on `recorder` hears what is cached; None: nobody does."""
+        self._recorder = self._pool.witness = recorder
+
+    def describe(self, sequence: Sequence) -> None:
+        """Tells the recorder what the sequence's named blocks hold.
+
+        Left out is what a request without a name or secret of its own could not hit.
+        """
+        request, size = sequence.request, self._pool.block_size
+        if self._recorder is None or request.cache_salt or (self._isolate_tenants and request.tenant):
+            return
+        names = sequence.hashes if sequence.hashed_block_size == size else []
+        first = self._recorder.first_unknown(names)
+        if first < len(names):
+            self._recorder.describe(names, first, sequence.column(first * size, len(names) * size))
+
     # ------------------------------------------------------------------ naming
 
     def announce(self, sequence: Sequence, num_hit: int, table: SlotTable) -> None:
@@ -130,6 +160,8 @@ class PrefixSharing:
         count = self._shareable(sequence, len(sequence.log))
         blocks = sequence.blocks[num_hit:count]
         self._pool.announce(blocks, self._names(sequence, count)[num_hit:])
+        if self._recorder is not None:
+            self.describe(sequence)
         self._owners.update(dict.fromkeys(blocks, sequence))
         table.announced[sequence.slot] = count * self._pool.block_size
 
@@ -152,12 +184,20 @@ class PrefixSharing:
         computed = min(int(table.computed[sequence.slot]), len(sequence.tokens))
         first, count = int(table.announced[sequence.slot]) // self._pool.block_size, self._shareable(sequence, computed)
         if first < count:
-            self._pool.name(sequence.blocks[first:count], self._names(sequence, count)[first:])
+            names = self._names(sequence, count)
+            self._pool.name(sequence.blocks[first:count], names[first:])
+            if self._recorder is not None:
+                self.describe(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has failed, and nobody knows at which position: nobody hits its blocks from now on."""
         for block in sequence.blocks:
             self._pool.forget(block)
+
+    def flush(self) -> None:
+        """Nobody hits what was computed so far; who waited for some of it comes back."""
+        self._pool.flush()
+        self._settled(list(self._owners))
 
     def release(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""

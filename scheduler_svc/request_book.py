@@ -58,6 +58,10 @@ class RequestBook:
         """Requests that have not finished."""
         return [request for request in self._by_handle.values() if not request.finished]
 
+    def known(self) -> list[Request]:
+        """All requests, live and retained."""
+        return list(self._by_handle.values())
+
     def rename(self, request: Request, handle: int, owner: bytes) -> None:
         """The request now belongs to another worker, or another stream of the same one."""
         del self._by_handle[request.handle]

@@ -123,10 +123,8 @@ class Scheduler:
 
     def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
         """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
-        table = self.table
-        may_end = bool(table.stops)
-        may_join = bool(queue) and (bool(table.free) or policy.displaces)
-        if may_end or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
+        may_join = bool(queue) and (bool(self.table.free) or policy.displaces)
+        if self.table.stops or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
             return 0
         return self._line.num_following()
 

@@ -22,6 +22,7 @@ from pydantic_settings import SettingsError
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.exposure import exposed
 from scheduler_svc.front.doors import Doors
+from scheduler_svc.front.gateway_door import check_gateway
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.logs import configure_logs
@@ -31,6 +32,8 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_supervisor import WorkerSupervisor
 
 FENCED = 3
+GRPC = ("listen", "admin_listen", "gateway_listen")
+"""Settings of addresses that front workers listen on."""
 
 log = structlog.get_logger()
 
@@ -60,7 +63,8 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
         try:
             check_tracing(settings)
             Doors.open(settings)  # a file that can't be used is told here, not by each worker
-            addresses = [reserve(address) for address in (settings.listen, settings.admin_listen) if address]
+            check_gateway(settings)
+            addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
             if reason := exposed(settings):
                 return _complain(reason)
             loop = EngineLoop(settings, f"ipc://{folder}/engine")
@@ -105,7 +109,7 @@ def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:
 
 def _with_addresses(settings: SchedulerSettings, addresses: list[ReservedAddress]) -> SchedulerSettings:
     """The settings with the ports in force instead of port 0."""
-    names = [name for name in ("listen", "admin_listen") if getattr(settings, name)]
+    names = [name for name in GRPC if getattr(settings, name)]
     return settings.model_copy(update={name: address.address for name, address in zip(names, addresses, strict=True)})
 
 

@@ -29,6 +29,11 @@ class SchedulerSettings(BaseSettings):
 
     listen: str = Field("127.0.0.1:50061", description="Address of the public gRPC API, host:port (port 0: any).")
     admin_listen: str = Field("127.0.0.1:50062", description="Address of the admin API; '' turns it off.")
+    gateway_listen: str = Field(
+        "",
+        description="Address of the service for OpenAI gateways alone, which bring neither TLS nor tokens: for a "
+        "private network; '' serves it at `listen`, behind what that asks for.",
+    )
     metrics_listen: str = Field(
         "127.0.0.1:50064", description="Address of Prometheus metrics, http://host:port/metrics; '' turns them off."
     )

@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
+from bench.baselines.headers import baseline_header
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
@@ -58,22 +59,15 @@ def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
     }
     if options.system == "continuous":
         settings |= {"step_tokens": options.step_tokens, "kv_tokens": options.kv_tokens}
-    return RunHeader(
-        system=NAMES[options.system],
-        target="transformers in this process",
+    return baseline_header(
+        NAMES[options.system],
+        workload,
         model=options.model,
-        workload=workload.name,
-        arrivals=workload.arrivals,
         card=provenance.cpu_card() if options.device == "cpu" else provenance.gpu_card() or options.device,
         command=provenance.command_line("python -m bench.baselines"),
-        rate=workload.rate,
         seed=options.seed,
-        commit=provenance.commit(),
-        date=provenance.utc_now(),
         warmup_requests=WARM_UP_REQUESTS,
-        versions=provenance.versions(),
-        settings=workload.settings | settings,
-        notes=list(workload.notes),
+        settings=settings,
     )
 
 

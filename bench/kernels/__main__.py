@@ -6,13 +6,13 @@ Times are medians over replays of CUDA graphs. The numbers go to bench/results/D
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
+from bench.document import write_results
 from bench.gpu_timing import card
 from bench.kernels import attention, small
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
@@ -46,25 +46,19 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
     parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
     arguments = parser.parse_args()
-    origin = {**provenance("bench.kernels", ["torch", "cupy-cuda13x"]), **card()}
+    origin, gpu = provenance("bench.kernels", ["torch", "cupy-cuda13x"]), card()
     limits = ceilings()
     empty_node, launch = empty_node_microseconds(), small.eager_launch_microseconds()
-    print(f"{origin['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}")
+    print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}")
     print(f"copy {limits['copy']:.2f} TB/s, read {limits['read']:.2f} TB/s, matmul {limits['matmul']:.0f} TFLOP/s")
     print(f"an empty graph node {empty_node:.2f} µs, a launch without a graph {launch:.2f} µs of the host")
     results = []
     for measurement in measured(arguments.part or list(PARTS)):
         print(row(measurement, limits), flush=True)
         results.append(as_json(measurement, limits))
-    document = {
-        **origin,
-        "ceilings": limits,
-        "empty_node_us": empty_node,
-        "eager_launch_us": launch,
-        "results": results,
-    }
-    path = arguments.output or results_path(origin["card"])
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path = arguments.output or results_path(gpu["card"])
+    numbers = {"ceilings": limits, "empty_node_us": empty_node, "eager_launch_us": launch, "results": results}
+    write_results(path, origin, gpu, numbers)
     print(f"written to {path}; repeat: {origin['command']}")
 
 

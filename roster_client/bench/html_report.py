@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from . import plots
 from .metrics import METRICS
+from .page import fact_table, page, paragraphs, repetition
 from .record import Run
 from .summary import Summary, Targets, summarize
 from .summary_table import run_name
@@ -32,24 +32,17 @@ def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequen
     """The page's HTML. Raises ValueError for a run without requests."""
     summaries = [summarize(run, targets) for run in runs]
     cards = sorted({run.header.card for run in runs})
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="card">{escape("; ".join(cards))}</p>',
+    parts = [
         _warnings(runs, summaries, cards),
-        *(f"<p>{escape(note)}</p>" for note in notes),
+        paragraphs(notes),
         *_tables(runs, summaries),
         *_pictures(runs, summaries),
         _errors(runs),
         _conditions(runs),
-        _repeat(runs),
+        repetition(run.header.command for run in runs),
         DEFINITIONS,
     ]
-    style = files(__package__).joinpath("report.css").read_text("utf-8")
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{style}</style>"
-    )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(filter(None, body))}</body></html>\n'
+    return page(title, cards, parts)
 
 
 # ------------------------------------------------------------------ numbers
@@ -81,6 +74,11 @@ def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     if swept := _by_system(runs, summaries):
         names, groups = list(swept), list(swept.values())
         pictures.append(_figure("Latency and throughput against the offered rate", plots.sweep(groups, names)))
+    elif len(runs) > 1:
+        served = [(run_name(run), values) for run, one in zip(runs, summaries, strict=True) if (values := _values(one))]
+        caption = "What each gave: higher is better on the left, lower in the middle and on the right"
+        if served:
+            pictures.append(_figure(caption, plots.overview(*zip(*served, strict=True))))
     pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
     caption = (
         "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
@@ -91,22 +89,27 @@ def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     return pictures
 
 
+def _values(summary: Summary) -> dict[str, float]:
+    """What is drawn of a run, by name, times in seconds; nothing where no request was served."""
+    if summary.ttft is None or summary.itl is None:
+        return {}
+    return {
+        "ttft_p50": summary.ttft.p50,
+        "ttft_p99": summary.ttft.p99,
+        "itl_p50": summary.itl.p50,
+        "itl_p99": summary.itl.p99,
+        "tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput": summary.goodput,
+    }
+
+
 def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
     """Points against the rate, by system; empty unless some system was run at several rates."""
     points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
     for run, summary in zip(runs, summaries, strict=True):
-        if run.header.rate is None or summary.ttft is None or summary.itl is None:
-            continue
-        values = {
-            "ttft_p50": summary.ttft.p50,
-            "ttft_p99": summary.ttft.p99,
-            "itl_p50": summary.itl.p50,
-            "itl_p99": summary.itl.p99,
-            "tokens_per_s": summary.output_tokens_per_s,
-            "requests_per_s": summary.requests_per_s,
-            "goodput": summary.goodput,
-        }
-        points[run.header.system].append((run.header.rate, values))
+        if run.header.rate is not None and (values := _values(summary)):
+            points[run.header.system].append((run.header.rate, values))
     if all(len({rate for rate, _ in group}) < 2 for group in points.values()):
         return {}
     return {name: sorted(group, key=lambda point: point[0]) for name, group in points.items()}
@@ -131,7 +134,7 @@ def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence
             said.append(f"{run_name(run)}: not all requests were served: {parts}.")
         if summary.ended_early:
             said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before their length was reached.")
-    return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
+    return paragraphs(said, "warning")
 
 
 def _errors(runs: Sequence[Run]) -> str:
@@ -151,18 +154,14 @@ def _errors(runs: Sequence[Run]) -> str:
 def _conditions(runs: Sequence[Run]) -> str:
     """A row a fact; facts in which runs differ have a line for each."""
     facts = [_facts(run) for run in runs]
-    lines = []
+    shown: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for one in facts for name in one):
         values = [one.get(name, "–") for one in facts]
-        if len(set(values)) == 1:
-            shown = escape(values[0])
-        else:
-            pairs = zip(runs, values, strict=True)
-            shown = "<br>".join(f"{escape(run_name(run))}: {escape(value)}" for run, value in pairs)
-        lines.append(f"<tr><th>{escape(name)}</th><td>{shown}</td></tr>")
+        pairs = zip(runs, values, strict=True)
+        alike = len(set(values)) == 1
+        shown[name] = values[:1] if alike else [f"{run_name(run)}: {value}" for run, value in pairs]
     notes = dict.fromkeys(note for run in runs for note in run.header.notes)
-    tail = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f'<h2>Conditions</h2><table class="facts"><tbody>{"".join(lines)}</tbody></table>{tail}'
+    return f"<h2>Conditions</h2>{fact_table(shown)}{paragraphs(notes)}"
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -193,11 +192,6 @@ def _lengths(run: Run) -> str:
         for name, values in (("prompts", prompts), ("outputs", outputs))
     )
     return f"{len(run.requests):,} requests, {', '.join(parts)}"
-
-
-def _repeat(runs: Sequence[Run]) -> str:
-    commands = dict.fromkeys(run.header.command for run in runs)
-    return f"<h2>To repeat it</h2><pre>{escape(chr(10).join(commands))}</pre>"
 
 
 DEFINITIONS = """<h2>Definitions</h2><dl>

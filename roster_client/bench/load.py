@@ -24,11 +24,20 @@ TICK_S = 0.01
 class LoadRun:
     """One run of requests against a target; `records` fills as they end, also when the run is cut short."""
 
-    def __init__(self, target: Target[Any], requests: Sequence[LoadRequest], timeout_s: float | None = None) -> None:
-        """`timeout_s`: after which a request is given up, from its sending; None: never."""
+    def __init__(
+        self,
+        target: Target[Any],
+        requests: Sequence[LoadRequest],
+        timeout_s: float | None = None,
+        end_s: float | None = None,
+    ) -> None:
+        """`timeout_s`: after which a request is given up, from its sending; `end_s`: when all that is left is given up,
+        from the run's start, and what was not sent by then is not sent. None: never.
+        """
         self._target = target
         self._requests = sorted(requests, key=lambda request: request.scheduled_s)
         self._timeout_s = timeout_s
+        self._end_s = end_s
         self._start_s = 0.0
         self.total = len(requests)
         self.sent = 0
@@ -53,6 +62,8 @@ class LoadRun:
         try:
             async with asyncio.TaskGroup() as group:
                 for request in self._requests:
+                    if self._end_s is not None and request.scheduled_s >= self._end_s:
+                        break
                     prepared = self._target.prepare(request)
                     await asyncio.sleep(max(0.0, request.scheduled_s - self.now_s))
                     group.create_task(self._serve(request, prepared))
@@ -76,11 +87,12 @@ class LoadRun:
         sent_s = time.monotonic() - start_s
         self.sent += 1
         status, error, answer = Status.OK, "", Answer(request.prompt_tokens, 0)
+        limit_s = self._limit_s(sent_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 answer = await self._target.serve(prepared, take)
         except TimeoutError:
-            status, error = Status.TIMEOUT, f"given up by the client after {self._timeout_s:g} s"
+            status, error = Status.TIMEOUT, f"given up by the client after {limit_s:.3g} s"
         except RequestFailed as failure:
             status, error = failure.status, str(failure)
         output_tokens = answer.output_tokens if status is Status.OK else sum(counts)
@@ -103,6 +115,12 @@ class LoadRun:
                 error=error,
             )
         )
+
+    def _limit_s(self, sent_s: float) -> float | None:
+        """Seconds that a request has which leaves now."""
+        limits = [] if self._timeout_s is None else [self._timeout_s]
+        limits += [] if self._end_s is None else [max(0.0, self._end_s - sent_s)]
+        return min(limits, default=None)
 
     async def _watch_loop(self) -> None:
         """Sleeps over and over, and notes how late it woke."""

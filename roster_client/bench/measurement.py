@@ -43,16 +43,18 @@ async def measure(
     seed: int = 0,
     warmup: Sequence[LoadRequest] = (),
     timeout_s: float | None = None,
+    end_s: float | None = None,
     console: Console | None = None,
 ) -> Run:
     """Serves `warmup` (sent at their times, not recorded), then the workload.
 
-    `timeout_s`: after which a request is given up. `console`: where progress is shown, if anywhere. When it is
-    cancelled, what has ended so far is returned with a note; what was under way is missing.
+    `timeout_s`: after which a request is given up; `end_s`: at which all of them are (see `LoadRun`). `console`: where
+    progress is shown, if anywhere. When it is cancelled, what has ended so far is returned with a note; what was under
+    way is missing.
     """
     if warmup:
         await LoadRun(system.target, warmup, timeout_s).run()
-    load = LoadRun(system.target, workload.requests, timeout_s)
+    load = LoadRun(system.target, workload.requests, timeout_s, end_s)
     watch = ServiceWatch(system.admin, lambda: load.now_s, credentials=system.credentials) if system.admin else None
 
     async def beside() -> None:

@@ -34,6 +34,12 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
 }
 WIDTH_IN = 10.0
+_BARS = (
+    ("tokens_per_s", "output tokens/s", 1.0),
+    ("ttft_p50", "time to first token, s: p50, | p99", 1.0),
+    ("itl_p50", "ITL, ms: p50, | p99", 1e3),
+)
+"""Of the overview: which value, the label of its axis, and what it is multiplied by."""
 MOST_PANELS = 8
 
 
@@ -49,6 +55,33 @@ def check_plots() -> None:
         raise PlotsUnavailable(
             "a report has plots, which need matplotlib: install it with `pip install 'roster-serve[bench]'`"
         ) from None
+
+
+def overview(names: Sequence[str], values: Sequence[dict[str, float]]) -> str:
+    """What each run gave, as bars with their numbers: the median, and a mark at the 99th percentile.
+
+    `values[i]`: of run i, `tokens_per_s`, and in seconds `ttft_p50`, `ttft_p99`, `itl_p50`, `itl_p99`.
+    """
+    places = range(len(names))
+    colours = [COLOURS[number % len(COLOURS)] for number in places]
+    with _figure("overview", WIDTH_IN, 0.9 + 0.3 * len(names)) as drawing:
+        axes = drawing.figure.subplots(1, 3, sharey=True)
+        for one, (name, label, scale) in zip(axes, _BARS, strict=True):
+            lengths = [value[name] * scale for value in values]
+            one.barh(places, lengths, color=colours, alpha=0.8, height=0.65)
+            ends = list(lengths)
+            if name.endswith("_p50"):
+                ends = [value[name.replace("_p50", "_p99")] * scale for value in values]
+                one.plot(ends, places, marker="|", color="#1a1a1a", markersize=9, markeredgewidth=1.4, linestyle="")
+            for place, length, end in zip(places, lengths, ends, strict=True):
+                text = f" {_number(length)}" + (f" | {_number(end)}" if name.endswith("_p50") else "")
+                one.annotate(text, (max(length, end), place), va="center", fontsize=8)
+            one.set_xlim(0, 1.45 * max([*lengths, *ends, 1e-9]))
+            one.set_xlabel(label)
+            one.grid(axis="y", visible=False)
+        axes[0].set_yticks(places, names)
+        axes[0].invert_yaxis()
+    return drawing.svg
 
 
 def distributions(runs: Sequence[Run]) -> str:
@@ -104,17 +137,19 @@ def sweep(groups: Sequence[Sequence[tuple[float, dict[str, float]]]], names: Seq
             rates = [rate for rate, _ in group]
             style = _line(number) | {"marker": "o", "markersize": 3.5}
             faint = style | {"alpha": 0.45, "markersize": 2.5}
-            for one, name in ((ttft, "ttft"), (itl, "itl")):
-                one.plot(rates, [values[f"{name}_p50"] for _, values in group], label=names[number], **style)
-                one.plot(rates, [values[f"{name}_p99"] for _, values in group], **faint)
+            for one, name, scale in ((ttft, "ttft", 1.0), (itl, "itl", 1e3)):
+                one.plot(rates, [values[f"{name}_p50"] * scale for _, values in group], label=names[number], **style)
+                one.plot(rates, [values[f"{name}_p99"] * scale for _, values in group], **faint)
             tokens.plot(rates, [values["tokens_per_s"] for _, values in group], **style)
             served.plot(rates, [values["requests_per_s"] for _, values in group], **style)
             served.plot(rates, [values["goodput"] for _, values in group], **faint)
         most = max((rate for group in groups for rate, _ in group), default=1.0)
         served.plot([0, most], [0, most], color="#999999", linewidth=0.8, zorder=0)
         served.annotate("all that is offered", (most * 0.62, most * 0.64), color="#777777", fontsize=8, ha="right")
-        ttft.set(yscale="log", ylabel="time to first token, s\np50, p99 pale")
-        itl.set(yscale="log", ylabel="inter-token latency, s\np50, p99 pale")
+        ttft.set_ylabel("time to first token, s\np50, p99 pale")
+        itl.set_ylabel("inter-token latency, ms\np50, p99 pale")
+        for one in (ttft, itl):
+            _log_scale(one.yaxis, one.set_yscale)
         tokens.set(ylabel="output tokens/s", xlabel="requests/s offered", ylim=(0, None))
         served.set(ylabel="requests/s served\nwithin targets: pale", xlabel="requests/s offered")
         served.set(xlim=(0, None), ylim=(0, None))
@@ -174,9 +209,23 @@ def _same_limits(grid: npt.NDArray[Any], count: int, columns: int) -> None:
 
 
 def _log_scale(axis: Axis, set_scale: Callable[[str], object]) -> None:
-    """Where there is something to show: matplotlib refuses the scale for axes without positive data."""
+    """With plain numbers, where there is something to show: matplotlib refuses the scale without positive data."""
+    from matplotlib.ticker import FuncFormatter
+
+    def between(value: float, _: int | None) -> str:
+        """2s and 5s have numbers too where the axis spans little."""
+        low, high = axis.get_view_interval()
+        return f"{value:g}" if high < 30 * low and f"{value:e}"[0] in "25" else ""
+
     if axis.get_minpos() < float("inf"):
         set_scale("log")
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(FuncFormatter(between))
+
+
+def _number(value: float) -> str:
+    """Three digits, and all of a large one."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _slots(run: Run) -> int:
@@ -186,7 +235,7 @@ def _slots(run: Run) -> int:
 def _line(number: int) -> dict[str, Any]:
     return {
         "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[number % len(DASHES)],
+        "linestyle": DASHES[(number + number // len(COLOURS)) % len(DASHES)],  # another pair when colours come again
         "linewidth": 1.4,
     }
 

@@ -190,3 +190,7 @@ class Run:
     samples: list[ServiceSample] = field(default_factory=list)
     loop_delays: LoopDelays | None = None
     """None where no event loop was the client (a library driven in this process)."""
+
+
+class RecordFileError(ValueError):
+    """A file that is no run; the message names the file, and the line where it has lines."""

@@ -6,7 +6,8 @@
     {"loop": {...}}      LoopDelays
 
 Fields are those of the dataclasses in `record.py`; fields at their defaults may be missing. Times have microseconds. A
-run is written when it is over (or was interrupted), so that no request's times pay for it.
+run is written when it is over (or was interrupted), so that no request's times pay for it. A file may hold several
+runs, each from its header on.
 """
 
 from __future__ import annotations
@@ -18,36 +19,57 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from .record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
+from .parquet_file import read_parquet
+from .record import LoopDelays, RecordFileError, RequestRecord, Run, RunHeader, ServiceSample, Status
 
 DIGITS = 6
 Part = RunHeader | RequestRecord | ServiceSample | LoopDelays
 
 
-class RecordFileError(ValueError):
-    """A file that is no run; the message names file and line."""
-
-
 def write_run(path: Path, run: Run) -> None:
     """Writes a whole run, and makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _open(path, "wt") as file:
-        for kind, part in _parts(run):
-            file.write(json.dumps({kind: _without_defaults(part)}, ensure_ascii=False, separators=(",", ":")) + "\n")
+    _write(path, "wb", run)
+
+
+def append_run(path: Path, run: Run) -> None:
+    """Writes a whole run behind those that the file holds; makes the file, and its folder, where it is missing."""
+    _write(path, "ab", run)
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run back. Raises RecordFileError for what is none; OSError when the file can't be read."""
-    run: Run | None = None
-    with _open(path, "rt") as file:
+    """Reads a file of one run. Raises RecordFileError for what is none; OSError when the file can't be read."""
+    runs = read_runs(path)
+    if len(runs) > 1:
+        raise RecordFileError(f"{path} holds {len(runs)} runs where one is wanted")
+    return runs[0]
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Reads all runs of a file, one at least; .parquet: as `parquet_file` writes it. Raises as `read_run`."""
+    if path.suffix == ".parquet":
+        return [read_parquet(path)]
+    runs: list[Run] = []
+    with _open(path) as file:
         for number, line in enumerate(file, 1):
             try:
-                run = _take(run, json.loads(line))
+                _take(runs, json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise RecordFileError(f"{path}, line {number}: not a line of a run ({error})") from error
-    if run is None:
+    if not runs:
         raise RecordFileError(f"{path} is empty: a run begins with its header")
-    return run
+    return runs
+
+
+def _write(path: Path, mode: str, run: Run) -> None:
+    """In one piece: who is killed meanwhile leaves no half a run behind the whole ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps({kind: _without_defaults(part)}, ensure_ascii=False, separators=(",", ":")) + "\n"
+        for kind, part in _parts(run)
+    )
+    data = "".join(lines).encode()
+    with path.open(mode) as file:
+        file.write(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def _parts(run: Run) -> Iterator[tuple[str, Part]]:
@@ -60,22 +82,22 @@ def _parts(run: Run) -> Iterator[tuple[str, Part]]:
         yield "loop", run.loop_delays
 
 
-def _take(run: Run | None, line: Mapping[str, Any]) -> Run:
+def _take(runs: list[Run], line: Mapping[str, Any]) -> None:
     ((kind, value),) = line.items()
-    if run is None:
-        if kind != "run":
-            raise ValueError(f"the first line is {kind!r}, not 'run'")
-        return Run(RunHeader(**value))
+    if kind == "run":
+        runs.append(Run(RunHeader(**value)))
+        return
+    if not runs:
+        raise ValueError(f"the first line is {kind!r}, not 'run'")
     match kind:
         case "request":
-            run.requests.append(_request(value))
+            runs[-1].requests.append(_request(value))
         case "sample":
-            run.samples.append(ServiceSample(**value))
+            runs[-1].samples.append(ServiceSample(**value))
         case "loop":
-            run.loop_delays = LoopDelays(**value)
+            runs[-1].loop_delays = LoopDelays(**value)
         case _:
             raise ValueError(f"unknown kind {kind!r}")
-    return run
 
 
 def _request(value: dict[str, Any]) -> RequestRecord:
@@ -97,6 +119,6 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Status) else value
 
 
-def _open(path: Path, mode: str) -> TextIO:
+def _open(path: Path) -> TextIO:
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    return cast(TextIO, opener(path, mode, encoding="utf-8"))
+    return cast(TextIO, opener(path, "rt", encoding="utf-8"))

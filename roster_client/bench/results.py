@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..bench_options import RunOptions
 from .html_report import write_report
+from .parquet_file import write_parquet
 from .record import Run
 from .record_file import write_run
 from .summary import Targets, summarize
@@ -23,6 +24,8 @@ def publish(runs: list[Run], kind: str, options: RunOptions) -> None:
     for number, run in enumerate(runs):
         name = "run" if len(runs) == 1 else f"run-{number + 1}-{run.header.rate:.3g}"
         write_run(folder / f"{name}.jsonl.gz", run)
+        if options.parquet:
+            write_parquet(folder / f"{name}.parquet", run)
     header = runs[0].header
     write_report(folder / "report.html", f"{kind}: {header.system}, {header.workload}", runs, targets)
     summaries = [(run, summarize(run, targets)) for run in runs]

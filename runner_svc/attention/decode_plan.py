@@ -9,6 +9,7 @@ launch itself depends only on the bucket. No CUDA is imported here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 TILE = 16
 ROW_WORDS = 8
 RANGE_WORDS = 16
+# Columns of a planner's line.
+_TILE_START, _COST_START, _TILES, _COST = range(4)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodePlanner:
     """Makes the plans of one bucket's batch, for layers of one window."""
 
@@ -37,6 +40,19 @@ class DecodePlanner:
         """int32 words of a plan."""
         return ROW_WORDS * self.batch + RANGE_WORDS * self.grid
 
+    @cached_property
+    def _indexes(self) -> NDArray[np.int32]:
+        return np.arange(self.batch, dtype=np.int32)
+
+    @cached_property
+    def _end_costs(self) -> NDArray[np.int32]:
+        """Of all units before each row."""
+        return self._indexes * (self.units * self.end_cost)
+
+    @cached_property
+    def _bound_indexes(self) -> NDArray[np.int32]:
+        return np.arange(self.grid + 1, dtype=np.int32)
+
     def write(
         self,
         lengths: NDArray[np.int32],
@@ -48,50 +64,80 @@ class DecodePlanner:
 
         Rows that the batch is padded with are no work, and keep what the output held.
         """
-        rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
-        firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
-        tiles = np.maximum((lengths - firsts // TILE * TILE + TILE - 1) // TILE, 1)
-        ends = np.cumsum(tiles)
-        rows[:, 0] = ends - tiles
+        num_rows = len(lengths)
+        rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
+        if self.window is None:
+            tiles = (lengths + (TILE - 1)) // TILE
+            rows[:, 3] = 0
+        else:
+            firsts = np.maximum(lengths - self.window, 0)
+            tiles = (lengths - firsts // TILE * TILE + (TILE - 1)) // TILE
+            rows[:, 3] = firsts
+        np.maximum(tiles, 1, out=tiles)
+        starts = np.cumsum(tiles, dtype=np.int32)
+        starts -= tiles
+        rows[:, 0] = starts
         rows[:, 1] = tiles
         rows[:, 2] = lengths
-        rows[:, 3] = firsts
         rows[:, 4] = table_rows
         rows[:, 5] = query_rows
-        rows[:, 6] = np.arange(len(lengths))
+        rows[:, 6] = self._indexes[:num_rows]
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
-        self._write_ranges(tiles, ends * self.units, rows, ranges)
+        self._write_ranges(self._line(starts, tiles), rows, ranges)
 
-    def _write_ranges(
-        self, tiles: NDArray[np.int32], ends: NDArray[np.int64], rows: NDArray[np.int32], ranges: NDArray[np.int32]
-    ) -> None:
-        """`ends` [N] is where each row ends on the line."""
-        bounds = self._bounds(tiles, ends)
-        begins = bounds[:-1]
-        # The first and the last tile of each range (of an empty one, any), and the (row, unit) that each is part of.
-        edges = np.concatenate((np.minimum(begins, ends[-1] - 1), np.maximum(bounds[1:] - 1, 0)))
-        row_of_edge = np.searchsorted(ends, edges, side="right")
-        tiles_of_row = tiles[row_of_edge]
-        first_tiles = edges - (edges - (ends - tiles * self.units)[row_of_edge]) % tiles_of_row
-        # Ranges that hold its first and its last tile. Of ranges that begin at one place only the last isn't empty.
-        first_blocks = np.searchsorted(begins, first_tiles, side="right") - 1
-        last_blocks = np.searchsorted(begins, first_tiles + tiles_of_row - 1, side="right") - 1
-        first_slots = 2 * first_blocks + (begins[first_blocks] != first_tiles)
-        ranges[:, :ROW_WORDS] = rows[row_of_edge[: self.grid]]
-        ranges[:, 8] = begins
+    def _line(self, starts: NDArray[np.int32], tiles: NDArray[np.int32]) -> NDArray[np.int32]:
+        """[N, 4]: where each row begins on the line of tiles and on that of costs, and both for one of its units."""
+        line = np.empty((len(tiles), 4), np.int32)
+        np.multiply(starts, self.units, out=line[:, _TILE_START])
+        np.add(line[:, _TILE_START], self._end_costs[: len(tiles)], out=line[:, _COST_START])
+        line[:, _TILES] = tiles
+        np.add(tiles, self.end_cost, out=line[:, _COST])
+        return line
+
+    def _write_ranges(self, line: NDArray[np.int32], rows: NDArray[np.int32], ranges: NDArray[np.int32]) -> None:
+        tile_start, cost_start, tiles_of_unit, cost_of_unit = line[-1].tolist()
+        num_tiles = tile_start + self.units * tiles_of_unit
+        all_costs = cost_start + self.units * cost_of_unit
+        cost = max(self.min_cost, -(-all_costs // self.grid))
+        bounds = self._bounds(line, np.minimum(self._bound_indexes * cost, all_costs))
+        # The first tile of each range, then the last of each (of an empty one, any), and the (row, unit) that it is
+        # part of.
+        edges = np.empty(2 * self.grid, np.int32)
+        np.minimum(bounds[:-1], num_tiles - 1, out=edges[: self.grid])
+        np.maximum(bounds[1:], 1, out=edges[self.grid :])
+        edges[self.grid :] -= 1
+        row_of_edge = line[:, _TILE_START].searchsorted(edges, side="right")
+        row_of_edge -= 1
+        tile_starts, cost_starts, tiles, costs = line.take(row_of_edge, axis=0).T
+        # Where that (row, unit) begins on the line of costs. There blocks' shares are all of one size, which tells who
+        # has its first tile and who its last; of blocks that begin where it begins, and at its predecessor's end, the
+        # last one has its first tile.
+        begins = edges - tile_starts
+        begins //= tiles
+        begins *= costs
+        begins += cost_starts
+        first_blocks = begins // cost
+        first_slots = 2 * first_blocks
+        first_blocks *= cost
+        first_slots += begins > first_blocks + self.end_cost
+        last_blocks = begins + tiles
+        last_blocks -= 1
+        last_blocks //= cost
+        ranges[:, :ROW_WORDS] = rows.take(row_of_edge[: self.grid], axis=0)
+        ranges[:, 8] = bounds[:-1]
         ranges[:, 9] = bounds[1:]
         ranges[:, 10], ranges[:, 12] = first_slots.reshape(2, self.grid)
         ranges[:, 11], ranges[:, 13] = last_blocks.reshape(2, self.grid)
 
-    def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[grid + 1]: where ranges of equal cost begin on the line of tiles, and where the last one ends."""
-        costs = tiles + self.end_cost
-        cost_ends = np.cumsum(costs) * self.units
-        cost = max(self.min_cost, -(-int(cost_ends[-1]) // self.grid))
-        bounds = np.minimum(np.arange(self.grid + 1) * cost, cost_ends[-1])
-        row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), len(tiles) - 1)
-        cost_of_row, tiles_of_row = costs[row_of_bound], tiles[row_of_bound]
-        inside = bounds - (cost_ends - costs * self.units)[row_of_bound]
-        units = inside // cost_of_row
-        starts = (ends - tiles * self.units)[row_of_bound]
-        return starts + units * tiles_of_row + np.minimum(inside - units * cost_of_row, tiles_of_row)
+    def _bounds(self, line: NDArray[np.int32], costs: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Places on the line of tiles that lie at `costs` on that of costs; in the end of a unit, at its last tile."""
+        row_of_bound = line[:, _COST_START].searchsorted(costs, side="right")
+        row_of_bound -= 1
+        tile_starts, cost_starts, tiles, cost_of_unit = line.take(row_of_bound, axis=0).T
+        inside = costs - cost_starts
+        units = inside // cost_of_unit
+        inside -= units * cost_of_unit
+        np.minimum(inside, tiles, out=inside)
+        inside += tile_starts
+        inside += units * tiles
+        return inside

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runner_svc.attention.cuda import CudaAttention
+from runner_svc.attention.cuda import ChooseDecode, CudaAttention
+from runner_svc.attention.cuda_kernels import DecodeVariant
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
@@ -30,7 +31,7 @@ class CudaLaunchers:
     """Implements `runner_svc.launchers.Launchers`.
 
     `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor. `detached_merges`: see `attention.cuda_kernels.DecodeVariant`.
+    by their blocks a multiprocessor. `choose_decode` makes the variants of decode attention.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class CudaLaunchers:
         *,
         overlap: bool = True,
         skinny_blocks: Sequence[int] = (1, 2),
-        detached_merges: bool = True,
+        choose_decode: ChooseDecode = DecodeVariant.choose,
     ) -> None:
         self._config = config
         self._dtype = dtype
         self._overlap = overlap
         self._skinny_blocks = skinny_blocks
-        self._detached_merges = detached_merges
+        self._choose_decode = choose_decode
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
@@ -87,7 +88,7 @@ class CudaLaunchers:
             self._config.windows,
             max_batch,
             self._dtype,
-            detached_merges=self._detached_merges,
+            choose=self._choose_decode,
         )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:

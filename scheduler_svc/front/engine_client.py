@@ -23,6 +23,11 @@ from scheduler_svc.front.service_refusals import engine_lost
 
 log = structlog.get_logger(__name__)
 
+ANSWERS = frozenset(
+    ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress", "roster_reply", "kv_subscribed")
+)
+"""Messages that answer a call of `EngineClient.call`."""
+
 FRAMES_PER_DRAIN = 64
 """Frames handled before other callbacks of the loop get a turn."""
 
@@ -48,6 +53,8 @@ class EngineClient:
         """Gets the answers to pings."""
         self.on_drained: Callable[[engine_pb2.Drained], None] | None = None
         """Gets the engine's last message."""
+        self.on_kv_changes: Callable[[engine_pb2.KvChanges], None] | None = None
+        """Gets what changes in the prefix cache, while this worker has a subscription."""
         self._handles = count(secrets.randbits(62))
         self._requests: dict[int, RequestStream] = {}
         self._choices: dict[int, ChoiceStream] = {}
@@ -175,10 +182,13 @@ class EngineClient:
         elif kind == "pong":
             if self.on_pong is not None:
                 self.on_pong(message.pong)
+        elif kind == "kv_changes":
+            if self.on_kv_changes is not None:
+                self.on_kv_changes(message.kv_changes)
         elif kind == "drained":
             if self.on_drained is not None:
                 self.on_drained(message.drained)
-        elif kind in ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress", "roster_reply"):
+        elif kind in ANSWERS:
             self._answer(getattr(message, kind).handle, message)
         elif kind == "refused":
             self._refused(message.refused)

@@ -13,7 +13,7 @@ import gc
 import os
 import signal
 import sys
-from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -26,6 +26,7 @@ from scheduler_svc.front.admin_service import AdminService
 from scheduler_svc.front.decoding import DecodingInterceptor
 from scheduler_svc.front.doors import Doors, TokenGate
 from scheduler_svc.front.engine_client import EngineClient
+from scheduler_svc.front.gateway_door import gateway_is_served
 from scheduler_svc.front.health import (
     ADMIN_SERVICE,
     ENGINE,
@@ -46,6 +47,9 @@ from scheduler_svc.front.worker_start import WorkerStart
 from scheduler_svc.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
 
+if TYPE_CHECKING:
+    from scheduler_svc.front.vllm_engine.service import VllmEngineService
+
 log = structlog.get_logger(__name__)
 
 LAST_MESSAGES_S = 0.1
@@ -59,9 +63,6 @@ GC_THRESHOLD = 20_000
 
 CLIENT_PINGS_APART_MS = 10_000
 """Clients that ask for signs of life more often are cut off; gRPC's own default, 5 minutes, forbids useful ones."""
-
-GATEWAY_STUBS = "smg_grpc_proto"
-"""The module without which no gateway is served (the extra `openai`)."""
 
 STOP_GRACE_S = 2.0
 """Time for the last messages to slow readers."""
@@ -94,6 +95,8 @@ class FrontWorker:
         self._client.on_drained = self._admin.drained
         self._heartbeat = Heartbeat(self._client, settings.stall_s, self._tell_health)
         self._client.on_pong = self._heartbeat.answered
+        self._pacer = MessagePacer(settings.flush_ms / 1000, settings.front_workers)
+        self._gateway_service = self._make_gateway_service() if gateway_is_served() else None
 
     @property
     def num_requests(self) -> int:
@@ -118,35 +121,48 @@ class FrontWorker:
 
     async def _start_servers(self) -> list[grpc.aio.Server]:
         servers = [await self._start_public()]
+        if self._settings.gateway_listen:
+            servers.append(await self._start_gateway())
         if self._worker == 0 and self._settings.admin_listen:
             servers.append(await self._start_admin())
         return servers
 
     async def _start_public(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.tenants)
-        pacer = MessagePacer(self._settings.flush_ms / 1000, self._settings.front_workers)
         service = InferenceService(
-            self._client, self._served, self._preparer, pacer, self._doors.tenants, self._tracing
+            self._client, self._served, self._preparer, self._pacer, self._doors.tenants, self._tracing
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if find_spec(GATEWAY_STUBS) is not None:
-            self._add_gateway_service(server, pacer)
+        if not self._settings.gateway_listen:
+            self._add_gateway_service(server)
         reflection.enable_server_reflection((INFERENCE_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
         self._doors.listen(server, self._settings.listen)
         await server.start()
         return server
 
-    def _add_gateway_service(self, server: grpc.aio.Server, pacer: MessagePacer) -> None:
-        """Beside our own service, the one that OpenAI gateways speak; its stubs are an extra of the installation."""
-        from smg_grpc_proto.generated import vllm_engine_pb2_grpc
-
+    def _make_gateway_service(self) -> VllmEngineService:
+        """The service that OpenAI gateways speak; its stubs are an extra of the installation."""
         from scheduler_svc.front.vllm_engine.service import VllmEngineService
 
-        service = VllmEngineService(
-            self._client, self._served, self._preparer, pacer, self._doors.tenants, lambda: self._ready, self._tracing
+        tenants = Tenants() if self._settings.gateway_listen else self._doors.tenants
+        return VllmEngineService(
+            self._client, self._served, self._preparer, self._pacer, tenants, lambda: self._ready, self._tracing
         )
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(service, server)
+
+    def _add_gateway_service(self, server: grpc.aio.Server) -> None:
+        if self._gateway_service is not None:
+            from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+            vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._gateway_service, server)
+
+    async def _start_gateway(self) -> grpc.aio.Server:
+        server = _server(self._settings, Tenants())
+        self._add_gateway_service(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_insecure_port(self._settings.gateway_listen)
+        await server.start()
+        return server
 
     async def _start_admin(self) -> grpc.aio.Server:
         server = _server(self._settings, self._doors.admins)
@@ -162,6 +178,8 @@ class FrontWorker:
         await asyncio.sleep(LAST_MESSAGES_S)
         self._client.lose()
         self._admin.lose()
+        if self._gateway_service is not None:
+            self._gateway_service.lose()
         await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in servers))
         self._client.close()
         self._preparer.close()

@@ -123,6 +123,7 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
     for runner_id, age_s in snapshot.oldest_plans_s.items():
         family.add_metric([runner_id], age_s)
     yield family
+    yield _gauge("roster_kv_event_subscribers", "Gateways that follow the prefix caches.", snapshot.kv_subscribers)
 
 
 def _policy(snapshot: Snapshot) -> Iterator[Metric]:

@@ -34,6 +34,8 @@ class Snapshot:
     """By runner, the age of the oldest plan that it has not answered; 0 where it owes none."""
     tenants: list[tuple[str, int]]
     """(tenant, its sequences that have not started), in no order."""
+    kv_subscribers: int
+    """Gateways that follow the prefix caches."""
     refusals: dict[RefusalReason, int]
     ends: dict[FinishReason, int]
     losses: dict[Loss, int]
@@ -67,6 +69,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
             for scheduler in engine.pool.schedulers.values()
         },
         tenants=engine.shares.waiting_by_tenant(),
+        kv_subscribers=engine.kv_feed.num_subscribers,
         refusals=dict(totals.refusals),
         ends=dict(measured.ends),
         losses=dict(totals.losses),

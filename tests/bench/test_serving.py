@@ -12,10 +12,8 @@ import pytest
 from rich.console import Console
 
 from bench.serving import (
-    AT_ONCE,
     LOAD,
     POLICIES,
-    SPACED,
     TRACE,
     make_trace,
     make_work,
@@ -23,8 +21,8 @@ from bench.serving import (
     parse_options,
     renamed,
     spaced,
-    write_results,
 )
+from bench.serving_pages import AT_ONCE, SPACED, read_records, write_pages, write_records
 from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
 from roster_client.bench.record_file import read_run
 from roster_client.bench.summary import run_seconds
@@ -81,7 +79,10 @@ async def test_the_policies_are_measured_on_one_runner_and_reported(tmp_path: Pa
     assert works[SPACED].rate == pytest.approx(LOAD * 6 / run_seconds(runs[AT_ONCE][0]), rel=1e-3)
     baseline = replace(runs[AT_ONCE][0].header, system="transformers, padded batches")
     some = [runs[AT_ONCE][2], Run(baseline, runs[AT_ONCE][0].requests)]
-    write_results(tmp_path, {AT_ONCE: some}, Console(quiet=True))
+    write_records(tmp_path, {AT_ONCE: some})
+    again = read_records(tmp_path)
+    assert [run.header.system for run in again[AT_ONCE]] == ["static", baseline.system] and again[SPACED] == []
+    write_pages(tmp_path, again, Console(quiet=True))
     assert "transformers, padded batches" in (tmp_path / "at-once.html").read_text("utf-8")
     assert read_run(tmp_path / "at-once-transformers-padded-batches.jsonl.gz").header == baseline
     numbers = json.loads((tmp_path / "summary.json").read_text())

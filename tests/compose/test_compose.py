@@ -6,6 +6,9 @@ very commands, environment and secrets as local processes, without Prometheus an
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 
 import grpc
@@ -15,7 +18,8 @@ import pytest
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from tests.support.docker_stack import DockerStack
-from tests.support.local_stack import LocalStack
+from tests.support.documented_commands import documented_commands
+from tests.support.local_stack import PATH, LocalStack
 from tests.support.stack_calls import QUESTION, answers, gateway_client, serving, stream_chat, wait_until
 
 # The first start converts the model's weights.
@@ -37,7 +41,7 @@ def ready(stack: DockerStack | LocalStack) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def test_grpc_answers_without_a_gap(ready: grpc.Channel) -> None:
+def test_grpc_answers_without_a_gap(ready: grpc.Channel, stack: DockerStack | LocalStack) -> None:
     stub = inference_pb2_grpc.InferenceServiceStub(ready)
     question = pb.ChatMessage(role="user", parts=[pb.ContentPart(text="What is the capital of France?")])
     request = pb.GenerateRequest(
@@ -47,7 +51,11 @@ def test_grpc_answers_without_a_gap(ready: grpc.Channel) -> None:
     )
     deltas: list[pb.Delta] = []
     finishes: list[pb.Finish] = []
-    for response in stub.Generate(request, timeout=120):
+    with pytest.raises(grpc.RpcError) as refused:
+        next(stub.Generate(request, timeout=120))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    token = (stack.secrets / "tokens").read_text().split()[1]
+    for response in stub.Generate(request, timeout=120, metadata=[("authorization", f"Bearer {token}")]):
         deltas += response.deltas
         finishes += response.finishes
     received = 0
@@ -59,6 +67,27 @@ def test_grpc_answers_without_a_gap(ready: grpc.Channel) -> None:
     assert len(deltas) > 1
     assert "Paris" in text
     assert [(finish.index, finish.num_tokens) for finish in finishes] == [(0, received)]
+
+
+def test_what_the_operators_page_asks_the_stack(ready: grpc.Channel, stack: DockerStack | LocalStack) -> None:
+    """As it stands there, but for ports, the folder of the secrets, and fewer tokens."""
+    commands = [command.text for command in documented_commands() if re.match(r"curl -s|ROSTER_TOKEN=", command.text)]
+    assert len(commands) == 3
+    environment = os.environ | {"PATH": PATH, "ROSTER_SERVER": stack.address, "ROSTER_ADMIN": stack.admin_address}
+    with gateway_client(stack.gateway, stack.secrets) as client:
+        wait_until(lambda: answers(client), 120, "an answer through the gateway", stack.logs)
+    for text in commands:
+        for old, new in (
+            ("http://127.0.0.1:30000", stack.gateway),
+            ("deploy/secrets", str(stack.secrets)),
+            ('"stream"', '"max_tokens": 8, "stream"'),
+            ("roster generate", "roster generate --max-tokens 8"),
+        ):
+            text = text.replace(old, new)
+        done = subprocess.run(["bash", "-euc", text], env=environment, capture_output=True, text=True, timeout=120)
+        print(f"{text}\n{done.stdout}")
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+        assert "curl" not in text or done.stdout.rstrip().endswith("data: [DONE]")
 
 
 def test_the_gateway_streams_a_chat(ready: grpc.Channel, stack: DockerStack | LocalStack) -> None:

@@ -68,6 +68,18 @@ def test_all_is_published_on_loopback_unless_someone_says_otherwise() -> None:
     assert all(port.startswith(("127.0.0.1:", "${ROSTER_BIND:-127.0.0.1}:")) for port in ports)
 
 
+def test_only_the_gateway_reaches_what_asks_for_no_token() -> None:
+    services = {service.name: service for service in read_compose(FILE, "cpu", {})}
+    scheduler = services["scheduler"]
+    host, _, port = scheduler.environment["ROSTER_GATEWAY_LISTEN"].rpartition(":")
+    (network,) = (name for name, aliases in scheduler.networks.items() if host in aliases)
+    assert DOCUMENT["networks"][network]["internal"]
+    assert {name for name, service in services.items() if network in service.networks} == {"scheduler", "gateway"}
+    assert int(port) not in scheduler.ports
+    assert any(f"grpc://{host}:{port}" in part for part in services["gateway"].command)
+    assert scheduler.environment["ROSTER_TOKENS"] == "/run/secrets/tokens"
+
+
 def test_services_get_the_time_to_drain() -> None:
     drain_s = SchedulerSettings.model_fields["drain_s"].default
     assert int(SERVICES["scheduler"]["stop_grace_period"].removesuffix("s")) >= drain_s + 10
@@ -95,7 +107,7 @@ def test_secrets_are_made_once_and_for_their_owner(tmp_path: Path) -> None:
     assert {f"{{ROSTER_SECRETS:-./deploy/secrets}}/{name}" for name in made} > {
         secret["file"].removeprefix("$") for secret in DOCUMENT["secrets"].values()
     }
-    assert Tenants.read(folder / "admin_tokens")
+    assert Tenants.read(folder / "admin_tokens").need_tokens and Tenants.read(folder / "tokens").need_tokens
     LocalStack(tmp_path, "cpu").make_secrets()
     assert {path.name: path.read_text() for path in folder.iterdir()} == made
 
@@ -113,6 +125,7 @@ def test_local_hosts_ports_and_secrets(tmp_path: Path) -> None:
     assert stack._localize("fcfs") == "fcfs"
     assert stack._localize("tcp://scheduler:50063").startswith("tcp://127.0.0.1:")
     assert stack._localize("0.0.0.0:50061") == stack.address
+    assert stack._localize("grpc://scheduler-for-gateway:50065").startswith("grpc://127.0.0.1:")
     assert (
         stack._localize("--host 0.0.0.0 --port 30000") == f"--host 127.0.0.1 --port {stack.gateway.rpartition(':')[2]}"
     )

@@ -70,12 +70,25 @@ def test_images_hold_no_more_than_they_need(client: openai.OpenAI, stack: Docker
 def test_secrets_are_seen_by_those_who_need_them(client: openai.OpenAI, stack: DockerStack) -> None:
     seen = {service: set(stack.execute(service, "ls", "/run/secrets").stdout.split()) for service in stack.services}
     assert seen == {
-        "scheduler": {"scheduler.key", "runners", "admin_tokens"},
+        "scheduler": {"scheduler.key", "runners", "tokens", "admin_tokens"},
         "runner-cpu": {"runner.key", "scheduler.pub"},
         "gateway": {"gateway_key"},
         "grafana": {"grafana_password"},
         "prometheus": set(),
     }
+
+
+def test_only_the_gateway_reaches_what_asks_for_no_token(client: openai.OpenAI, stack: DockerStack) -> None:
+    """The scheduler listens for it on their own network alone."""
+
+    def reaches(service: str, host: str) -> bool:
+        connect = f"import socket; socket.create_connection(({host!r}, 50065), 3)"
+        return stack.execute(service, "python", "-c", connect).returncode == 0
+
+    assert reaches("gateway", "scheduler-for-gateway")
+    address = stack.execute("scheduler", "getent", "hosts", "scheduler-for-gateway").stdout.split()[0]
+    for host in ("scheduler", "scheduler-for-gateway", address):
+        assert not reaches("runner-cpu", host), host
 
 
 def test_the_dashboard_has_data(client: openai.OpenAI, stack: DockerStack) -> None:

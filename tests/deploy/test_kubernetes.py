@@ -125,7 +125,8 @@ def test_ports_are_those_that_are_listened_on() -> None:
     services = {service["metadata"]["name"]: service["spec"].get("ports", []) for service in of_kind("Service")}
     link = environment("roster-runner")["ROSTER_LINK"]
     assert link == f"tcp://roster-link:{services['roster-link'][0]['port']}"
-    assert f"--worker-urls=grpc://roster:{services['roster'][0]['port']}" in container("roster-gateway")["args"]
+    called = f"--worker-urls=grpc://roster-for-gateway:{services['roster-for-gateway'][0]['port']}"
+    assert called in container("roster-gateway")["args"]
 
 
 def test_variables_are_settings() -> None:
@@ -191,16 +192,18 @@ def allowed(name: str) -> dict[str, list[dict[str, Any]]]:
     return {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
 
 
-def test_admin_and_link_stay_inside() -> None:
+def test_admin_link_and_what_asks_for_no_token_stay_inside() -> None:
     everything = [item for item in of_kind("NetworkPolicy") if item["spec"]["podSelector"] == {}]
     assert [item["spec"] for item in everything] == [{"podSelector": {}, "policyTypes": ["Ingress"]}]
     scheduler = allowed("roster-scheduler")
     assert set(scheduler) == {port["name"] for port in container("roster-scheduler")["ports"]}
-    for port in ("link", "admin"):
+    for port in ("link", "admin", "gateway"):
         (peer,) = scheduler[port]
         assert set(peer) == {"podSelector"}, "no other namespace"
     assert chosen(scheduler["link"][0]["podSelector"]["matchLabels"]) == ["roster-runner"]
-    assert chosen(scheduler["grpc"][0]["podSelector"]["matchLabels"]) == ["roster-gateway"]
+    assert chosen(scheduler["gateway"][0]["podSelector"]["matchLabels"]) == ["roster-gateway"]
+    assert [set(peer) for peer in scheduler["grpc"]] == [{"namespaceSelector"}]
+    assert environment("roster-scheduler")["ROSTER_TOKENS"]
     assert allowed("roster-runner") == {}
 
 

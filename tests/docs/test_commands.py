@@ -64,6 +64,7 @@ RUN = [
     Run(r"openssl rand -hex 24"),
     Run(r"roster-(scheduler|runner) --help"),
     Run(r"make help", instead=(("make", f"make -C {ROOT}"),)),
+    Run(r"python -m tests\.support\.nvrtc .*", instead=((" kernels/", f" {ROOT}/kernels/"),)),
 ]
 SERVICES = [
     Service(r"roster-scheduler --listen .* --tls-cert .*", "the engine runs"),
@@ -86,9 +87,7 @@ ELSEWHERE = [
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # What the stack of compose.yaml is given, and asked.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
-    Elsewhere(
-        r"curl -s http://127\.0\.0\.1:30000/v1/.*|export ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"
-    ),
+    Elsewhere(r"curl -s http://127\.0\.0\.1:30000/v1/.*|ROSTER_TOKEN=\$\(cut .*", "tests/compose/test_compose.py"),
     # These need a cluster; what they apply, and the secrets that it reads, are checked without one.
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
@@ -105,7 +104,7 @@ ELSEWHERE = [
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
     Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
     Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
-    Elsewhere(r"ROSTER_TEST_\w+=\d+ pytest tests/\S+", "tests/docs/test_commands.py"),
+    Elsewhere(r"(ROSTER_TEST_\w+=\d+ )?pytest tests/\S+", "tests/docs/test_commands.py"),
     Elsewhere(
         r"cd examples/typescript && npm ci .*|curl -N localhost:8080/chat .*", "tests/examples/test_typescript.py"
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated.common_pb2 import SubscribeKvEventsRequest
 
 from roster_client.admin import AdminClient
 from roster_client.credentials import IN_THE_CLEAR, Credentials
@@ -115,6 +116,9 @@ def test_a_gateways_calls_pass_the_same_doors(fortress: Fortress) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as refused:  # it would tell one tenant the prompts of all
+            next(stub.SubscribeKvEvents(SubscribeKvEventsRequest(), metadata=fortress.acme.metadata, timeout=10))
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_a_tenant_can_not_reach_the_requests_of_another(fortress: Fortress) -> None:
@@ -211,6 +215,7 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(tmp_path: Path) -> No
         ("scheduler_svc.main", [*tls, f"--tokens={tmp_path}/empty"], "holds no token"),
         ("scheduler_svc.main", [f"--tls-cert={cert}"], "tls_cert and tls_key belong together"),
         ("scheduler_svc.main", ["--admin-listen=0.0.0.0:0"], "admin_listen is 0.0.0.0:0, where anyone in reach"),
+        ("scheduler_svc.main", ["--gateway-listen=0.0.0.0:0"], "gateway_listen is 0.0.0.0:0, where anyone in reach"),
         ("scheduler_svc.main", [f"--link-key={key}", f"--link-runners={tmp_path}/empty"], "a key has 40 characters"),
         ("runner_svc.main", ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must hold one key"),
         ("runner_svc.main", ["--device=hash", f"--runner-key={key}"], "set both, or neither"),

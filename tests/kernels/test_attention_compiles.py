@@ -57,6 +57,12 @@ def test_decode_compiles(shape: tuple, arch: str) -> None:
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 
+def test_decode_beside_a_product_compiles() -> None:
+    variant = DecodeVariant.beside_product(AttentionShape(*SHAPES[0]), ARCHITECTURES["sm_90a"])
+    assert variant is not None
+    assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)
+
+
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_prefill_compiles(shape: tuple, arch: str) -> None:
     log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))

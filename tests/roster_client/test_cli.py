@@ -140,3 +140,25 @@ def test_help_names_units_and_exit_status() -> None:
     for command in ("generate", "chat", "status", "health", "policy list", "policy show", "policy set"):
         assert roster(*command.split(), "--help").exit_code == ExitCode.OK
     assert "step_tokens=512" in roster("policy", "set", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("roster pol", "policy"),
+        ("roster policy set ad", "adaptive"),
+        ("roster policy show fc", "fcfs"),
+        ("roster serve --policy dead", "deadline"),
+        ("roster simulate --policy pre", "prefix"),
+        ("roster timeline --across st", "steps"),
+    ],
+)
+def test_the_shell_completes(line: str, offered: str) -> None:
+    asked = {"_ROSTER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    assert offered in CliRunner().invoke(app, [], env=asked, prog_name="roster").stdout.split()
+
+
+@pytest.mark.parametrize(("shell", "part"), [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --")])
+def test_completion_is_there_for_the_shells(shell: str, part: str) -> None:
+    asked = {"_ROSTER_COMPLETE": f"source_{shell}"}
+    assert part in CliRunner().invoke(app, [], env=asked, prog_name="roster").stdout

@@ -110,3 +110,14 @@ def test_ten_thousand_behind_one_block_cost_a_step_a_few_lookups(monkeypatch: py
     served.finish()
     assert sorted(served.cached(request) for request in requests[:40]) == [0] + [39 * SIZE] * 39
     served.stack.assert_clean()
+
+
+def test_a_flush_brings_back_who_waits_for_a_block() -> None:
+    served = service(step_tokens=SIZE)
+    requests = [served.stack.submit(prompt(8 * SIZE + 1), OUTPUT) for _ in range(3)]
+    served.advance(2)
+    assert served.scheduler.table.num_running == 1
+    served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
+    served.finish()
+    # The second computes the prefix anew, and the third waits for it.
+    assert sorted(served.cached(request) for request in requests) == [0, 0, 8 * SIZE]

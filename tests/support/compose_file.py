@@ -21,8 +21,15 @@ class ComposeService:
     command: list[str]
     environment: dict[str, str]
     ports: dict[int, int]
+    networks: dict[str, list[str]]
+    """Those that it is on, and its further names there."""
     built: bool
     """Its image comes from this repository."""
+
+    @property
+    def aliases(self) -> list[str]:
+        """Its further names on any network."""
+        return [alias for aliases in self.networks.values() for alias in aliases]
 
 
 def read_compose(path: Path, profile: str, variables: Mapping[str, str]) -> list[ComposeService]:
@@ -51,8 +58,16 @@ def _service(name: str, service: dict[str, Any]) -> ComposeService:
         command=list(service.get("command", [])),
         environment={key: str(value) for key, value in service.get("environment", {}).items()},
         ports={int(parts[-1]): int(parts[-2]) for parts in published},
+        networks=_networks(service.get("networks", ["default"])),
         built="build" in service,
     )
+
+
+def _networks(networks: list[str] | dict[str, dict[str, list[str]] | None]) -> dict[str, list[str]]:
+    """Either form of a service's networks, each with the service's aliases there."""
+    if isinstance(networks, list):
+        return {name: [] for name in networks}
+    return {name: (own or {}).get("aliases", []) for name, own in networks.items()}
 
 
 def _interpolate(text: str, variables: Mapping[str, str]) -> str:

@@ -48,6 +48,7 @@ class DockerStack:
         project = f"roster-test-{secrets.token_hex(4)}"
         self._compose = [*compose_command(), "--project-name", project, "--profile", profile]
         self.address = f"127.0.0.1:{ports['ROSTER_PORT']}"
+        self.admin_address = f"127.0.0.1:{ports['ROSTER_ADMIN_PORT']}"
         self.gateway = f"http://127.0.0.1:{ports['ROSTER_GATEWAY_PORT']}"
         self.grafana = f"http://127.0.0.1:{ports['GRAFANA_PORT']}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +29,10 @@ def packed_logprobs(tokens: list[int], top: int, row: int = 0, first_position: i
         top_ids=np.array(ids, "<i4").tobytes(),
         top_values=(-np.array(ids, "<f4") / 256).astype("<f4").tobytes(),
     )
+
+
+def _empty_cache(ask: engine_pb2.KvSubscribe) -> engine_pb2.KvSubscribed:
+    return engine_pb2.KvSubscribed(number=100, snapshot=engine_pb2.KvSnapshot())
 
 
 @dataclass(eq=False)
@@ -69,9 +73,13 @@ class FakeEngine:
         self.commands: list[engine_pb2.Command] = []
         self.requests: dict[tuple[str, str], FakeRequest] = {}
         self.steps = 0
+        self.kv_start: Callable[[engine_pb2.KvSubscribe], engine_pb2.KvSubscribed | engine_pb2.Refused] = _empty_cache
+        self.kv_news: deque[engine_pb2.KvChanges] = deque()
+        """Told to whoever follows, as soon as it is put here."""
         self._announced = self.state
         self._workers: set[bytes] = set()
         self._watchers: set[bytes] = set()
+        self._kv_followers: dict[int, bytes] = {}
         self._sequences: dict[int, FakeSequence] = {}
         self._next_id = 1
         self._stopped = threading.Event()
@@ -108,6 +116,10 @@ class FakeEngine:
                 self._announced = self.state
                 for worker in self._workers:
                     self._send(worker, model=self._announced)
+            while self.kv_news:
+                changes = self.kv_news.popleft()
+                for follower in set(self._kv_followers.values()):
+                    self._send(follower, kv_changes=changes)
             if time.monotonic() >= next_step:
                 next_step += self.step_s
                 if self.stepping.is_set():
@@ -254,6 +266,18 @@ class FakeEngine:
             if sequence.end is not None:
                 record.end.CopyFrom(sequence.end)
         self._send(worker, attached=attached)
+
+    def _on_kv_subscribe(self, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
+        answer = self.kv_start(ask)
+        answer.handle = ask.handle
+        if isinstance(answer, engine_pb2.Refused):
+            self._send(worker, refused=answer)
+        else:
+            self._kv_followers[ask.handle] = worker
+            self._send(worker, kv_subscribed=answer)
+
+    def _on_kv_unsubscribe(self, worker: bytes, over: engine_pb2.KvUnsubscribe) -> None:
+        self._kv_followers.pop(over.handle, None)
 
     def _on_status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
         status = admin_pb2.GetStatusResponse(version="fake", waiting=7)

@@ -33,6 +33,8 @@ class FrontStack:
     stub: inference_pb2_grpc.InferenceServiceStub
     admin: admin_pb2_grpc.AdminServiceStub
     address: str
+    gateway_address: str
+    """Where the gateway's service is."""
 
 
 async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
@@ -49,9 +51,13 @@ async def model_known(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
 
 @asynccontextmanager
 async def front_stack(
-    step_s: float = 0.002, flush_ms: float = 30.0, with_model: bool = True, otlp_endpoint: str = ""
+    step_s: float = 0.002,
+    flush_ms: float = 30.0,
+    with_model: bool = True,
+    otlp_endpoint: str = "",
+    gateway_apart: bool = False,
 ) -> AsyncIterator[FrontStack]:
-    """Starts both, and ends both."""
+    """Starts both, and ends both. `gateway_apart`: the gateway's service has an address of its own."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"
         model = byte_model("fake", "Fake", VOCAB_SIZE, CONTEXT_LENGTH)
@@ -60,10 +66,11 @@ async def front_stack(
             engine.state.ClearField("model")
             engine.state.ready = False
         engine.start()
-        public, admin = reserve("127.0.0.1:0"), reserve("127.0.0.1:0")
+        public, admin, apart = (reserve("127.0.0.1:0") for _ in range(3))
         settings = SchedulerSettings(
             listen=public.address,
             admin_listen=admin.address,
+            gateway_listen=apart.address if gateway_apart else "",
             flush_ms=flush_ms,
             front_workers=0,
             otlp_endpoint=otlp_endpoint,
@@ -80,6 +87,7 @@ async def front_stack(
             inference_pb2_grpc.InferenceServiceStub(channel),
             admin_pb2_grpc.AdminServiceStub(admin_channel),
             public.address,
+            apart.address if gateway_apart else public.address,
         )
         try:
             if with_model:
@@ -91,6 +99,6 @@ async def front_stack(
             await admin_channel.close()
             await serving
             os.close(gone)
-            public.close()
-            admin.close()
+            for reserved in (public, admin, apart):
+                reserved.close()
             engine.stop()

@@ -217,6 +217,8 @@ class Stack:
         elif kind == "refused":
             if message.refused.handle in self.requests:
                 self._refused(self.requests[message.refused.handle], message.refused)
+            else:
+                self.others.append(message)
         elif kind == "attached" and message.attached.handle in self._attaching:
             self._attaching.discard(message.attached.handle)
             self._attached(self.requests[message.attached.handle], message.attached)

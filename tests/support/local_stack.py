@@ -17,7 +17,7 @@ from tests.support.compose_file import ComposeService, read_compose
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 60.0
-PORTS = (50061, 50062, 50063, 50064, 30000, 29000)
+PORTS = (50061, 50062, 50063, 50064, 50065, 30000, 29000)
 """What the services listen on inside their containers."""
 SECRETS = "/run/secrets/"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -35,6 +35,7 @@ class LocalStack:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.secrets = folder / "secrets"
         self.address = f"127.0.0.1:{self._ports[50061]}"
+        self.admin_address = f"127.0.0.1:{self._ports[50062]}"
         self.gateway = f"http://127.0.0.1:{self._ports[30000]}"
 
     def start(self) -> None:
@@ -88,7 +89,7 @@ class LocalStack:
         return inherited | {"PATH": PATH} | own
 
     def _localize(self, text: str) -> str:
-        names = "|".join(re.escape(service.name) for service in self._services)
+        names = "|".join(re.escape(name) for service in self._services for name in (service.name, *service.aliases))
         text = re.sub(rf"(?<![\w.-])(?:0\.0\.0\.0|(?:{names})(?=:\d))", "127.0.0.1", text)
         text = re.sub(r"(?<![\w.])\d{5}\b", lambda port: str(self._ports.get(int(port[0]), port[0])), text)
         return text.replace(SECRETS, f"{self.secrets}/")

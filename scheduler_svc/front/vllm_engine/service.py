@@ -1,7 +1,7 @@
 """`vllm.grpc.engine.VllmEngine` in terms of this worker's own parts: preparation, streams, and the engine's commands.
 
-The tokens and tenants of the public service hold here too. Embed, the profiler and SubscribeKvEvents are
-UNIMPLEMENTED, which gateways tolerate.
+The tokens and tenants of the public service hold here too, unless the service has an address of its own. Embed and the
+profiler are UNIMPLEMENTED, which gateways tolerate.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer
 from scheduler_svc.front.preparation import Preparer
-from scheduler_svc.front.refusal import Refusal, unimplemented
+from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.request_stream import RequestStream
 from scheduler_svc.front.response_stream import write_responses
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
 from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.vllm_engine.answer_writer import AnswerWriter
+from scheduler_svc.front.vllm_engine.kv_subscriptions import KvSubscriptions
 from scheduler_svc.front.vllm_engine.load_report import LoadReporter
 from scheduler_svc.front.vllm_engine.request_mapping import to_generate_request
 from scheduler_svc.front.vllm_engine.tokenizer_bundle import bundle_chunks, model_type, special_token_ids
@@ -53,6 +54,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         self._is_ready = is_ready
         self._tracing = tracing
         self._loads = LoadReporter()
+        self._subscriptions = KvSubscriptions(client)
 
     async def HealthCheck(
         self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
@@ -167,8 +169,20 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """UNIMPLEMENTED: a gateway then goes by the prompts that it has sent where."""
-        await abort(context, unimplemented("", "this server tells no KV events: route by the prompts that were sent"))
+        """What the prefix cache holds, and how that changes, until the caller goes or the engine does."""
+        try:
+            if self._tenants.need_tokens:
+                raise _tells_all_tenants()
+            async with self._subscriptions.follow(request.start_sequence_number) as batches:
+                await context.send_initial_metadata(())  # the subscription has begun, even if there is no news yet
+                async for batch in batches:
+                    await context.write(batch)
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    def lose(self) -> None:
+        """The engine is gone: ends every subscription with UNAVAILABLE."""
+        self._subscriptions.lose()
 
     async def _abort(self, tenant: str, request_id: str) -> None:
         handle = self._client.new_handle()
@@ -186,3 +200,8 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             return (await self._client.call(handle, command)).status_reply.status
         except Refusal as refusal:
             await abort(context, refusal)
+
+
+def _tells_all_tenants() -> Refusal:
+    message = "these events tell every tenant's prompts: give the gateway an address of its own (gateway_listen)"
+    return Refusal(grpc.StatusCode.PERMISSION_DENIED, message)

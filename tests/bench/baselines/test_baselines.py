@@ -16,7 +16,7 @@ from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, 
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload, write_workload
-from roster_client.bench.record import RequestRecord
+from roster_client.bench.record import RequestRecord, Status
 from roster_client.bench.record_file import read_run
 from roster_client.bench.workload import LoadRequest, Workload
 
@@ -70,6 +70,21 @@ def test_continuous_batching_lets_requests_join_when_another_leaves(folder: Path
     check_records(records)
     # Two run at once: the third joins when the first has ended, while the second still runs.
     assert records[0].last_token_s <= records[2].first_token_s <= records[1].last_token_s
+
+
+def test_what_has_not_ended_in_time_is_given_up_with_what_it_had(folder: Path) -> None:
+    endless = replace(REQUESTS[0], request_id="endless", output_tokens=100_000)
+    waiting = replace(REQUESTS[1], request_id="waiting", output_tokens=100_000)
+    late = replace(REQUESTS[2], request_id="late", scheduled_s=60.0)
+    sizes = replace(SIZES, slots=1, kv_tokens=131_072)
+    with continuous_batching(load(folder), sizes) as system:
+        records = system.run([endless, waiting, late], end_s=1.0)
+        again = system.run(REQUESTS[:1], end_s=100.0)
+    assert [record.request_id for record in records] == ["endless", "waiting"], "what was not sent is not listed"
+    assert all(record.status is Status.TIMEOUT for record in records)
+    assert 0 < records[0].output_tokens == len(records[0].message_s) < 100_000
+    assert records[1].output_tokens == 0
+    assert again[0].ok, "nothing is left of them"
 
 
 def test_a_dead_manager_is_reported(folder: Path) -> None:

@@ -79,7 +79,8 @@ def test_a_trace_is_replayed_and_reported(roster: RosterProcesses, tmp_path: Pat
 def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: RosterProcesses, tmp_path: Path) -> None:
     trace = trace_file(tmp_path, 12, hashes=True)
     options = ("-n", 12, "--prompt-divisor", 8, "--calls", "generate", "--name", "all")
-    assert "12 / 12" in bench("offline", *server(roster), "--trace", trace, *options, "--out", tmp_path / "out")
+    printed = bench("offline", *server(roster), "--trace", trace, *options, "--parquet", "--out", tmp_path / "out")
+    assert "12 / 12" in printed
     records, again = tmp_path / "out" / "run.jsonl.gz", tmp_path / "again.html"
     run = read_run(records)
     assert [run.header.system, run.header.rate, run.header.arrivals] == ["all", None, "all at once"]
@@ -87,7 +88,9 @@ def test_offline_sends_all_at_once_and_hash_ids_are_shared_prefixes(roster: Rost
     cached = [request.cached_tokens or 0 for request in run.requests]
     assert min(cached) == 0, "the first of all"
     assert sum(count >= 64 for count in cached) >= 8, "a block of 512 tokens by 8, which all of them begin with"
-    bench("report", records, "-o", again, "--title", "A & B", "--ttft-target-ms", 1)
+    table = records.with_name("run.parquet")
+    assert [request.request_id for request in read_run(table).requests] == [one.request_id for one in run.requests]
+    bench("report", table, "-o", again, "--title", "A & B", "--ttft-target-ms", 1)
     page = again.read_text("utf-8")
     assert "A &amp; B" in page and "first token within 0.001 s" in page
 

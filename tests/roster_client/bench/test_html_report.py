@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
-
 from roster_client.bench.html_report import report_page
 from roster_client.bench.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
 from roster_client.bench.summary import Targets
-
-VOID = {"meta", "br", "link"}
-
-
-class Balanced(HTMLParser):
-    """Raises AssertionError when a tag is closed that is not open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, tag
+from tests.support.pages import checked
 
 
 def a_run(system: str, rate: float | None, *, card: str = "a card", count: int = 12, loop_s: float = 0.0) -> Run:
@@ -42,18 +22,6 @@ def a_run(system: str, rate: float | None, *, card: str = "a card", count: int =
     return Run(header, requests, samples, LoopDelays(0.01, 9, 0.0, loop_s, loop_s, 0.1))
 
 
-def checked(page: str) -> str:
-    """The page, after checks that hold for any."""
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
-    for svg in re.findall(r"<svg.*?</svg>", page, re.S):
-        ET.fromstring(svg)
-    assert "<script" not in page and not re.search(r"""(src|href)=["']?http""", page)
-    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.S).split()
-    return page
-
-
 def test_one_run() -> None:
     page = checked(report_page("Serving: x", [a_run("fcfs", 2.0)], Targets(), ["said <first>"]))
     assert page.count("<svg") == 2
@@ -67,6 +35,16 @@ def test_rates_of_a_system_are_drawn_against_each_other() -> None:
     page = checked(report_page("Sweep", runs, Targets()))
     assert page.count("<svg") == 3
     assert "all that is offered" in page
+
+
+def test_systems_under_one_load_are_drawn_as_bars_with_their_numbers() -> None:
+    nothing = Run(a_run("x", None).header, [RequestRecord("x", 0.0, 0.0, Status.FAILED, 3, error="no")])
+    page = checked(report_page("Two", [a_run("fcfs", None), a_run("static", None), nothing], Targets()))
+    assert page.count("<svg") == 3 and "What each gave" in page
+    bars = page[page.index("<svg") : page.index("</svg>")]
+    assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two that served something"
+    assert bars.count(" 150 | 200<") == 2, "ITL, ms"
+    assert checked(report_page("Nothing", [nothing, nothing], Targets())).count("<svg") == 2
 
 
 def test_what_spoils_the_numbers_is_said_first() -> None:

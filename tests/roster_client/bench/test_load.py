@@ -66,6 +66,18 @@ async def test_requests_leave_at_their_times_whatever_comes_back() -> None:
     assert max(record.sent_s for record in run.records) < min(r.last_token_s for r in run.records), "an open loop"
 
 
+async def test_at_the_end_all_that_is_left_is_given_up() -> None:
+    async def endless(number: int, take: Callable[[int], None]) -> None:
+        take(1)
+        await asyncio.sleep(60)
+
+    target = FakeTarget(endless)
+    run = LoadRun(target, load([0.0, 0.2, 50.0]), timeout_s=30, end_s=0.5)
+    await asyncio.wait_for(run.run(), 20)
+    assert sorted(record.request_id for record in run.records) == ["0", "1"], "what would be sent later is not"
+    assert all(record.status is Status.TIMEOUT and record.output_tokens == 1 for record in run.records)
+
+
 async def test_what_goes_wrong_is_recorded_and_the_rest_goes_on() -> None:
     async def act(number: int, take: Callable[[int], None]) -> Answer | None:
         if number == 1:

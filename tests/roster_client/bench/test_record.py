@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import math
 from pathlib import Path
 
 import pytest
 
+from roster_client.bench.parquet_file import write_parquet
 from roster_client.bench.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
-from roster_client.bench.record_file import RecordFileError, read_run, write_run
+from roster_client.bench.record_file import RecordFileError, append_run, read_run, read_runs, write_run
 from roster_client.bench.summary import Distribution, Targets, summarize
 from scheduler_svc.simulator.fairness import jain_index
 
@@ -163,6 +165,38 @@ def test_a_run_survives_its_file(tmp_path: Path, name: str) -> None:
     assert again.requests[0].sent_s == 0.5, "microseconds"
     assert again.requests[0].cached_tokens == 0, "told to be none, which is not: not told"
     assert again.requests[0].message_s == run.requests[0].message_s
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.gz"])
+def test_a_file_may_hold_several_runs(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "folder" / name
+    some = [a_run(request(number, 0.0, 1.0 + number), request(9, 0.5, 0.75)) for number in range(3)]
+    for run in some:
+        append_run(path, run)
+    assert [run.requests for run in read_runs(path)] == [run.requests for run in some]
+    with pytest.raises(RecordFileError, match="holds 3 runs"):
+        read_run(path)
+
+
+def test_a_run_survives_parquet_and_others_can_read_it(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    run = a_run(
+        request(0, 0.5, 1.0, 1.25, tenant="a", cached_tokens=0, ttft_target_s=0.3, sent_s=0.5000004),
+        request(1, 0.5, status=Status.REFUSED, error="the queue is full"),
+        samples=(ServiceSample(0.25, 1, 4, waiting=2),),
+        loop=LoopDelays(0.01, 7, 0.0, 0.001, 0.002, 0.1),
+    )
+    path = tmp_path / "folder" / "run.parquet"
+    write_parquet(path, run)
+    assert read_run(path) == run
+    columns = pq.read_table(path).to_pydict()
+    assert columns["status"] == ["ok", "refused"] and columns["cached_tokens"] == [0, None]
+    assert columns["message_s"] == [[1.0, 1.25], []] and list(columns) == [
+        one.name for one in dataclasses.fields(RequestRecord)
+    ]
+    pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
+    with pytest.raises(RecordFileError, match="is no run"):
+        read_run(path)
 
 
 def test_what_is_no_run_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, TILE, DecodePlanner
+from tests.support.decode_plan_twin import PlannerTwin
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,19 @@ def test_blocks_share_all_tiles_and_agree_on_who_merges(planner: DecodePlanner, 
         assert {part.first_slot // 2 for part in parts} == {parts[0].block}
         assert {part.last_block for part in parts} == {parts[-1].block}
         assert [part.slot for part in parts[1:]] == [2 * part.block for part in parts[1:]]
+
+
+@given(planners(), st.data())
+def test_plans_are_the_slow_twins(planner: DecodePlanner, data: st.DataObject) -> None:
+    num_rows = data.draw(st.integers(1, planner.batch))
+    longest = data.draw(st.sampled_from([4, 40, 700, 100_000]))
+    lengths = np.array(data.draw(st.lists(st.integers(0, longest), min_size=num_rows, max_size=num_rows)), np.int32)
+    twin = PlannerTwin(planner.batch, planner.grid, planner.min_cost, planner.units, planner.end_cost, planner.window)
+    tables, queries = np.arange(7, 7 + num_rows, dtype=np.int32), np.arange(num_rows, 0, -1, dtype=np.int32)
+    plans = np.full((2, planner.words), -1, np.int32)
+    planner.write(lengths, tables, queries, plans[0])
+    twin.write(lengths, tables, queries, plans[1])
+    np.testing.assert_array_equal(plans[0], plans[1])
 
 
 @given(planners(), st.data())

@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 from tokenizers import Tokenizer
 
-from protos import engine_pb2
+from protos import engine_pb2, inference_pb2, inference_pb2_grpc
 from tests.support.front_stack import CONTEXT_LENGTH, VOCAB_SIZE, FrontStack, front_stack
 
 PROMPT = list(b"The prompt, over and over. ")
@@ -167,13 +167,6 @@ async def test_constraints_reach_the_engine(
     assert part in command.submit.grammar and bool(part) == bool(command.submit.grammar)
 
 
-async def test_kv_events_are_refused_with_a_sentence(stub: vllm_grpc.VllmEngineStub) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()).read()
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "tells no KV events" in (refused.value.details() or "")
-
-
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
 async def test_the_engines_refusal_is_the_calls_status(
     stack: FrontStack, stub: vllm_grpc.VllmEngineStub, code: grpc.StatusCode
@@ -229,10 +222,6 @@ async def test_it_describes_itself(stack: FrontStack, stub: vllm_grpc.VllmEngine
     assert load.num_waiting_reqs == 7
     assert (await stub.FlushCache(common_pb2.FlushCacheRequest())).success
     assert len(stack.engine.commands_of("flush_prefixes")) == 1
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        async for _ in stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()):
-            pass
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_health_follows_readiness(stack: FrontStack, stub: vllm_grpc.VllmEngineStub) -> None:
@@ -254,3 +243,18 @@ async def test_without_a_model_calls_are_unavailable() -> None:
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         code, _ = await refusal(stub, asked())
         assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_service_may_have_an_address_of_its_own() -> None:
+    async with front_stack(gateway_apart=True) as stack, grpc.aio.insecure_channel(stack.gateway_address) as channel:
+        stub = vllm_grpc.VllmEngineStub(channel)
+        assert (await stub.HealthCheck(vllm.HealthCheckRequest(), wait_for_ready=True)).healthy
+        _, (complete,) = await gathered(stub, asked())
+        assert complete.completion_tokens == 30
+        for call in (
+            vllm_grpc.VllmEngineStub(stack.channel).HealthCheck(vllm.HealthCheckRequest()),
+            inference_pb2_grpc.InferenceServiceStub(channel).GetModel(inference_pb2.GetModelRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

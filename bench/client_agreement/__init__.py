@@ -1,0 +1,1 @@
+"""Does an independent client measure the same as ours, and the same as the wire?"""

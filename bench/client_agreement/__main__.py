@@ -1,0 +1,115 @@
+"""Does an independent client measure the same? guidellm and `roster bench` on one OpenAI endpoint, at the same time.
+
+    pip install guidellm==0.8.1   (in a virtual environment of its own: its dependencies are not ours)
+    python -m bench.client_agreement --guidellm VENV/bin/guidellm [--device hash] [--requests 100] [--json FILE]
+
+Both drive the gateway in front of Roster: streamed completions, greedy, requests of one length, Poisson arrivals with
+the same gaps (guidellm draws them from seed 42). They run side by side, so that both meet the same load and the same
+moods of the machine: one after another, a machine that others use differs more from minute to minute than the clients
+do. Only requests that began while both were sending count. Definitions, the same for both:
+
+    TTFT  from the request's head to the first chunk with text (guidellm stamps the head's write, after connecting;
+          ours the moment before it connects)
+    ITL   (last chunk with text - first one) / (output tokens - 1) of a request; guidellm's inter_token_latency
+    tokens by the server's count (usage), in both
+
+`roster bench` itself counts TTFT from the time at which a request should have left, and pools the latencies of all
+tokens; that differs by what the client is late. Between each client and the gateway stands a witness, a proxy that
+notes when the bytes passed: what a client's TTFT is above the wire's is the client's own, and where the wires differ,
+the clients' requests met different waits. The default runner is the hash model, whose steps sleep `--step-ms`, whatever
+a prompt's length: the endpoint's times then hardly depend on what else the machine does. Exit status 1 when a mean or
+median differs by more than 10%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.client_agreement.clients import guidellm, ours
+from bench.client_agreement.comparison import BAR, Side, compared, overlapping, print_rows
+from bench.client_agreement.witness import Witness
+from bench.provenance import provenance
+from roster_client.stack import Endpoints, Stack
+from runner_svc.byte_tokenizer import build_byte_tokenizer
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
+from tests.support.gateway import gateway
+
+READY_TIMEOUT_S = 300.0
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Side]:
+    """Both clients at once, by name: the requests that began while both were sending."""
+    runner: dict[str, object] = {"device": options.device, "slots": options.slots}
+    runner |= {"step_ms": options.step_ms} if options.device == "hash" else {"model": options.model}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with Stack(Endpoints.free(), scheduler={}, runner=runner) as stack:
+            await stack.wait_ready(READY_TIMEOUT_S)
+            write_tokenizer(options, folder / "tokenizer")
+            with gateway(folder, stack.endpoints.listen) as url:
+                return await side_by_side(options, folder, urlsplit(url).port or 80)
+
+
+async def side_by_side(options: argparse.Namespace, folder: Path, port: int) -> dict[str, Side]:
+    """Ours begins when guidellm, which takes longer to start, sends its first request."""
+    async with Witness(port) as by_theirs, Witness(port) as by_ours:
+        their_run = asyncio.create_task(guidellm(by_theirs.url, options, folder))
+        began = asyncio.create_task(by_theirs.began.wait())
+        await asyncio.wait((their_run, began), return_when=asyncio.FIRST_COMPLETED)
+        began.cancel()
+        our_answers = await ours(by_ours.url, options, folder)
+        return overlapping(our_answers, by_ours.seen, await their_run, by_theirs.seen)
+
+
+def write_tokenizer(options: argparse.Namespace, folder: Path) -> None:
+    """The served model's tokenizer, as transformers loads it."""
+    if options.device == "cpu":
+        folder.symlink_to(model_folder(options.model, default_cache_folder(), lambda *_: None))
+        return
+    folder.mkdir()
+    build_byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--guidellm", type=Path, required=True, help="the program of guidellm")
+    parser.add_argument("--device", choices=("hash", "cpu"), default="hash")
+    parser.add_argument("--model", default="smollm2", help="with --device cpu")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of the hash model")
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=2.0, help="requests a second, of each client")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens")
+    parser.add_argument("--output", type=int, default=32, help="tokens")
+    parser.add_argument("--requests", type=int, default=200, help="of each client")
+    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, prints, judges."""
+    options = parse_options()
+    version = subprocess.run([options.guidellm, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    sides = asyncio.run(measure(options))
+    rows = compared(sides)
+    print(version)
+    print_rows(rows, sides)
+    if options.json:
+        source = provenance("bench.client_agreement", ("smg", "aiohttp"))
+        counts = {name: side.counts for name, side in sides.items()}
+        record = {**source, "guidellm": version, "counts": counts, "rows": rows}
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    sys.exit(any(row["judged"] and abs(row["difference"]) > BAR for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Results of a benchmark that has no requests (kernels, steps), in one format: the same header, JSON, and page.
+
+    {"command", "date", "commit", "processor", "cores", "platform", "versions", "card", ...the benchmark's own numbers}
+
+`card` is what computed, with its facts. The page is made from the JSON alone, on any machine: `python -m bench.page`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roster_client.bench.page import fact_table, number_table, page, paragraphs, repetition
+
+HEADER = ("date", "commit", "processor", "cores", "platform")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are printed; the first column names the row."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    groups: Sequence[int] = ()
+    """Numbers of the rows before which a line is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a page says besides the header."""
+
+    title: str
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_results(path: Path, source: Mapping[str, Any], card: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Writes the JSON. `source`: of `bench.provenance`; `card`: of `bench.gpu_timing`."""
+    path.write_text(json.dumps({**source, "card": card, **numbers}, indent=1) + "\n")
+
+
+def document_page(document: Document, record: Mapping[str, Any]) -> str:
+    """The HTML, from a document and the JSON that it was made of."""
+    card = record["card"]
+    facts = {"card": [f"{name}: {value}" for name, value in card.items()]}
+    facts |= {name: [str(record[name])] for name in HEADER if record.get(name)}
+    facts["versions"] = [", ".join(f"{name} {version}" for name, version in record["versions"].items())]
+    facts |= {name: [value] for name, value in document.facts.items()}
+    parts = [paragraphs(document.notes)]
+    for table in document.tables:
+        parts += [
+            f"<h2>{table.title}</h2>" if table.title else "",
+            number_table(table.columns, table.rows, table.groups),
+        ]
+    parts += [f"<h2>Conditions</h2>{fact_table(facts)}", repetition([record["command"]])]
+    return page(document.title, [card["card"]], parts)

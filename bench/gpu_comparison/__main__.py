@@ -1,0 +1,79 @@
+"""On one card, in one run: our policies at several rates, transformers' continuous batching, and a giant prompt.
+
+    python -m bench.gpu_comparison --shape llama-3.1-8b --out OUT
+    python -m bench.gpu_comparison --shape qwen3-0.6b --step-tokens 1536 --out OUT
+    python -m bench.gpu_comparison.report OUT                                  (afterwards, on any machine: the pages)
+    python -m bench.gpu_comparison --device cpu --model smollm2 --loads fcfs=giant,0.5,2 orca=giant static=0.5
+        transformers=0.5,giant --seconds 8 --drain 6 --prompt-divisor 16 --output-divisor 8 --giant 400
+        --background 1 --slots 8 --kv-tokens 8192 --step-tokens 128 --page-tokens 16 --budget 150 --reserve 55
+        --out OUT                                                                                           (no GPU)
+
+| system | what its difference to `fcfs` shows |
+|---|---|
+| `fcfs` | prompts in chunks of `--step-tokens` beside decoding rows |
+| `orca` | whole prompts: what chunks are for |
+| `static` | request-level batches: what joining at any step is for |
+| `transformers` | its own continuous batching, in a process of its own once the runner is gone |
+
+Loads are rates of the conversation trace (the same requests and prompts for every system) and "giant": short chats, and
+one long prompt in their middle. All within `--budget` seconds: a case ends `--drain` seconds after its last arrival,
+what is not served by then is given up and counted as such; a case for which no time is left is left out, and said. Each
+run is appended to OUT/runs.jsonl.gz as soon as it ends, in the format of `roster bench`. Besides what the two services
+need, this imports numpy and uvloop; the pages need matplotlib.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvloop
+
+from bench.gpu_comparison.budget import Budget
+from bench.gpu_comparison.loads import TRANSFORMERS
+from bench.gpu_comparison.options import parse_options, records_file
+from bench.gpu_comparison.roster_side import measure_policies
+from bench.gpu_comparison.table import HEADING, print_table
+from bench.gpu_comparison.transformers_process import TransformersProcess
+from bench.random_model import write_folder
+from roster_client.bench.record_file import read_runs
+from roster_client.errors import RosterError
+from roster_client.stack import NotReadyError, ServiceDiedError
+
+
+def main() -> None:
+    """Entry point."""
+    options = parse_options()
+    budget = Budget.of(options.budget)
+    records = records_file(options)
+    if records.exists():
+        raise SystemExit(f"{records} is there already: choose another --out")
+    ours = [case for case in options.cases if case.system != TRANSFORMERS]
+    both = len(ours) < len(options.cases)
+    with ExitStack() as open_:
+        model = options.model
+        if options.shape:
+            folder = Path(open_.enter_context(tempfile.TemporaryDirectory())) / options.shape
+            write_folder(options.shape, folder)
+            model = str(folder)
+        other = open_.enter_context(TransformersProcess(model)) if both else None
+        print(HEADING, flush=True)
+        if ours:
+            kept = budget.without(options.reserve if other else 0.0)
+            wait = other.wait_prepared if other else lambda: None
+            try:
+                uvloop.run(measure_policies(options, ours, model, kept, wait))
+            except (RosterError, ServiceDiedError, NotReadyError) as error:
+                print(f"Roster: {error}", flush=True)  # the other side can be measured all the same
+        if other:
+            other.measure(budget)
+    if not records.exists():
+        raise SystemExit("nothing was measured")
+    runs = read_runs(records)
+    print_table(runs)
+    print(f"{len(runs)} of {len(options.cases)} cases; {options.budget - budget.left_s:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

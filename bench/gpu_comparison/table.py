@@ -1,0 +1,111 @@
+"""What the runs of a comparison say: a line a case, and what a giant prompt did to its neighbours.
+
+Everything that came counts, that of requests which were given up at the end of a case too: a system under more load
+than it serves has many of these, and leaving them out would flatter it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.gpu_comparison.loads import GIANT
+from roster_client.bench.record import RequestRecord, Run
+from roster_client.bench.summary import Targets, run_seconds
+from roster_client.bench.sweep import keeps_up
+
+DISTURBED_S = 3.0
+"""Time after the giant prompt's arrival in which its neighbours' pauses are looked at."""
+HEADING = (
+    f"{'system':14} {'load':>7} {'served':>11} {'TTFT p50':>9} {'p99':>8} {'ITL p50':>8} {'p99':>8} "
+    f"{'tokens/s':>9} {'goodput':>8}  keeps up     (ms; requests/s)"
+)
+
+
+def targets_of(run: Run) -> Targets:
+    """Those that the run was measured for."""
+    settings = run.header.settings
+    return Targets(settings["ttft_target_ms"] / 1e3, settings["itl_target_ms"] / 1e3)
+
+
+def first_token_waits(run: Run) -> list[float]:
+    """Seconds from when a request was due to its first token, or to the end of the case where none came."""
+    end_s = float(run.header.settings["given_up_s"])
+    return [(one.message_s[0] if one.message_s else max(end_s, one.sent_s)) - one.scheduled_s for one in run.requests]
+
+
+def line(run: Run) -> str:
+    """One line of the table; a latency is a lower bound where requests were given up without a first token."""
+    load, name = str(run.header.settings["load"]), run.header.system
+    served = f"{sum(one.ok for one in run.requests)}/{len(run.requests)}"
+    ttft = np.percentile(first_token_waits(run), (50, 99)) * 1e3
+    bound = ">" if any(not one.message_s for one in run.requests) else ""
+    itls = [itl for one in run.requests for itl in one.itls_s]
+    itl = np.percentile(itls, (50, 99)) * 1e3 if itls else (np.nan, np.nan)
+    seconds = run_seconds(run)
+    tokens = sum(sum(one.message_tokens) for one in run.requests) / seconds
+    good = sum(map(targets_of(run).kept, run.requests)) / seconds
+    state = "" if load == GIANT else "yes" if keeps_up(run) else "no"
+    return (
+        f"{name[:14]:14} {load:>7} {served:>11} {ttft[0]:9.1f} {bound + format(ttft[1], '.0f'):>8} "
+        f"{itl[0]:8.2f} {itl[1]:8.1f} {tokens:9.0f} {good:8.2f}  {state}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """The chats' pauses between messages, in seconds, before a giant prompt came and in `DISTURBED_S` after it."""
+
+    prompt_tokens: int
+    waited_s: float | None
+    """For the giant prompt's token; None: it never came."""
+    before_s: list[float]
+    after_s: list[float]
+
+
+def disturbance(run: Run) -> Disturbance:
+    """Of a run with a giant prompt."""
+    giant = giant_of(run)
+    after, before = list[float](), list[float]()
+    for one in run.requests:
+        for moment_s, gap_s in zip(one.message_s[1:], one.gaps_s, strict=True):
+            if moment_s < giant.scheduled_s:
+                before.append(gap_s)
+            elif moment_s < giant.scheduled_s + DISTURBED_S:
+                after.append(gap_s)
+    return Disturbance(giant.prompt_tokens, giant.ttft_s if giant.message_s else None, before, after)
+
+
+def giant_of(run: Run) -> RequestRecord:
+    """The longest prompt."""
+    return max(run.requests, key=lambda request: request.prompt_tokens)
+
+
+def sentence(run: Run) -> str:
+    """The disturbance in words."""
+    seen = disturbance(run)
+    waited = "never came" if seen.waited_s is None else f"took {seen.waited_s:.2f} s"
+    parts = (
+        f"{name} p50 {np.median(gaps_s) * 1e3:.1f}, p99 {np.percentile(gaps_s, 99) * 1e3:.1f}, "
+        f"longest {max(gaps_s) * 1e3:.0f} ms"
+        if gaps_s
+        else f"{name} none"
+        for name, gaps_s in (("before", seen.before_s), (f"in the {DISTURBED_S:g} s after", seen.after_s))
+    )
+    return (
+        f"{run.header.system}: the first token of {seen.prompt_tokens:,} prompt tokens {waited}; its neighbours' "
+        f"pauses: {'; '.join(parts)}"
+    )
+
+
+def print_table(runs: Sequence[Run]) -> None:
+    """All of it."""
+    header = runs[0].header
+    print(f"\n{header.command}\n{header.model} on {header.card}\n{HEADING}")
+    for run in runs:
+        print(line(run))
+    for run in runs:
+        if run.header.settings["load"] == GIANT:
+            print(sentence(run))

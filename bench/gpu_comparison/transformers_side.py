@@ -1,0 +1,91 @@
+"""transformers' continuous batching under the same cases: a process of its own, as the runner's memory must be free.
+
+It imports and makes its prompts while our services start, says so, and touches the card only when it is told the
+seconds that are left. Its runs go behind ours into the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
+from bench.baselines.headers import baseline_header
+from bench.baselines.loading import load
+from bench.gpu_comparison.budget import Budget
+from bench.gpu_comparison.loads import SEED, TRANSFORMERS, Case, warm_up, workloads
+from bench.gpu_comparison.options import parse_options, records_file
+from bench.gpu_comparison.roster_side import card, command, settings
+from bench.gpu_comparison.table import line
+from bench.gpu_comparison.transformers_process import PREPARED
+from roster_client.bench.record import Run
+from roster_client.bench.record_file import append_run
+from roster_client.bench.workload import Workload
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
+
+WARM_UP_REQUESTS = 4
+
+
+def measure_case(
+    options: argparse.Namespace,
+    system: ContinuousBatching,
+    model: PreTrainedModel,
+    case: Case,
+    workload: Workload,
+    run_s: float,
+) -> Run:
+    """One run."""
+    header = baseline_header(
+        "transformers",
+        workload,
+        model=options.shape or options.model,
+        card=card(options.device),
+        command=command(),
+        seed=SEED,
+        warmup_requests=WARM_UP_REQUESTS,
+        settings={
+            **settings(options, run_s),
+            "slots": options.slots,
+            "step_tokens": options.step_tokens,
+            "page_tokens": options.page_tokens,
+            "attention": model.config._attn_implementation,
+            "dtype": str(model.dtype).removeprefix("torch."),
+        },
+    )
+    return Run(header, system.run(workload.requests, run_s))
+
+
+def main() -> None:
+    """Entry point; the arguments are the model, then the comparison's own."""
+    name = sys.argv.pop(1)  # what is left is the command that repeats the run
+    options = parse_options()
+    cases = [case for case in options.cases if case.system == TRANSFORMERS]
+    folder = model_folder(name, default_cache_folder(), lambda *_: None)
+    vocab_size = AutoConfig.from_pretrained(folder).vocab_size
+    loads, first = workloads(options, cases, vocab_size), warm_up(options, WARM_UP_REQUESTS, vocab_size)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    print(PREPARED, flush=True)
+    seconds = sys.stdin.readline()
+    if not seconds:
+        return  # the other side is gone
+    budget = Budget.of(float(seconds))
+    model = load(folder, options.device)
+    sizes = BatchSizes(options.slots, options.step_tokens, options.kv_tokens, options.page_tokens)
+    with continuous_batching(model, sizes) as system:
+        system.run(first.requests)
+        print(f"transformers is ready, {budget.left_s:.0f} s are left", flush=True)
+        for case in cases:
+            run_s = budget.run_s(case, loads[case.load], options.drain)
+            if run_s is not None:
+                run = measure_case(options, system, model, case, loads[case.load], run_s)
+                append_run(records_file(options), run)
+                print(line(run), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The page about a benchmark's results, from its JSON, on any machine.
+
+    python -m bench.page bench/results/DATE-CARD-kernels.json [--output FILE.html]
+
+Knows those of `bench.steps` and `bench.kernels`. Pages about requests come from records: `roster bench report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import step_times
+from bench.document import Document, document_page
+from bench.kernels import page as kernels
+
+DOCUMENTS: dict[str, Callable[[Mapping[str, Any]], Document]] = {
+    "bench.steps": step_times.document,
+    "bench.kernels": kernels.document,
+}
+
+
+def page_of(record: Mapping[str, Any]) -> str:
+    """The HTML. Raises ValueError for results of another benchmark."""
+    module = shlex.split(record["command"])[2]
+    if module not in DOCUMENTS:
+        raise ValueError(f"there is no page for results of {module}: only for {', '.join(DOCUMENTS)}")
+    return document_page(DOCUMENTS[module](record), record)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--output", type=Path, help="default: beside the results, with .html")
+    options = parser.parse_args()
+    path = options.output or options.results.with_suffix(".html")
+    path.write_text(page_of(json.loads(options.results.read_text())), encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

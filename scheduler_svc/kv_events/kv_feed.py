@@ -1,0 +1,188 @@
+"""Numbers what changes in the prefix caches, turn by turn, and serves those who follow it.
+
+| a subscriber that has         | gets first                                                       |
+|-------------------------------|------------------------------------------------------------------|
+| nothing (`after` = 0)         | a snapshot                                                       |
+| changes that are still kept   | those that it lacks                                              |
+| older ones, or a former scheduler's | OUT_OF_RANGE: it forgets all it knows and begins again with 0 |
+
+Nothing is recorded before the first subscription, nor from `LINGER_S` after the last one's end on: a subscription that
+broke is usually made again at once, and then lacks little. Kept changes are bounded by the blocks that they speak of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from protos import engine_pb2
+from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.kv_events.catalog import Catalog
+from scheduler_svc.kv_events.pool_recorder import PoolRecorder
+from scheduler_svc.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+LINGER_S = 60.0
+"""Recording goes on for so long without a subscriber."""
+KEPT_BLOCKS = 1 << 16
+"""Blocks that the kept changes speak of, at most: some 6 MB."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Recording:
+    """What is known while somebody follows."""
+
+    catalog: Catalog = field(default_factory=Catalog)
+    recorders: dict[int, PoolRecorder] = field(default_factory=dict)
+    """By session."""
+    partial: bool = False
+    """Something was cached before it began whose content is not known."""
+    kept: deque[engine_pb2.KvChanges] = field(default_factory=deque)
+    """The latest changes, by ascending number."""
+    sizes: deque[int] = field(default_factory=deque)
+    """Blocks that each of `kept` speaks of."""
+    num_kept: int = 0
+    """Sum of `sizes`."""
+
+    def keep(self, changes: engine_pb2.KvChanges, size: int) -> None:
+        """Remembers the changes, and forgets the oldest beyond the bound."""
+        self.kept.append(changes)
+        self.sizes.append(size)
+        self.num_kept += size
+        while self.num_kept > KEPT_BLOCKS:
+            self.kept.popleft()
+            self.num_kept -= self.sizes.popleft()
+
+
+class KvFeed:
+    """One per engine, in its thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._recording: _Recording | None = None
+        self._number = int(engine.wall_clock() * 1e6)
+        """Of the last changes. Turns take more than a microsecond: a former scheduler's numbers are all smaller."""
+        self._subscribers: dict[bytes, set[int]] = {}
+        self._asking: list[tuple[bytes, engine_pb2.KvSubscribe]] = []
+        self._followed_s = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Somebody follows, has just begun to, or may come back: `publish` has something to do."""
+        return self._recording is not None or bool(self._asking)
+
+    @property
+    def num_subscribers(self) -> int:
+        """Subscriptions that have begun."""
+        return sum(len(handles) for handles in self._subscribers.values())
+
+    # ------------------------------------------------------------------ who follows
+
+    def subscribe(self, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
+        """Answered by `publish`, when all changes of the turn are known."""
+        self._asking.append((worker, ask))
+
+    def unsubscribe(self, worker: bytes, handle: int) -> None:
+        """The subscription is over."""
+        self._asking = [(asking, ask) for asking, ask in self._asking if ask.handle != handle]
+        handles = self._subscribers.get(worker, set())
+        handles.discard(handle)
+        if not handles:
+            self._subscribers.pop(worker, None)
+
+    def forget(self, worker: bytes) -> None:
+        """The worker is gone, and its subscriptions with it."""
+        self._asking = [(asking, ask) for asking, ask in self._asking if asking != worker]
+        self._subscribers.pop(worker, None)
+
+    # ------------------------------------------------------------------ whose cache it is
+
+    def join(self, session: int, scheduler: Scheduler) -> None:
+        """A runner has come; its pool names nothing yet."""
+        if self._recording is not None:
+            recorder = PoolRecorder(scheduler.pool, self._recording.catalog)
+            self._recording.recorders[session] = recorder
+            scheduler.prefix.record(recorder)
+
+    def leave(self, session: int, scheduler: Scheduler) -> None:
+        """A runner is gone, and what it cached."""
+        if self._recording is not None:
+            scheduler.prefix.record(None)
+            self._recording.recorders.pop(session).close()
+
+    # ------------------------------------------------------------------ telling
+
+    def publish(self) -> None:
+        """Tells what the turn changed, then answers those who have just subscribed."""
+        now_s = self._engine.ledger.now_s
+        recording = self._recording or self._begin()
+        self._tell_changes(recording)
+        for worker, ask in self._asking:
+            self._answer(recording, worker, ask)
+        if self._subscribers or self._asking:
+            self._followed_s = now_s
+        elif now_s - self._followed_s > LINGER_S:
+            self._end()
+        self._asking.clear()
+
+    def _begin(self) -> _Recording:
+        """From now on changes are recorded. Their numbers leave one out: what happened meanwhile."""
+        engine = self._engine
+        recording = self._recording = _Recording()
+        sequences = [sequence for request in engine.book.known() for sequence in request.sequences]
+        for session, scheduler in engine.pool.schedulers.items():
+            self.join(session, scheduler)
+            for sequence in sequences:
+                scheduler.prefix.describe(sequence)
+            recording.partial |= recording.recorders[session].num_known < scheduler.pool.num_named
+        recording.catalog.take_changes()  # the snapshot tells them
+        self._number += 1
+        log.info("the prefix cache is followed", blocks=len(recording.catalog), partial=recording.partial)
+        return recording
+
+    def _end(self) -> None:
+        for scheduler in self._engine.pool.schedulers.values():
+            scheduler.prefix.record(None)
+        self._recording = None
+        log.info("nobody follows the prefix cache any more")
+
+    def _tell_changes(self, recording: _Recording) -> None:
+        size = recording.catalog.num_changes
+        if not size:
+            return
+        self._number += 1
+        told = engine_pb2.KvChanges(
+            number=self._number, unix_s=self._engine.wall_clock(), changes=recording.catalog.take_changes()
+        )
+        recording.keep(told, size)
+        for worker in self._subscribers:
+            self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_changes=told))
+
+    def _answer(self, recording: _Recording, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
+        kept = recording.kept
+        oldest = kept[0].number if kept else self._number + 1
+        answer = engine_pb2.KvSubscribed(handle=ask.handle, number=self._number)
+        if not ask.after:
+            answer.snapshot.chains.extend(recording.catalog.chains())
+            answer.snapshot.partial = recording.partial
+        elif oldest - 1 <= ask.after <= self._number:
+            answer.replay.changes.extend(changes for changes in kept if changes.number > ask.after)
+            answer.replay.SetInParent()
+        else:
+            self._engine.outbox.message(worker, _too_old(ask.after).to_message(ask.handle))
+            return
+        self._subscribers.setdefault(worker, set()).add(ask.handle)
+        self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_subscribed=answer))
+
+
+def _too_old(after: int) -> EngineRefusal:
+    message = f"the changes after {after} are not kept: forget what is known, and begin again with 0"
+    return EngineRefusal(grpc.StatusCode.OUT_OF_RANGE, message, "start_sequence_number")

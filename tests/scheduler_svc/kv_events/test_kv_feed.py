@@ -1,0 +1,244 @@
+"""The feed on a whole engine with hash runners: whoever follows knows after every turn what the pools would hit."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+
+from protos import engine_pb2
+from runner_svc.hash_model import HashBackend
+from scheduler_svc.block_hashes import root_hash
+from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
+from scheduler_svc.kv_events import kv_feed
+from scheduler_svc.kv_events.kv_feed import LINGER_S
+from tests.support.fake_links import WORKER
+from tests.support.in_process import Stack
+from tests.support.kv_follower import KvFollower, ready_blocks
+from tests.support.sharing import NO_EOS, OUTPUT, SIZE, Service, prompt, service
+
+
+class Subscription:
+    """A worker's end of one subscription, with a strict follower behind it."""
+
+    def __init__(self, stack: Stack, handle: int = 900, follower: KvFollower | None = None) -> None:
+        self.stack, self.handle = stack, handle
+        self.follower = follower or KvFollower()
+        self.refused: engine_pb2.Refused | None = None
+        self._from = 0
+        self._seen = len(stack.others)
+        stack.front.put(kv_subscribe=engine_pb2.KvSubscribe(handle=handle, after=self.follower.number))
+
+    def read(self) -> None:
+        """Takes in what has come since the last call."""
+        messages, self._seen = self.stack.others[self._seen :], len(self.stack.others)
+        for message in messages:
+            kind = message.WhichOneof("message")
+            if kind == "kv_subscribed" and message.kv_subscribed.handle == self.handle:
+                self._from = message.kv_subscribed.number
+                for batch in first_batches(message.kv_subscribed, 1.0):
+                    self.follower.take(batch)
+            elif kind == "kv_changes" and self._from and message.kv_changes.number > self._from:
+                self.follower.take(changes_batch(message.kv_changes))
+            elif kind == "refused" and message.refused.handle == self.handle:
+                self.refused = message.refused
+
+    def end(self) -> None:
+        self.stack.front.put(kv_unsubscribe=engine_pb2.KvUnsubscribe(handle=self.handle))
+
+
+def truth(stack: Stack) -> set[int]:
+    return ready_blocks(stack.engine.pool.schedulers.values())
+
+
+def root(served: Service) -> bytes:
+    return root_hash(served.scheduler.hello.model.weights_version, "", "")
+
+
+def known(subscription: Subscription) -> set[int]:
+    subscription.read()
+    return set(subscription.follower.blocks)
+
+
+def backend(num_blocks: int = 24) -> HashBackend:
+    return HashBackend(
+        num_slots=4,
+        block_size=SIZE,
+        num_blocks=num_blocks,
+        max_step_tokens=64,
+        context_length=1024,
+        eos_probability=NO_EOS,
+    )
+
+
+def test_stored_when_ready_and_removed_when_evicted() -> None:
+    served = service(slots=2, num_blocks=8)
+    subscription = Subscription(served.stack)
+    served.stack.submit(prompt(4 * SIZE), OUTPUT)
+    served.stack.step()
+    assert known(subscription) == set()  # announced, not computed yet
+    served.finish()
+    assert len(known(subscription)) == 4
+    assert subscription.follower.check_names(root(served)) == 4
+    served.stack.submit(prompt(7 * SIZE, seed=2), OUTPUT)
+    served.finish()
+    assert known(subscription) == truth(served.stack)
+    assert subscription.follower.check_names(root(served)) >= 7
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
+    """Prefixes shared, evicted, cancelled, flushed; runners that die and come."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    stack = Stack()
+    for _ in range(2):
+        stack.add_runner(backend())
+    subscription = Subscription(stack)
+    stack.step()
+    stems = [prompt(rng.randrange(1, 6) * SIZE, seed=number) for number in range(4)]
+    for turn in range(400):
+        if rng.random() < 0.15 and stack.engine.num_waiting < 8:
+            tokens = rng.choice(stems) + prompt(rng.randrange(1, 30), seed=rng.randrange(6))
+            stack.submit(tokens, rng.randrange(1, 20))
+        if rng.random() < 0.02 and stack.requests:
+            stack.front.put(cancel=engine_pb2.Cancel(handle=rng.choice(list(stack.requests))))
+        if rng.random() < 0.01:
+            stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
+        if rng.random() < 0.02 and len(stack.runners.runners) == 2:
+            stack.runners.kill(rng.choice(list(stack.runners.runners)))
+            stack.add_runner(backend())
+        if rng.random() < 0.05:
+            subscription.end()
+            subscription = Subscription(stack, 900 + turn, subscription.follower)
+        stack.turn(rng)
+        stack.step()
+        assert known(subscription) == truth(stack)
+    assert subscription.follower.snapshots == 1 and not subscription.follower.partial
+
+
+def test_flush_and_the_loss_of_the_runner_clear_it() -> None:
+    served = service()
+    subscription = Subscription(served.stack)
+    for empty in (
+        lambda: served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1)),
+        lambda: served.stack.runners.kill(served.session),
+    ):
+        served.stack.submit(prompt(3 * SIZE), OUTPUT)
+        served.finish()
+        assert len(known(subscription)) == 3
+        empty()
+        served.stack.step()
+        assert known(subscription) == set()
+
+
+def test_what_was_cached_before_is_told_as_far_as_it_is_known() -> None:
+    served = service(retention_s=60, retention_requests=1)
+    for seed in (1, 2):
+        served.stack.submit(prompt(3 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert len(known(subscription)) == 3 and subscription.follower.partial  # the first request is forgotten
+    served.stack.submit(prompt(3 * SIZE, seed=1) + prompt(SIZE, seed=3), OUTPUT)
+    served.finish()  # a hit tells the rest
+    assert known(subscription) == truth(served.stack) and len(truth(served.stack)) == 7
+    assert subscription.follower.check_names(root(served)) == 7
+
+
+def test_nothing_is_recorded_before_somebody_follows_nor_long_after() -> None:
+    served = service()
+    assert served.scheduler.pool.witness is None and not served.stack.engine.kv_feed.active
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert served.scheduler.pool.witness is not None
+    subscription.end()
+    served.stack.now_s += LINGER_S
+    served.stack.step()
+    assert served.scheduler.pool.witness is not None
+    served.stack.now_s += 1
+    served.stack.step()
+    assert served.scheduler.pool.witness is None and not served.stack.engine.kv_feed.active
+
+
+def test_a_subscription_goes_on_where_it_was_cut() -> None:
+    served = service()
+    first = Subscription(served.stack)
+    served.stack.submit(prompt(3 * SIZE), OUTPUT)
+    served.finish()
+    assert len(known(first)) == 3
+    first.end()
+    served.stack.submit(prompt(5 * SIZE), OUTPUT)
+    served.finish()
+    assert len(known(first)) == 3  # nobody told it
+    second = Subscription(served.stack, 901, first.follower)
+    served.stack.step()
+    assert known(second) == truth(served.stack) and len(second.follower.blocks) == 5
+    assert second.follower.snapshots == 1
+
+
+def test_a_cursor_that_is_too_old_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_feed, "KEPT_BLOCKS", 4)
+    served = service()
+    old = Subscription(served.stack)
+    served.stack.submit(prompt(SIZE), OUTPUT)
+    served.finish()
+    old.read()
+    old.end()
+    for seed in range(2, 6):
+        served.stack.submit(prompt(2 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    again = Subscription(served.stack, 901, old.follower)
+    served.stack.step()
+    again.read()
+    assert again.refused is not None and again.refused.code == grpc.StatusCode.OUT_OF_RANGE.value[0]
+    anew = Subscription(served.stack, 902)
+    served.stack.step()
+    assert known(anew) == truth(served.stack) and not anew.follower.partial
+
+
+@pytest.mark.parametrize("after", [1, 1 << 62])
+def test_a_cursor_of_another_scheduler_is_out_of_range(after: int) -> None:
+    served = service()
+    subscription = Subscription(served.stack, follower=KvFollower(number=after))
+    served.stack.step()
+    subscription.read()
+    assert subscription.refused is not None and subscription.refused.code == grpc.StatusCode.OUT_OF_RANGE.value[0]
+
+
+def test_a_cursor_from_before_a_pause_of_the_recording_is_out_of_range() -> None:
+    served = service()
+    first = Subscription(served.stack)
+    served.stack.submit(prompt(SIZE), OUTPUT)
+    served.finish()
+    first.read()
+    first.end()
+    served.stack.now_s += LINGER_S + 1
+    served.stack.step()
+    again = Subscription(served.stack, 901, first.follower)
+    served.stack.step()
+    again.read()
+    assert again.refused is not None
+
+
+def test_salted_requests_and_isolated_tenants_are_not_told() -> None:
+    served = service(isolate_tenants=True)
+    subscription = Subscription(served.stack)
+    served.stack.submit(prompt(2 * SIZE), OUTPUT, cache_salt="secret")
+    served.stack.submit(prompt(2 * SIZE), OUTPUT, tenant="acme")
+    served.stack.submit(prompt(3 * SIZE), OUTPUT)
+    served.finish()
+    assert len(truth(served.stack)) == 7 and len(known(subscription)) == 3
+
+
+def test_a_worker_that_dies_takes_its_subscriptions_along() -> None:
+    served = service()
+    Subscription(served.stack)
+    served.stack.step()
+    served.stack.front.put(b"successor", hello=engine_pb2.WorkerHello(worker=0))
+    served.stack.step()
+    served.stack.submit(prompt(2 * SIZE), OUTPUT)
+    served.finish()
+    assert not [m for m in served.stack.others if m.HasField("kv_changes")]
+    assert WORKER != b"successor"

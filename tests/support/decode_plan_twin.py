@@ -1,0 +1,89 @@
+"""The slow twin of `attention.decode_plan`: who shares a (row, unit) is looked up among the ranges, not computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, TILE
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerTwin:
+    """As `DecodePlanner`, with the same fields."""
+
+    batch: int
+    # Blocks of threads that run at once, and the least cost of a range: a tile a warp.
+    grid: int
+    min_cost: int
+    # Key-value heads times the units each is split into.
+    units: int
+    # What the end of a (row, unit) costs, in tiles; less than `min_cost`.
+    end_cost: int
+    window: int | None
+
+    @property
+    def words(self) -> int:
+        """int32 words of a plan."""
+        return ROW_WORDS * self.batch + RANGE_WORDS * self.grid
+
+    def write(
+        self,
+        lengths: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        query_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+    ) -> None:
+        """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
+
+        Rows that the batch is padded with are no work, and keep what the output held.
+        """
+        rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
+        firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
+        tiles = np.maximum((lengths - firsts // TILE * TILE + TILE - 1) // TILE, 1)
+        ends = np.cumsum(tiles)
+        rows[:, 0] = ends - tiles
+        rows[:, 1] = tiles
+        rows[:, 2] = lengths
+        rows[:, 3] = firsts
+        rows[:, 4] = table_rows
+        rows[:, 5] = query_rows
+        rows[:, 6] = np.arange(len(lengths))
+        ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
+        self._write_ranges(tiles, ends * self.units, rows, ranges)
+
+    def _write_ranges(
+        self, tiles: NDArray[np.int32], ends: NDArray[np.int64], rows: NDArray[np.int32], ranges: NDArray[np.int32]
+    ) -> None:
+        """`ends` [N] is where each row ends on the line."""
+        bounds = self._bounds(tiles, ends)
+        begins = bounds[:-1]
+        # The first and the last tile of each range (of an empty one, any), and the (row, unit) that each is part of.
+        edges = np.concatenate((np.minimum(begins, ends[-1] - 1), np.maximum(bounds[1:] - 1, 0)))
+        row_of_edge = np.searchsorted(ends, edges, side="right")
+        tiles_of_row = tiles[row_of_edge]
+        first_tiles = edges - (edges - (ends - tiles * self.units)[row_of_edge]) % tiles_of_row
+        # Ranges that hold its first and its last tile. Of ranges that begin at one place only the last isn't empty.
+        first_blocks = np.searchsorted(begins, first_tiles, side="right") - 1
+        last_blocks = np.searchsorted(begins, first_tiles + tiles_of_row - 1, side="right") - 1
+        first_slots = 2 * first_blocks + (begins[first_blocks] != first_tiles)
+        ranges[:, :ROW_WORDS] = rows[row_of_edge[: self.grid]]
+        ranges[:, 8] = begins
+        ranges[:, 9] = bounds[1:]
+        ranges[:, 10], ranges[:, 12] = first_slots.reshape(2, self.grid)
+        ranges[:, 11], ranges[:, 13] = last_blocks.reshape(2, self.grid)
+
+    def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[grid + 1]: where ranges of equal cost begin on the line of tiles, and where the last one ends."""
+        costs = tiles + self.end_cost
+        cost_ends = np.cumsum(costs) * self.units
+        cost = max(self.min_cost, -(-int(cost_ends[-1]) // self.grid))
+        bounds = np.minimum(np.arange(self.grid + 1) * cost, cost_ends[-1])
+        row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), len(tiles) - 1)
+        cost_of_row, tiles_of_row = costs[row_of_bound], tiles[row_of_bound]
+        inside = bounds - (cost_ends - costs * self.units)[row_of_bound]
+        units = inside // cost_of_row
+        starts = (ends - tiles * self.units)[row_of_bound]
+        return starts + units * tiles_of_row + np.minimum(inside - units * cost_of_row, tiles_of_row)
