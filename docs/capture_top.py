@@ -15,7 +15,6 @@ from pathlib import Path
 
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
-from roster_client.events import Delta
 from roster_client.requests import Message
 from roster_client.stack import Endpoints, Stack
 
@@ -35,8 +34,10 @@ QUESTIONS = (
     "Tell me about lighthouses.",
 )
 SLOTS = 6
-FEWEST_TOKENS = 60
-"""Tokens of the first answer at which the frame is taken."""
+FEWEST_TOKENS = 40
+"""Of the shortest answer; each further one has 25 more."""
+INTERVAL_S = 8
+"""That the frame's rates speak of, from the first answer's end on: some more end meanwhile, and others join."""
 
 
 async def capture(runner: dict[str, object]) -> None:
@@ -46,13 +47,14 @@ async def capture(runner: dict[str, object]) -> None:
     )
     async with stack:
         await stack.wait_ready(600)
-        started = asyncio.Event()
+        one_ended = asyncio.Event()
         answers = [
-            asyncio.create_task(_answer(stack.endpoints.listen, number, question, started))
+            asyncio.create_task(_answer(stack.endpoints.listen, number, question, one_ended))
             for number, question in enumerate(QUESTIONS)
         ]
-        await started.wait()
-        command = ["top", "--once", "--interval", "8", "--svg", str(PICTURE), "--admin", stack.endpoints.admin_listen]
+        await one_ended.wait()
+        command = ["top", "--once", "--interval", str(INTERVAL_S), "--svg", str(PICTURE)]
+        command += ["--admin", stack.endpoints.admin_listen]
         await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", "roster_client.cli", *command],
@@ -67,17 +69,12 @@ async def capture(runner: dict[str, object]) -> None:
                 pass
 
 
-async def _answer(target: str, number: int, question: str, started: asyncio.Event) -> None:
+async def _answer(target: str, number: int, question: str, ended: asyncio.Event) -> None:
     async with RosterClient(target, tenant=TENANTS[number % 3]) as client:
-        stream = client.generate(
-            [Message("user", question)], max_tokens=100 + 20 * number, ignore_eos=True, request_id=f"chat-{number:02}"
-        )
-        num_tokens = 0
-        async for event in stream:
-            if isinstance(event, Delta):
-                num_tokens += len(event.token_ids)
-            if num_tokens >= FEWEST_TOKENS:
-                started.set()
+        max_tokens = FEWEST_TOKENS + 25 * number
+        prompt, request_id = [Message("user", question)], f"chat-{number:02}"
+        await client.generate(prompt, max_tokens=max_tokens, ignore_eos=True, request_id=request_id).completion()
+        ended.set()
 
 
 def main() -> None:

@@ -451,12 +451,16 @@ class KvSubscribed(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., number: _Optional[int] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., replay: _Optional[_Union[KvReplay, _Mapping]] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
-    __slots__ = ("chains", "partial")
-    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("names", "parents", "tokens", "partial")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
-    chains: _containers.RepeatedCompositeFieldContainer[KvStored]
+    names: bytes
+    parents: bytes
+    tokens: bytes
     partial: bool
-    def __init__(self, chains: _Optional[_Iterable[_Union[KvStored, _Mapping]]] = ..., partial: _Optional[bool] = ...) -> None: ...
+    def __init__(self, names: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class KvReplay(_message.Message):
     __slots__ = ("changes",)

@@ -70,20 +70,14 @@ class Catalog:
             return [engine_pb2.KvChange(cleared=engine_pb2.KvCleared())]
         return list(_grouped(changes))
 
-    def chains(self) -> list[engine_pb2.KvStored]:
-        """All that is cached, parents before their children."""
-        return [change.stored for change in _grouped(self._in_order())]
-
-    def _in_order(self) -> Iterator[CachedBlock]:
-        """Parents first: one that was cached anew may stand behind its children."""
-        told: set[bytes] = set()
-        for name in self._blocks:
-            chain = []
-            while name in self._blocks and name not in told:
-                told.add(name)
-                chain.append(self._blocks[name])
-                name = chain[-1].parent
-            yield from reversed(chain)
+    def snapshot(self) -> engine_pb2.KvSnapshot:
+        """All that is cached."""
+        blocks = self._blocks.values()
+        return engine_pb2.KvSnapshot(
+            names=_column(block.name for block in blocks),
+            parents=_column(block.parent or block.name for block in blocks),
+            tokens=b"".join([block.tokens for block in blocks]),
+        )
 
 
 def _grouped(changes: Iterable[CachedBlock | Removed]) -> Iterator[engine_pb2.KvChange]:

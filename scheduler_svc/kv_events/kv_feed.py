@@ -171,7 +171,7 @@ class KvFeed:
         oldest = kept[0].number if kept else self._number + 1
         answer = engine_pb2.KvSubscribed(handle=ask.handle, number=self._number)
         if not ask.after:
-            answer.snapshot.chains.extend(recording.catalog.chains())
+            answer.snapshot.CopyFrom(recording.catalog.snapshot())
             answer.snapshot.partial = recording.partial
         elif oldest - 1 <= ask.after <= self._number:
             answer.replay.changes.extend(changes for changes in kept if changes.number > ask.after)

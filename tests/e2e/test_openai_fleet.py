@@ -29,7 +29,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RosterProce
 
 
 @pytest.fixture(scope="module")
-def client(fleet: list[RosterProcesses], tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def early(fleet: list[RosterProcesses]) -> list[str]:
+    """Questions that the Rosters were asked before the gateway came."""
+    return asked_directly(fleet, seed=0)
+
+
+@pytest.fixture(scope="module")
+def client(
+    fleet: list[RosterProcesses], early: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
     folder: Path = tmp_path_factory.mktemp("gateway")
     with openai_client(folder, *[roster.address for roster in fleet], policy="cache_aware") as opened:
         yield opened
@@ -42,23 +50,28 @@ def ask(client: openai.OpenAI, text: str) -> int:
     return usage.prompt_tokens_details.cached_tokens or 0
 
 
-def sent_where_it_is_cached(client: openai.OpenAI, fleet: list[RosterProcesses], seed: int) -> int:
-    """Asks the Rosters directly, in turns, then the gateway about the same; returns how many of ten it sent right.
-
-    By chance it would be half of them.
-    """
+def asked_directly(fleet: list[RosterProcesses], seed: int) -> list[str]:
+    """Ten questions that the Rosters were asked in turns, past the gateway."""
     rng = random.Random(seed)
     questions = ["".join(rng.choices("abcdefgh ", k=QUESTION_BYTES)) for _ in range(10)]
     for number, question in enumerate(questions):
         with SyncRosterClient(fleet[number % 2].address) as direct:
             direct.generate(question, max_tokens=2).completion()
+    return questions
+
+
+def sent_where_they_are_cached(client: openai.OpenAI, questions: list[str]) -> int:
+    """How many of the questions the gateway sends right; by chance it would be half of them."""
     time.sleep(EVENTS_S)
-    return sum(ask(client, f"{question}, and {seed}") >= QUESTION_BYTES - 32 for question in questions)
+    return sum(ask(client, f"{question}, and more") >= QUESTION_BYTES - 32 for question in questions)
 
 
-def test_a_prefix_goes_where_it_is_cached(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
+def test_a_prefix_goes_where_it_is_cached(
+    client: openai.OpenAI, fleet: list[RosterProcesses], early: list[str]
+) -> None:
     """The gateway has sent none of these prompts anywhere: it knows by SubscribeKvEvents."""
-    assert sent_where_it_is_cached(client, fleet, seed=1) >= 9
+    assert sent_where_they_are_cached(client, early) >= 9, "the snapshot"
+    assert sent_where_they_are_cached(client, asked_directly(fleet, seed=1)) >= 9, "what came since"
 
 
 def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
@@ -71,4 +84,4 @@ def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: li
     victim.wait_ready()
     for text in texts:
         ask(client, text)
-    assert sent_where_it_is_cached(client, fleet, seed=2) >= 9, "the new scheduler's events are followed too"
+    assert sent_where_they_are_cached(client, asked_directly(fleet, seed=2)) >= 9, "the new scheduler is followed too"

@@ -6,7 +6,7 @@ All runners together are one rank. No batch carries a load record: gateways ask 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from smg_grpc_proto.generated import common_pb2
@@ -27,21 +27,61 @@ def first_batches(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[com
     if start.WhichOneof("start") == "replay":
         yield from map(changes_batch, start.replay.changes)
         return
-    chunks = list(_chunked(start.snapshot.chains)) or [[]]
-    count = sum(len(stored.names) // NAME_BYTES for stored in start.snapshot.chains)
-    unknown = UNKNOWN if start.snapshot.partial else 0
-    for index, chunk in enumerate(chunks):
+    cached = _Cached(start.snapshot)
+    order = cached.parents_first()
+    firsts = range(0, len(order), CHUNK_BLOCKS) or range(1)
+    for index, first in enumerate(firsts):
         batch = common_pb2.KvEventBatch(
-            sequence_number=start.number - (len(chunks) - 1 - index),
-            timestamp=unix_s,
-            dp_rank=RANK,
-            snapshot=common_pb2.KvSnapshotChunk(index=index, count=len(chunks), blocks=count, unknown_before=unknown),
+            sequence_number=start.number - (len(firsts) - 1 - index), timestamp=unix_s, dp_rank=RANK
         )
+        batch.snapshot.index, batch.snapshot.count, batch.snapshot.blocks = index, len(firsts), len(order)
+        batch.snapshot.unknown_before = UNKNOWN if start.snapshot.partial else 0
         if index == 0:
             batch.events.add().cleared.SetInParent()
-        for stored in chunk:
-            batch.events.append(_stored_event(stored))
+        batch.events.extend(cached.stored_events(order[first : first + CHUNK_BLOCKS]))
         yield batch
+
+
+class _Cached:
+    """A snapshot's columns, block by block."""
+
+    def __init__(self, snapshot: engine_pb2.KvSnapshot) -> None:
+        self._names, self._parents = _names(snapshot.names), _names(snapshot.parents)
+        self._tokens = int32_list(snapshot.tokens)
+        self._size = len(self._tokens) // len(self._names) if self._names else 0
+
+    def parents_first(self) -> list[int]:
+        """All blocks, each behind the one before it in its sequence."""
+        index_of = {name: index for index, name in enumerate(self._names)}
+        order: list[int] = []
+        seen: set[int] = set()
+        for block in range(len(self._names)):
+            chain: list[int] = []
+            at: int | None = block
+            while at is not None and at not in seen:
+                seen.add(at)
+                chain.append(at)
+                at = index_of.get(self._parents[at])
+            order += reversed(chain)
+        return order
+
+    def stored_events(self, blocks: Sequence[int]) -> Iterator[common_pb2.KvCacheEvent]:
+        """The blocks as events, each run of one sequence's as one."""
+        event: common_pb2.KvCacheEvent | None = None
+        last: int | None = None
+        for block in blocks:
+            name, parent = self._names[block], self._parents[block]
+            if event is None or parent != last or parent == name:
+                if event is not None:
+                    yield event
+                event = common_pb2.KvCacheEvent()
+                event.stored.SetInParent()
+                if parent != name:
+                    event.stored.parent_block_hash = parent
+            _add_block(event.stored, name, self._tokens[block * self._size : (block + 1) * self._size])
+            last = name
+        if event is not None:
+            yield event
 
 
 def changes_batch(changes: engine_pb2.KvChanges) -> common_pb2.KvEventBatch:
@@ -73,40 +113,14 @@ def _stored_event(stored: engine_pb2.KvStored) -> common_pb2.KvCacheEvent:
     if stored.HasField("parent"):
         event.stored.parent_block_hash = stored.parent
     for index, name in enumerate(names):
-        event.stored.blocks.add(block_hash=name, token_ids=tokens[index * size : (index + 1) * size], block_size=size)
+        _add_block(event.stored, name, tokens[index * size : (index + 1) * size])
     return event
+
+
+def _add_block(stored: common_pb2.KvBlocksStored, name: int, tokens: list[int]) -> None:
+    stored.blocks.add(block_hash=name, token_ids=tokens, block_size=len(tokens))
 
 
 def _names(column: bytes) -> list[int]:
     names: list[int] = np.frombuffer(column, "<i8").tolist()
     return names
-
-
-def _chunked(chains: Iterable[engine_pb2.KvStored]) -> Iterator[list[engine_pb2.KvStored]]:
-    """The chains in chunks of at most `CHUNK_BLOCKS` blocks; one that is longer than the rest of its chunk is cut."""
-    chunk: list[engine_pb2.KvStored] = []
-    room = CHUNK_BLOCKS
-    for chain in chains:
-        first, count = 0, len(chain.names) // NAME_BYTES
-        while first < count:
-            last = min(count, first + room)
-            chunk.append(_part(chain, first, last))
-            first, room = last, room - (last - first)
-            if not room:
-                yield chunk
-                chunk, room = [], CHUNK_BLOCKS
-    if chunk:
-        yield chunk
-
-
-def _part(chain: engine_pb2.KvStored, first: int, last: int) -> engine_pb2.KvStored:
-    """The chain's blocks `first` to `last` - 1."""
-    width = len(chain.tokens) * NAME_BYTES // len(chain.names)
-    part = engine_pb2.KvStored(
-        names=chain.names[first * NAME_BYTES : last * NAME_BYTES], tokens=chain.tokens[first * width : last * width]
-    )
-    if first:
-        part.parent = _names(chain.names[(first - 1) * NAME_BYTES : first * NAME_BYTES])[0]
-    elif chain.HasField("parent"):
-        part.parent = chain.parent
-    return part

@@ -69,14 +69,15 @@ def test_a_cache_that_got_empty_is_told_as_cleared() -> None:
     assert catalog.take_changes() == []
 
 
-def test_chains_tell_parents_first_though_they_were_cached_last() -> None:
+def test_a_snapshot_holds_all_blocks_and_names_first_ones_their_own_parents() -> None:
     catalog = Catalog()
     for change in (block(1), block(2, 1), block(3, 2)):
         catalog.store(change)
-    catalog.remove(named(1))
-    catalog.store(block(1))
-    (chain,) = catalog.chains()
-    assert numbers(chain.names) == [1, 2, 3] and not chain.HasField("parent")
+    catalog.remove(named(2))
+    snapshot = catalog.snapshot()
+    assert (numbers(snapshot.names), numbers(snapshot.parents)) == ([1, 3], [1, 2])
+    assert snapshot.tokens == block(1).tokens + block(3).tokens
+    assert not Catalog().snapshot().names
 
 
 def test_names_may_be_negative() -> None:

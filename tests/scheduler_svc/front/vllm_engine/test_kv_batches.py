@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -21,27 +23,49 @@ def chain(first: int, count: int, parent: int | None = None) -> engine_pb2.KvSto
     )
 
 
-def snapshot(*chains: engine_pb2.KvStored, partial: bool = False) -> engine_pb2.KvSubscribed:
-    return engine_pb2.KvSubscribed(number=500, snapshot=engine_pb2.KvSnapshot(chains=chains, partial=partial))
+def snapshot(parents: dict[int, int], partial: bool = False) -> engine_pb2.KvSubscribed:
+    """Blocks by name with their parents, in this order; those that begin a sequence are their own."""
+    names = np.array(list(parents), "<i8")
+    taken = engine_pb2.KvSnapshot(
+        names=names.tobytes(),
+        parents=np.array(list(parents.values()), "<i8").tobytes(),
+        tokens=np.repeat(names, SIZE).astype("<i4").tobytes(),
+        partial=partial,
+    )
+    return engine_pb2.KvSubscribed(number=500, snapshot=taken)
 
 
 @pytest.mark.parametrize("chunk_blocks", [1, 3, 4, 10, 1024])
-def test_a_snapshot_is_whole_whatever_its_chunks(monkeypatch: pytest.MonkeyPatch, chunk_blocks: int) -> None:
+def test_a_snapshot_is_whole_and_tells_parents_first(monkeypatch: pytest.MonkeyPatch, chunk_blocks: int) -> None:
+    """Whatever its chunks, and in whatever order it came."""
     monkeypatch.setattr(kv_batches, "CHUNK_BLOCKS", chunk_blocks)
+    chains = {1: 1, 20: 20, 30: 3, 31: 77} | {name: name - 1 for name in (*range(2, 8), *range(21, 24))}
+    mixed = list(chains)
+    random.Random(chunk_blocks).shuffle(mixed)
     follower = KvFollower()
-    batches = list(first_batches(snapshot(chain(1, 7), chain(20, 4), chain(30, 1, parent=3)), 9.0))
+    batches = list(first_batches(snapshot({name: chains[name] for name in mixed}), 9.0))
+    seen: set[int] = set()
     for batch in batches:
         follower.take(batch)
-        stored = sum(len(event.stored.blocks) for event in batch.events)
-        assert stored <= chunk_blocks and batch.timestamp == 9.0
-    assert len(batches) == -(-12 // chunk_blocks)
+        blocks = [block.block_hash for event in batch.events for block in event.stored.blocks]
+        assert len(blocks) <= chunk_blocks and batch.timestamp == 9.0
+        for name in blocks:
+            assert chains[name] in (name, 77) or chains[name] in seen, "its parent comes later"
+            seen.add(name)
+    assert len(batches) == -(-len(chains) // chunk_blocks)
     assert follower.number == 500 and not follower.partial
-    parents = {1: None, 20: None, 30: 3} | {name: name - 1 for name in (*range(2, 8), *range(21, 24))}
+    parents = {name: None if parent == name else parent for name, parent in chains.items()}
     assert follower.blocks == {name: (parent, (name,) * SIZE) for name, parent in parents.items()}
 
 
+def test_runs_of_one_sequence_are_one_event() -> None:
+    (batch,) = first_batches(snapshot({1: 1, 2: 1, 3: 2, 9: 9, 4: 3}), 9.0)
+    runs = [[block.block_hash for block in event.stored.blocks] for event in batch.events[1:]]
+    assert runs == [[1, 2, 3], [9], [4]]
+
+
 def test_an_empty_cache_has_a_snapshot_too() -> None:
-    (batch,) = first_batches(snapshot(partial=True), 9.0)
+    (batch,) = first_batches(snapshot({}, partial=True), 9.0)
     follower = KvFollower(blocks={1: (None, (1,))})
     follower.take(batch)
     assert follower.blocks == {} and follower.number == 500 and follower.partial
