@@ -114,7 +114,7 @@ def test_the_same_as_turn_by_turn(policy: str) -> None:
     for seed in range(first, first + count(30, in_ci=2)):
         print(f"seed {seed}")
         setup = random_setup(seed, policy)
-        trace = random_trace(seed, 25, stops=seed % 2 == 0)
+        trace = random_trace(seed, count(25, in_ci=15), stops=seed % 2 == 0)
         leaping, stepping = Recorded(trace, setup), Recorded(trace, replace(setup, leaps=False))
         fast, slow = leaping.run(), stepping.run()
         assert fast.token_times_s.tobytes() == slow.token_times_s.tobytes()
