@@ -92,8 +92,8 @@ class PrefixSharing:
     def cached_tokens(self, sequence: Sequence) -> int:
         """Positions that the sequence, which waits, would hit now."""
         names, size = sequence.hashes, self._pool.block_size
-        whole = sequence.hashed_block_size == size and len(names) == (len(sequence.log) - 1) // size
-        if not whole or not self._unlimited:  # else they are its `prompt_names`, as is usual from the second time on
+        all_made = sequence.hashed_block_size == size and len(names) == (len(sequence.log) - 1) // size
+        if not (all_made and self._unlimited) or sequence.request.scores_prompt:  # else they are its `prompt_names`
             names = self.prompt_names(sequence)
         return self._pool.num_ready(names) * size
 

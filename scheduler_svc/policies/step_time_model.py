@@ -50,24 +50,8 @@ class StepTimeModel:
         x = _inputs(report.prefill_tokens, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
             self._track_tail(seconds, self._predicted(x))
-        one, p, r, c = x
-        products = (
-            one,
-            p,
-            p * p,
-            r,
-            r * p,
-            r * r,
-            c,
-            c * p,
-            c * r,
-            c * c,
-            seconds,
-            p * seconds,
-            r * seconds,
-            c * seconds,
-        )
-        forget = self._forget
+        (one, p, r, c), s, forget = x, seconds, self._forget
+        products = (one, p, p * p, r, r * p, r * r, c, c * p, c * r, c * c, s, p * s, r * s, c * s)
         self._sums = [known * forget + product for known, product in zip(self._sums, products, strict=True)]
         self.num_steps += 1
         self.largest_prefill = max(self.largest_prefill, report.prefill_tokens)
