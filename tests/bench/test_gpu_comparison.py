@@ -12,7 +12,7 @@ import pytest
 from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import GIANT, Case, parse_cases, workloads
 from bench.gpu_comparison.options import SHAPE_LOADS, parse_options
-from bench.gpu_comparison.report import write_pages
+from bench.gpu_comparison.report import remarks, write_pages
 from bench.gpu_comparison.table import disturbance, line, sentence
 from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
 from roster_client.bench.record_file import read_runs
@@ -70,7 +70,8 @@ def test_what_was_given_up_counts() -> None:
     text = line(run_of([served, cut, unanswered]))
     assert "1/3" in text and ">" in text, "the wait of the one without a token is a lower bound"
     assert text.split()[3] == "500.0", "the median of waits of 0.5, 0.5 and 8 s"
-    assert text.split()[-1] == "no"
+    # The arrivals last 2 s, the last 1.4 s of them count: 2 tokens came, 6 were asked for.
+    assert text.split()[-3:] == ["1", "33%", "33%"]
 
 
 def test_pauses_of_the_giants_neighbours() -> None:
@@ -101,3 +102,6 @@ def test_the_whole_command_on_the_hash_model(tmp_path: Path) -> None:
     again = subprocess.run([*command, *loads], capture_output=True, text=True, timeout=60)
     assert again.returncode and "choose another --out" in again.stderr
     assert [path.name for path in write_pages(tmp_path, runs)] == ["rates.html", "giant.html"]
+    assert not any("flash" in note for note in remarks(runs))
+    runs[0].header.settings["attention"] = "paged|sdpa"
+    assert any("by paged|sdpa: flash attention" in note for note in remarks(runs))
