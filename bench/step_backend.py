@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from bench.random_model import SHAPES
 from bench.step_times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from protos import plan_pb2
-from runner_svc.attention.cuda_kernels import DecodeVariant
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.launchers import CudaLaunchers
 from runner_svc.cuda_backend import CudaBackend, CudaSizes
@@ -24,7 +22,6 @@ DTYPE = torch.bfloat16
 # Arguments of `CudaLaunchers`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "runner": {},
-    "merges-together": {"choose_decode": partial(DecodeVariant.choose, detached_merges=False)},
     "skinny-1": {"skinny_blocks": (1,)},
     "skinny-2": {"skinny_blocks": (2,)},
 }

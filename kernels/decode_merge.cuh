@@ -80,40 +80,16 @@ __device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split spl
     return merged;
 }
 
-// Who merges: all threads of the block, or one warp of it.
-struct BlockGroup {
-    static constexpr int kThreads = WARPS * 32;
-    int* flag;  // in shared memory
-
-    __device__ __forceinline__ int index() const { return threadIdx.x; }
-    __device__ __forceinline__ void sync() const { __syncthreads(); }
-    // What thread 0 says, to all.
-    __device__ __forceinline__ bool all(bool first_says) const {
-        if (threadIdx.x == 0) *flag = first_says;
-        __syncthreads();
-        return *flag;
-    }
-};
-
-struct WarpGroup {
-    static constexpr int kThreads = 32;
-    int lane;
-
-    __device__ __forceinline__ int index() const { return lane; }
-    __device__ __forceinline__ void sync() const { __syncwarp(); }
-    __device__ __forceinline__ bool all(bool first_says) const { return __shfl_sync(kFullWarp, first_says, 0); }
-};
-
-// The end of a segment, when the shares of the block's warps are there: merges them, then writes the output or leaves a
-// partial result. The last block to arrive at a (row, unit) writes it. `release` is called when the shares are read.
-template <typename Group, typename Release>
+// The end of a segment: merges the block's warps, then writes the output or leaves a partial result. The last block to
+// arrive at a (row, unit) writes it.
 __device__ __forceinline__ void finish_segment(
-    const Group& group, const float* sums, const float2* stats, const Partial& partial, const Row& row, int unit,
-    Split split, int slot, Scalar* output, long long output_stride, float value_unit, Release release) {
+    const float* sums, const float2* stats, int* is_last, const Partial& partial, const Row& row, int unit, Split split,
+    int slot, Scalar* output, long long output_stride, float value_unit) {
     bool whole = split.is_whole();
     Scalar* target = output + row.query * output_stride + first_head(unit) * HEAD_DIM;
     int quads = head_count(unit) * kQuads;
-    for (int quad = group.index(); quad < quads; quad += Group::kThreads) {
+    __syncthreads();
+    for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
         Merged merged = merge_warps(sums, stats, quad);
         if (whole) {
             merged.write(target + quad * 4, value_unit);
@@ -124,18 +100,18 @@ __device__ __forceinline__ void finish_segment(
         if (quad % kQuads == 0) partial.stats[head] = make_float2(merged.maximum, merged.sum);
     }
     if (!whole) __threadfence();
-    group.sync();
-    release();
+    __syncthreads();
     if (whole) return;
-    bool last = false;
-    if (group.index() == 0) {
+    if (threadIdx.x == 0) {
         int* arrivals = partial.arrivals + row.index * kUnits + unit;
-        last = atomicAdd(arrivals, 1) == split.last_block - split.first_block();
+        bool last = atomicAdd(arrivals, 1) == split.last_block - split.first_block();
         if (last) *arrivals = 0;
+        *is_last = last;
     }
-    if (!group.all(last)) return;
+    __syncthreads();
+    if (!*is_last) return;
     __threadfence();
-    for (int quad = group.index(); quad < quads; quad += Group::kThreads) {
+    for (int quad = threadIdx.x; quad < quads; quad += WARPS * 32) {
         merge_blocks(partial, split, quad).write(target + quad * 4, value_unit);
     }
 }

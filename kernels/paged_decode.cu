@@ -16,21 +16,12 @@
 // outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
 // length 0 gives zeros.
 //
-// At the end of a segment the block's threads merge together, or, with DETACHED_MERGES, the last warp to get there
-// merges alone while the others go on with the next segment: with many segments a block, nobody's copies should stop
-// for a barrier. The last segment of a range always ends together, as nothing else is left to do.
-//
 // The line is in decode_line.cuh, copies in decode_ring.cuh, products in decode_products.cuh, the softmax in
-// decode_softmax.cuh, merging in decode_merge.cuh and decode_handoff.cuh.
+// decode_softmax.cuh, merging in decode_merge.cuh.
 
-#include "decode_handoff.cuh"
+#include "decode_merge.cuh"
 #include "decode_products.cuh"
 #include "decode_ring.cuh"
-
-// Places for the shares of a block's warps.
-constexpr int kShares = DETACHED_MERGES ? kPlaces : 1;
-constexpr int kPlaceSums = WARPS * kHeads * kMergePitch;
-constexpr int kPlaceStats = WARPS * kHeads;
 
 // plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores, `soft_cap` counts where
 // SOFT_CAP is set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
@@ -41,20 +32,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
     float soft_cap, float* partial_sums, float2* partial_stats, int* arrivals) {
     extern __shared__ __align__(128) char shared[];
     float* merge_sums = reinterpret_cast<float*>(shared + WARPS * STAGES * kStageBytes);
-    float2* merge_stats = reinterpret_cast<float2*>(merge_sums + kShares * kPlaceSums);
-    int* is_last = reinterpret_cast<int*>(merge_stats + kShares * kPlaceStats);
+    float2* merge_stats = reinterpret_cast<float2*>(merge_sums + WARPS * kHeads * kMergePitch);
+    int* is_last = reinterpret_cast<int*>(merge_stats + WARPS * kHeads);
 
     const Row* rows = reinterpret_cast<const Row*>(plan);
     const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
     const int begin = range.begin, end = range.end;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     release_successors();
-#if DETACHED_MERGES
-    HandOff hand_off(reinterpret_cast<HandOffState*>(is_last + 2), lane);
-#endif
     wait_for_predecessors();  // also without work: who waits for this kernel counts on its predecessors' end
     if (begin >= end) return;
     Row row = range.row;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // of this warp
 
     TileRing ring{keys, values, shared_address(shared) + warp * STAGES * kStageBytes, lane, evict_first_policy()};
@@ -120,29 +108,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
             issue_values(done + STAGES, stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
+        accumulator.store(merge_sums + warp * kHeads * kMergePitch, merge_stats + warp * kHeads, lane);
         int slot = 2 * blockIdx.x + (flat == begin ? 0 : 1);
         Split split = flat == begin ? range.head : segment_end == end ? range.tail : Split{slot, slot >> 1};
-        float* sums = merge_sums;
-        float2* stats = merge_stats;
-#if DETACHED_MERGES
-        sums += hand_off.place() * kPlaceSums, stats += hand_off.place() * kPlaceStats;
-        hand_off.wait_free();
-#endif
-        accumulator.store(sums + warp * kHeads * kMergePitch, stats + warp * kHeads, lane);
-#if DETACHED_MERGES
-        if (segment_end < end) {
-            if (hand_off.arrive()) {
-                finish_segment(WarpGroup{lane}, sums, stats, partial, row, unit, split, slot, output, output_stride,
-                               value_unit, [&] { hand_off.release(); });
-            }
-            hand_off.segment++;
-        } else
-#endif
-        {
-            __syncthreads();
-            finish_segment(BlockGroup{is_last}, sums, stats, partial, row, unit, split, slot, output, output_stride,
-                           value_unit, [] {});
-        }
+        finish_segment(merge_sums, merge_stats, is_last, partial, row, unit, split, slot, output, output_stride,
+                       value_unit);
         flat = segment_end;
         row = next_row;
         unit = next_unit;

@@ -91,10 +91,7 @@ class CudaSteps:
         """
         ways: list[Way] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            beside = (False, True) if self._attention.runs_beside_product(bucket) else (False,)
-            for beside_product in beside:
-                name = f"own, {part.name}" + (", attention beside them" if beside_product else "")
-                ways.append(Way(name, partial(self._run_skinny, part.decoder, stream, bucket, beside_product)))
+            ways.append(Way(f"own, {part.name}", partial(self._run_skinny, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 ways.append(Way(name, partial(self._run_decode, stream, bucket, mlp)))
@@ -106,19 +103,16 @@ class CudaSteps:
         hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
-    def _run_skinny(
-        self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int, beside_product: bool
-    ) -> None:
+    def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        attention = self._decode_attention(bucket, beside_product)
-        skinny.decode(stream, inputs, self.cache, attention, self.logits[:bucket])
+        skinny.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
 
-    def _decode_attention(self, bucket: int, beside_product: bool = False) -> StepAttention:
+    def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address(0)
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-            self._attention.run_decode(stream, layer, queries, output, plan, bucket, beside_product=beside_product)
+            self._attention.run_decode(stream, layer, queries, output, plan, bucket)
 
         return attend
 

@@ -31,19 +31,7 @@ class AttentionLauncher(Protocol):
         batch: int | None = None,
     ) -> None: ...
 
-    def runs_beside_product(self, batch: int) -> bool: ...
-
-    def run_decode(
-        self,
-        stream: int,
-        layer: int,
-        queries: Tensor,
-        output: Tensor,
-        plan: int,
-        batch: int,
-        *,
-        beside_product: bool = False,
-    ) -> None: ...
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
 

@@ -7,10 +7,10 @@ from scheduler_svc.plan_draft import pack
 from scheduler_svc.sequence import Request, Sequence
 
 
-def admission_message(sequence: Sequence, num_computed: int) -> plan_pb2.Admission:
+def add_admission(plan: plan_pb2.Plan, sequence: Sequence, num_computed: int) -> None:
     """Full data for a new sequence: tokens, parameters, noise key, blocks, and the context for a later snapshot."""
     request = sequence.request
-    return plan_pb2.Admission(
+    plan.admissions.add(
         slot=sequence.slot,
         sequence_id=sequence.id,
         tokens=sequence.column(0, len(sequence.tokens)),
@@ -28,12 +28,12 @@ def context_bytes(sequence: Sequence) -> bytes:
     """A SequenceContext: what a new scheduler needs to know of this sequence besides its tokens."""
     request = sequence.request
     context = engine_pb2.SequenceContext(
-        submit=_submit(request),
         index=sequence.index,
         num_received=request.num_received,
         arrival_unix_s=request.arrival_unix_s,
         cached_tokens=sequence.cached_tokens,
     )
+    _fill(context.submit, request)
     if request.deadline_s is not None:
         context.deadline_unix_s = request.arrival_unix_s + request.deadline_s - request.arrival_s
     return context.SerializeToString()
@@ -49,21 +49,22 @@ def _sampling(request: Request) -> plan_pb2.Sampling:
     return sampling
 
 
-def _submit(request: Request) -> engine_pb2.Submit:
-    return engine_pb2.Submit(
-        handle=request.handle,
-        tenant=request.tenant,
-        request_id=request.request_id,
-        digest=request.digest,
-        body=request.body,
-        sampling=request.sampling,
-        n=len(request.sequences),
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        ttft_target_ms=request.ttft_target_ms,
-        itl_target_ms=request.itl_target_ms,
-        keep_ms=round(request.keep_s * 1000),
-        grammar=request.grammar,
-    )
+def _fill(submit: engine_pb2.Submit, request: Request) -> None:
+    """What the request was submitted with, without its tokens. Field by field: a third of a message's own cost."""
+    submit.handle = request.handle
+    submit.tenant = request.tenant
+    submit.request_id = request.request_id
+    submit.digest = request.digest
+    submit.body = request.body
+    submit.sampling.CopyFrom(request.sampling)
+    submit.n = len(request.sequences)
+    submit.seed = request.seed
+    submit.max_tokens = request.max_tokens
+    submit.priority = request.priority
+    submit.cache_salt = request.cache_salt
+    if request.ttft_target_ms is not None:
+        submit.ttft_target_ms = request.ttft_target_ms
+    if request.itl_target_ms is not None:
+        submit.itl_target_ms = request.itl_target_ms
+    submit.keep_ms = round(request.keep_s * 1000)
+    submit.grammar = request.grammar

@@ -17,7 +17,6 @@ from scheduler_svc.plan_draft import Column
 from scheduler_svc.sequence import End, FinishReason, Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 
-_TRUE = b"\1"
 OK = plan_pb2.ROW_STATUS_UNSPECIFIED
 _MESSAGES: dict[int, str] = {
     plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
@@ -69,7 +68,7 @@ class Applied:
     @property
     def sequences(self) -> list[Sequence]:
         """Whose token each is. Made when asked for: most steps never look at a sequence."""
-        return [self.flight.sequences[row] for row in self.rows.tolist()]
+        return self.flight.sequences[self.rows].tolist()
 
 
 class MalformedResult(ValueError):
@@ -82,13 +81,15 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     Raises MalformedResult, changing nothing.
     """
     tokens = np.frombuffer(result.tokens, "<i4")
-    lineup, num_rows = flight.lineup, len(flight.lineup.sequences)
+    lineup, num_rows = flight.lineup, len(flight.flags)
     undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
-    if undisturbed and len(tokens) == num_rows == flight.samples and lineup.is_seated(table):
+    undisturbed = undisturbed and len(tokens) == flight.samples
+    if undisturbed and flight.samples == num_rows and lineup.is_seated(table):
         applied = _apply_steady(table, flight, tokens, now_s)
     else:
+        got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
         live = table.epoch[lineup.slots] == lineup.epochs
-        applied = _apply_mixed(table, flight, *_columns(flight, result), live, tokens, now_s)
+        applied = _apply_mixed(table, flight, failed, got, live, tokens, now_s)
     if result.logprobs:
         index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
         applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
@@ -97,8 +98,9 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     return applied
 
 
-def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """(status, has a token) of each row. Raises MalformedResult for columns that do not fit the plan."""
+def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
+    """(has a token, by row; status of the rows that are not well). Raises MalformedResult for columns that do not fit
+    the plan."""
     statuses, token_counts = np.frombuffer(result.statuses, np.uint8), np.frombuffer(result.token_counts, np.uint8)
     num_rows = len(flight.sequences)
     if {len(statuses), len(token_counts)} != {num_rows} or int(token_counts.sum()) * 4 != len(result.tokens):
@@ -106,7 +108,7 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
     got = token_counts == 1
     if not np.array_equal(got, flight.sample & (statuses == OK)):
         raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
-    return statuses, got
+    return got, {row: int(statuses[row]) for row in (statuses != OK).nonzero()[0].tolist()}
 
 
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
@@ -144,25 +146,20 @@ def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, app
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
     table.last_token_s[slots] = now_s
     table.append(slots, tokens, lengths)
-    if applied.flight.fills or table.num_stoppable or table.num_many_stops:
+    if applied.flight.fills or table.stops:
         _collect_ends(table, slots, lengths, applied)
 
 
 def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied) -> None:
     """Which rows end with the token that they just got."""
-    tokens = applied.tokens
-    ended = lengths >= table.limit[slots]
-    if table.num_stoppable:
-        stopped = table.stops[slots] == tokens[:, None]
-        if _TRUE in stopped.tobytes():  # cheaper than any()
-            ended |= stopped.any(axis=1)
-    if table.num_many_stops:
-        ended |= table.many_stops[slots]
-    if _TRUE not in ended.tobytes():
-        return
-    for index in ended.nonzero()[0].tolist():
-        sequence = applied.flight.lineup.sequences[applied.rows[index]]
-        end = end_of(sequence, int(tokens[index]))
+    flight, tokens = applied.flight, applied.tokens
+    ended = table.stops.places(tokens) if table.stops else []
+    if flight.fills:
+        filled = (lengths >= table.limit[slots]).nonzero()[0].tolist()
+        ended = sorted({*ended, *filled}) if ended else filled
+    for index in ended:
+        sequence = flight.lineup.sequences[applied.rows[index]]
+        end = end_of(sequence, int(tokens[index]), int(lengths[index]))
         if end is not None:
             applied.ends.append((sequence, end))
 
@@ -179,28 +176,29 @@ def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End
 def _apply_mixed(
     table: SlotTable,
     flight: InFlight,
-    statuses: npt.NDArray[np.uint8],
+    failed: dict[int, int],
     got: npt.NDArray[np.bool_],
     live: npt.NDArray[np.bool_],
     tokens: npt.NDArray[np.int32],
     now_s: float,
 ) -> Applied:
-    """Any mix of chunks, samples, stale and failed rows."""
-    table.computed[flight.slots[live]] = flight.ends[live]
-    index_of_token = np.cumsum(got) - 1
-    rows = np.flatnonzero(live & got)
-    slots = flight.slots[rows]
-    applied = Applied(flight, rows, tokens[index_of_token[rows]], table.sequence_id[slots])
-    _append(table, slots, flight.known[rows], applied, now_s)
+    """Any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
+    living, sequences = live.nonzero()[0], flight.sequences
+    table.computed[flight.slots[living]] = flight.ends[living]
+    index_of_token = flight.lineup.rows if len(tokens) == len(got) else np.cumsum(got) - 1
+    rows = (live & got).nonzero()[0]
+    applied = Applied(flight, rows, tokens[index_of_token[rows]], flight.lineup.sequence_ids[rows])
+    _append(table, flight.slots[rows], flight.known[rows], applied, now_s)
     late: list[int] = []
-    for row in np.flatnonzero(~live | (statuses != OK)).tolist():
-        sequence = flight.sequences[row]
+    stale = (~live).nonzero()[0].tolist() if len(living) < len(live) else []
+    for row in sorted({*stale, *failed}):
+        sequence: Sequence = sequences[row]
         if sequence.phase is Phase.FINISHED:
             applied.dropped_rows += 1
             continue
         sequence.stale -= not live[row]
-        if statuses[row] != OK:
-            message = _MESSAGES.get(int(statuses[row]), f"the runner answered status {statuses[row]}")
+        if row in failed:
+            message = _MESSAGES.get(failed[row], f"the runner answered status {failed[row]}")
             applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
         elif got[row]:
             _append_late(sequence, int(tokens[index_of_token[row]]), applied)
@@ -208,8 +206,7 @@ def _apply_mixed(
     if late:
         applied.rows = np.concatenate((rows, late))
         applied.tokens = np.concatenate((applied.tokens, tokens[index_of_token[late]]))
-        late_ids = np.array([flight.sequences[row].id for row in late], np.uint64)
-        applied.sequence_ids = np.concatenate((applied.sequence_ids, late_ids))
+        applied.sequence_ids = np.concatenate((applied.sequence_ids, flight.lineup.sequence_ids[late]))
     return applied
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import lru_cache
 
 HASH_BYTES = 16
 TOKEN_BYTES = 4
@@ -16,6 +17,7 @@ TOKEN_BYTES = 4
 _SECRET = secrets.token_bytes(HASH_BYTES)
 
 
+@lru_cache(maxsize=1024)
 def root_hash(*parts: str) -> bytes:
     """The parent of a first block; differs when any of `parts` does. 16 bytes."""
     root = hashlib.blake2b(digest_size=HASH_BYTES, key=_SECRET)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Witness(Protocol):
@@ -30,8 +29,7 @@ class PoolExhausted(RuntimeError):
     """More blocks were asked for than are free: the caller did not look at `num_free` first."""
 
 
-@dataclass(slots=True, frozen=True)
-class Match:
+class Match(NamedTuple):
     """Longest READY prefix, and the last block of what is being computed right after it (None: nothing is)."""
 
     blocks: list[int]
@@ -93,17 +91,23 @@ class BlockPool:
             blocks = blank[: -count - 1 : -1]
             del blank[len(blank) - count :]
         else:
-            blocks = [self._take_one() for _ in range(count)]
+            blocks = blank[::-1]
+            blank.clear()
+            blocks += self._evict(count - len(blocks))
         for block in blocks:
             self._references[block] = 1
         return blocks
 
-    def _take_one(self) -> int:
-        if self._blank:
-            return self._blank.pop()
-        block, _ = self._cached.popitem(last=False)
-        self.forget(block)
-        return block
+    def _evict(self, count: int) -> list[int]:
+        """Takes the least recently used cached blocks, whose content nobody hits any more."""
+        cached, block_of, hash_of, witness = self._cached, self._block_of, self._hash_of, self.witness
+        blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            name = hash_of.pop(block)
+            del block_of[name]
+            if witness is not None:
+                witness.gone(name)
+        return blocks
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""
@@ -153,6 +157,16 @@ class BlockPool:
                 break
         return Match(blocks, awaited)
 
+    def num_ready(self, hashes: Iterable[bytes]) -> int:
+        """How many blocks `match` finds."""
+        block_of, pending, count = self._block_of, self._pending, 0
+        for name in hashes:
+            block = block_of.get(name)
+            if block is None or block in pending:
+                break
+            count += 1
+        return count
+
     def has(self, name: bytes) -> bool:
         """Has a block this name?"""
         return name in self._block_of
@@ -177,17 +191,29 @@ class BlockPool:
         """`num_free` once `blocks` (a match) were shared."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
-    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """Says that `blocks`, held and being computed, will hold the content `names` (PENDING).
+    def name(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """Says that `blocks`, held and computed, hold the content `names` (READY).
 
         A block that has a name keeps it, and a name that another block has stays there.
         """
-        block_of, hash_of, pending = self._block_of, self._hash_of, self._pending
+        named = self._give_names(blocks, names)
+        if self.witness is not None:
+            for block in named:
+                self.witness.ready(self._hash_of[block])
+
+    def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
+        """`name` for blocks that are being computed: they are PENDING."""
+        self._pending.update(self._give_names(blocks, names))
+
+    def _give_names(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
+        """The blocks that got their names."""
+        block_of, hash_of, named = self._block_of, self._hash_of, []
         for block, name in zip(blocks, names, strict=True):
             if name not in block_of and block not in hash_of:
                 block_of[name] = block
                 hash_of[block] = name
-                pending.add(block)
+                named.append(block)
+        return named
 
     def confirm(self, blocks: Sequence[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""

@@ -177,10 +177,8 @@ class Engine:
             self.measurements.count()
 
     def leap(self, leap: Leap, times_s: list[float], tokens: Column) -> None:
-        """`step` at each of these times, at once: each time the oldest plan's result comes, with a row of `tokens`.
-
-        The leap is the one that is possible now (see `leap.py`), its plans are not sent.
-        """
+        """`step` at each of these times at once, as far as is possible now (see `leap.py`); results bring rows of
+        `tokens`, and plans are not sent."""
         for applied in leap.scheduler.leap(times_s, tokens):
             self.ledger.now_s = applied.now_s
             self.results.take(leap.scheduler, applied)
@@ -188,7 +186,6 @@ class Engine:
                 self.measurements.count()
         self.totals.plans += len(times_s)
         self.unattended.expire()
-        self.phases.end(StepPhase.SCHEDULE)
         self._publish([])
         self.phases.end(StepPhase.PUBLISH)
 
@@ -295,7 +292,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot: in the queue, placed on a runner, or held as suspects."""
+        """Sequences without a slot: queued, placed on a runner, or held as suspects."""
         return len(self.queue) + self.placement.num_placed + self.quarantine.num_waiting
 
     @property

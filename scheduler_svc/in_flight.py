@@ -7,13 +7,11 @@ of a row from the plan before is not looked up again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.plan_draft import Column, pack
-from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 
 
@@ -24,7 +22,7 @@ class Lineup:
     slots: npt.NDArray[np.int64]
     packed_slots: bytes
     epochs: npt.NDArray[np.int64]
-    sequences: list[Sequence]
+    sequences: npt.NDArray[np.object_]
     sequence_ids: npt.NDArray[np.uint64]
     tenants: npt.NDArray[np.int64]
     """Their tenants' rows in the ledger."""
@@ -36,12 +34,11 @@ class Lineup:
     @classmethod
     def of(cls, table: SlotTable, slots: npt.NDArray[np.int64]) -> Lineup:
         """The sequences in these slots, all of which are taken."""
-        by_slot: list[Any] = table.sequences
         return cls(
             slots,
             pack(slots),
             table.epoch[slots],
-            [by_slot[slot] for slot in slots.tolist()],
+            table.sequences[slots],
             table.sequence_id[slots],
             table.tenant[slots],
             np.arange(len(slots)),
@@ -93,6 +90,6 @@ class InFlight:
         return self.lineup.epochs
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> npt.NDArray[np.object_]:
         """The sequence of each row."""
         return self.lineup.sequences

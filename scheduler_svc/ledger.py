@@ -53,7 +53,7 @@ class Ledger:
         if len(self._index) == 1:
             self._sampled[0] += len(rows)
             return
-        counts = np.bincount(tenants[rows])
+        counts = np.bincount(tenants if len(rows) == len(tenants) else tenants[rows])
         self._sampled[: len(counts)] += counts
 
     def lift(self, tenant: str, by: float) -> None:

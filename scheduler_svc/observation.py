@@ -8,26 +8,29 @@ from scheduler_svc.applied import Applied
 from scheduler_svc.policy import Ended, FirstToken, StepReport
 from scheduler_svc.request_view import request_view
 
+_TRUE = b"\1"
+
 
 def observation(applied: Applied, now_s: float, ended: list[Ended]) -> StepReport:
     """What the result, here at `now_s`, tells of its step; `ended` since the report before."""
-    flight, gaps_s = applied.flight, applied.gaps_s
-    is_first = np.isnan(gaps_s)
+    flight, gaps_s, num_decode = applied.flight, applied.gaps_s, applied.flight.num_decode
     first_tokens = []
-    for index in np.flatnonzero(is_first).tolist():
-        request = flight.sequences[applied.rows[index]].request
-        first_tokens.append(FirstToken(request_view(request), now_s - request.arrival_s))
-    num_decode = flight.num_decode
+    is_first = np.isnan(gaps_s)
+    if _TRUE in is_first.tobytes():
+        for index in is_first.nonzero()[0].tolist():
+            request = flight.sequences[applied.rows[index]].request
+            first_tokens.append(FirstToken(request_view(request), now_s - request.arrival_s))
+        gaps_s = gaps_s[~is_first]
     return StepReport(
         now_s=now_s,
-        rows=len(flight.sequences),
+        rows=len(flight.flags),
         sampled=len(applied.tokens),
         round_trip_s=now_s - flight.sent_s,
         step_s=applied.step_s,
         decode_rows=num_decode,
-        prefill_tokens=int(flight.counts[num_decode:].sum()),
-        context=int(flight.starts[:num_decode].sum()),
-        gaps_s=gaps_s[~is_first] if first_tokens else gaps_s,
+        prefill_tokens=flight.positions - num_decode,
+        context=int(np.add.reduce(flight.starts[:num_decode])),
+        gaps_s=gaps_s,
         first_tokens=tuple(first_tokens),
         ended=tuple(ended),
     )

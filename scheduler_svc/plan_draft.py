@@ -69,7 +69,8 @@ class PlanDraft:
     counts: list[int] = field(default_factory=list)
     sample: list[bool] = field(default_factory=list)
     appends: Appends = field(default_factory=Appends)
-    admissions: list[plan_pb2.Admission] = field(default_factory=list)
+    plan: plan_pb2.Plan = field(default_factory=plan_pb2.Plan)
+    """The plan, of which only the admissions are there."""
     joined: list[Sequence] = field(default_factory=list)
 
     def add_row(self, slot: int, start: int, count: int, sample: bool) -> None:
@@ -96,11 +97,10 @@ class PlanDraft:
             sample = np.concatenate((sample, np.array(self.sample, np.bool_)))
         return slots, starts, counts, sample
 
-    def encode_into(self, plan: plan_pb2.Plan, releases: list[int]) -> None:
-        """Sets all of the plan but its extents."""
+    def encode(self, releases: list[int]) -> plan_pb2.Plan:
+        """The plan, all but its extents."""
         if releases:
-            plan.releases = pack(releases)
-        if self.admissions:
-            plan.admissions.extend(self.admissions)
+            self.plan.releases = pack(releases)
         if self.appends.slots:
-            self.appends.encode_into(plan)
+            self.appends.encode_into(self.plan)
+        return self.plan

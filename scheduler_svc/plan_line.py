@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +62,8 @@ class PlanLine:
     def grow(self, needy: npt.NDArray[np.int64]) -> Appends:
         """A block for each of these slots, whose next position begins one: before anybody else may take it."""
         table, slots, blocks = self._table, needy.tolist(), self._pool.allocate(len(needy))
-        by_slot: list[Any] = table.sequences  # rows name occupied slots only
-        for slot, block in zip(slots, blocks, strict=True):
-            by_slot[slot].blocks.append(block)
+        for sequence, block in zip(table.sequences[needy], blocks, strict=True):
+            sequence.blocks.append(block)
         capacity = table.capacity[needy]
         table.capacity[needy] = capacity + self._block_size
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
@@ -92,8 +90,8 @@ class PlanLine:
             fills=1 in (known >= table.limit[slots]).tobytes(),
             sent_s=self._clock(),
         )
-        plan = _extents(flight)
-        draft.encode_into(plan, self._releases)
+        plan = draft.encode(self._releases)
+        _encode_extents(flight, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)
         self._releases, self._left, self._stretch = [], [], None
@@ -113,7 +111,8 @@ class PlanLine:
             appends = self.grow(needy)
             stretch.measure_room(last, table)
         flight = stretch.next_flight(last, table, self._clock())
-        plan = _extents(flight)
+        plan = plan_pb2.Plan()
+        _encode_extents(flight, plan)
         if appends is not None:
             appends.encode_into(plan)
         self._depart(flight)
@@ -182,12 +181,11 @@ class PlanLine:
         self._last = flight
 
 
-def _extents(flight: InFlight) -> plan_pb2.Plan:
-    """The Plan message with its rows."""
+def _encode_extents(flight: InFlight, plan: plan_pb2.Plan) -> None:
+    """Sets the plan's rows."""
     num_rows = len(flight.flags)
-    return plan_pb2.Plan(
-        extent_slots=flight.lineup.packed_slots,
-        extent_starts=flight.starts.tobytes(),
-        extent_counts=packed_ones(num_rows) if flight.num_decode == num_rows else flight.counts.tobytes(),
-        extent_flags=flight.flags,
-    )
+    all_decode = flight.num_decode == num_rows
+    plan.extent_slots = flight.lineup.packed_slots
+    plan.extent_starts = flight.starts.tobytes()
+    plan.extent_counts = packed_ones(num_rows) if all_decode else flight.counts.tobytes()
+    plan.extent_flags = flight.flags

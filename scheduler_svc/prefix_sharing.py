@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
@@ -54,8 +52,7 @@ class SharingRules:
     """Only within a tenant: whether a prompt was seen before can then not be told from its time to first token."""
 
 
-@dataclass(slots=True, frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The sequence that goes first, and the blocks of its prefix that it need not compute (not pinned yet)."""
 
     sequence: Sequence
@@ -87,13 +84,13 @@ class PrefixSharing:
 
     def prompt_names(self, sequence: Sequence) -> list[bytes]:
         """Names of the prefixes that the sequence could hit, the shortest first."""
-        if sequence.request.sampling.HasField("prompt_logprobs"):
+        if sequence.request.scores_prompt:
             return []
         return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Positions that the sequence would hit now."""
-        return len(self.match(sequence).blocks) * self._pool.block_size
+        return self._pool.num_ready(self.prompt_names(sequence)) * self._pool.block_size
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
@@ -123,7 +120,7 @@ class PrefixSharing:
         return int(min(positions, self._limit)) // self._pool.block_size
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Names of the sequence's first `count` blocks (made once, kept on the sequence)."""
+        """Names of the sequence's first `count` blocks (made once, kept on the sequence). Not to be changed."""
         hashes, size = sequence.hashes, self._pool.block_size
         if sequence.hashed_block_size != size:  # none yet, or those of a runner that is gone
             hashes.clear()
@@ -131,7 +128,7 @@ class PrefixSharing:
         if len(hashes) < count:
             parent = hashes[-1] if hashes else self._root(sequence)
             hashes += chain_hashes(parent, sequence.column(len(hashes) * size, count * size), size)
-        return hashes[:count]
+        return hashes if len(hashes) == count else hashes[:count]
 
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
@@ -172,12 +169,11 @@ class PrefixSharing:
         """A plan's result is here and applied: announced blocks that it filled are READY."""
         if not self._pool.num_pending:
             return
-        rows = flight.starts < table.announced[flight.slots]
-        if not rows.any():  # nothing but decoding: most steps
-            return
         size = self._pool.block_size
-        for row in np.flatnonzero(rows & (table.epoch[flight.slots] == flight.epochs)).tolist():
+        for row in (flight.starts < table.announced[flight.slots]).nonzero()[0].tolist():
             start, slot = int(flight.starts[row]), int(flight.slots[row])
+            if table.epoch[slot] != flight.epochs[row]:
+                continue
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)
@@ -188,11 +184,10 @@ class PrefixSharing:
         computed = min(int(table.computed[sequence.slot]), len(sequence.tokens))
         first, count = int(table.announced[sequence.slot]) // self._pool.block_size, self._shareable(sequence, computed)
         if first < count:
-            blocks = sequence.blocks[first:count]
-            self._pool.announce(blocks, self._names(sequence, count)[first:])
+            names = self._names(sequence, count)
+            self._pool.name(sequence.blocks[first:count], names[first:])
             if self._recorder is not None:
                 self.describe(sequence)
-            self._pool.confirm(blocks)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has failed, and nobody knows at which position: nobody hits its blocks from now on."""

@@ -11,6 +11,8 @@ from scheduler_svc.sequence import Request, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.tenant_queues import Queue
 
+_ONE = np.array(1, np.int32)
+
 
 def request_view(request: Request) -> RequestView:
     """The request without its tokens (made once: nothing in it changes)."""
@@ -57,7 +59,8 @@ def load_view(
     running, backlog = table.num_running, 0
     if len(decode) < running:
         lags = table.lag
-        backlog = int(lags[lags > 1].sum())
+        behind = (lags > _ONE).nonzero()[0]
+        backlog = int(lags[behind].sum()) if len(behind) else 0
     return Load(
         running=running,
         decoding=len(decode),

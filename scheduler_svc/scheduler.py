@@ -123,10 +123,8 @@ class Scheduler:
 
     def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
         """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
-        table = self.table
-        may_end = table.num_stoppable or table.num_many_stops
-        may_join = bool(queue) and (bool(table.free) or policy.displaces)
-        if may_end or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
+        may_join = bool(queue) and (bool(self.table.free) or policy.displaces)
+        if self.table.stops or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
             return 0
         return self._line.num_following()
 
@@ -197,12 +195,11 @@ class Scheduler:
         displaced = may_displace and self._displace(queue, policy)
         draft, preempted = self._decode_rows(queue, policy)
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
-        if (
-            may_admit or len(draft.decode) < self.table.num_running
-        ):  # else everybody decodes: there is nothing to budget
+        prompts = self._prompts_under_way(draft)
+        if may_admit or prompts:
             budget = policy.budget(self.load(queue, draft.decode))
             room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
-            room = self._continue_prompts(draft, queue, budget, room, may_admit)
+            room = self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
             if may_admit:
                 self.seating.admit_waiting(draft, queue, policy, budget, room)
         if not draft.num_rows:
@@ -271,25 +268,30 @@ class Scheduler:
         return self._at(slot).rank
 
     def _at(self, slot: int) -> Sequence:
-        sequence = self.table.sequences[slot]
+        sequence: Sequence | None = self.table.sequences[slot]
         if sequence is None:
             raise RuntimeError(f"slot {slot} is vacant")
         return sequence
 
-    def _continue_prompts(self, draft: PlanDraft, queue: Queue, budget: Budget, room: int, may_admit: bool) -> int:
-        """Rows for running sequences whose prompt is not computed yet, best rank first; returns the room left.
+    def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
+        """Slots of running sequences whose prompt is not computed yet, best rank first."""
+        if len(draft.decode) == self.table.num_running:
+            return []
+        return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
+
+    def _continue_prompts(
+        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, room: int, may_admit: bool
+    ) -> int:
+        """Rows for the slots `prompts`, in this order; returns the room left.
 
         Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
         of a long one.
         """
         table = self.table
-        if len(draft.decode) == table.num_running:
-            return room
-        lags = table.lag
-        for slot in sorted(np.flatnonzero(lags > _ONE).tolist(), key=self._rank_of):
+        for slot in prompts:
             if may_admit:
                 room = self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
-            lag = int(lags[slot])
+            lag = int(table.known[slot] - table.planned[slot])
             count = chunk(lag, room, budget, self._max_step_tokens)
             if not count:
                 break

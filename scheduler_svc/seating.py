@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from scheduler_svc.admission import admission_message
+from scheduler_svc.admission import add_admission
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.plan_draft import PlanDraft
 from scheduler_svc.policy import Budget, PolicyGuard
@@ -58,9 +58,10 @@ class Seating:
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
-            lag = len(sequence.tokens) - len(hit) * size
+            num_tokens = len(sequence.tokens)
+            lag = num_tokens - len(hit) * size
             count = chunk(lag, room, budget, self._max_step_tokens)
-            need = self._pool.blocks_for(len(sequence.tokens)) - len(hit)
+            need = self._pool.blocks_for(num_tokens) - len(hit)
             if need + reserve > self._pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
             queue.discard(sequence)
@@ -83,10 +84,10 @@ class Seating:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             sequence.queue_s = self._ledger.now_s - sequence.request.arrival_s
             self._scheduler.cached_tokens += sequence.cached_tokens
-            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.tokens) - num_computed)
+            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.log) - num_computed)
         self._prefix.announce(sequence, len(hit), self._table)
         draft.joined.append(sequence)
-        draft.admissions.append(admission_message(sequence, num_computed))
+        add_admission(draft.plan, sequence, num_computed)
 
     def resume(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
         """The sequence is in the slot since before a restart, with these blocks (held, see `BlockPool.restore`)."""

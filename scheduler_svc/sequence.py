@@ -7,11 +7,10 @@ because every step moves all of them at once; here stands what outlives a slot.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from protos import plan_pb2
 from scheduler_svc.suspicion import Suspicion
@@ -117,7 +116,8 @@ class Sequence:
         prompt = self.request.prompt
         column = prompt[4 * start : 4 * stop]
         if 4 * stop > len(prompt):
-            column += np.asarray(self.tokens[max(start, self.prompt_len) : stop], "<i4").tobytes()
+            more = self.tokens[max(start, self.prompt_len) : stop]
+            column += struct.pack(f"<{len(more)}i", *more)
         return column
 
     @property
@@ -155,6 +155,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    scores_prompt: bool = False
+    """Log-probabilities of its prompt are asked for: all of it is computed, whatever is cached."""
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
     gone_until_s: float | None = None

@@ -17,9 +17,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | tenant | row of its tenant in the ledger |
 | itl_target_s | its inter-token target in seconds (infinity: none) |
 | last_token_s | when its last token came (NaN: it has none) |
-| stops | up to four stop tokens (-1: none) |
 | constrained | each of its tokens waits for a mask, which the one before it decides |
-| many_stops | it has more than four: look into the request's set |
 
 The latest sampled tokens gather in rows of their own, one a result, and reach each sequence's log all at once, or when
 somebody reads them: a step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before,
@@ -36,8 +34,8 @@ import numpy.typing as npt
 from scheduler_svc.plan_draft import Column
 from scheduler_svc.policy.views import Rank
 from scheduler_svc.sequence import Sequence
+from scheduler_svc.stop_tokens import StopTokens
 
-STOP_COLUMNS = 4
 RECENT_RESULTS = 64
 """Results whose tokens are kept here at most."""
 _NONE = np.iinfo(np.int32).min
@@ -51,7 +49,8 @@ class SlotTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.sequences: npt.NDArray[np.object_] = np.full(num_slots, None, object)
+        """Who is in each slot; None where it is vacant."""
         self.free = list(range(num_slots - 1, -1, -1))
         self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.announced = (
             np.zeros(num_slots, np.int32) for _ in range(7)
@@ -61,10 +60,9 @@ class SlotTable:
         self.tenant = np.zeros(num_slots, np.int64)
         self.itl_target_s = np.full(num_slots, np.inf)
         self.last_token_s = np.full(num_slots, np.nan)
-        self.stops = np.full((num_slots, STOP_COLUMNS), -1, np.int32)
-        self.many_stops = np.zeros(num_slots, bool)
         self.constrained = np.zeros(num_slots, bool)
-        self.num_stoppable = self.num_many_stops = 0
+        self.stops = StopTokens()
+        """Those of all who run."""
         self.num_itl_targets = self.num_constrained = 0
         self.changes = 0
         """How often somebody took a slot or left one."""
@@ -82,7 +80,7 @@ class SlotTable:
 
     def running(self) -> list[Sequence]:
         """The sequences in the slots."""
-        return [sequence for sequence in self.sequences if sequence is not None]
+        return [sequence for sequence in self.sequences.tolist() if sequence is not None]
 
     @property
     def lag(self) -> Column:
@@ -112,7 +110,7 @@ class SlotTable:
 
     def _settle_all(self) -> None:
         """Brings all logs up to date, to begin anew."""
-        for slot, sequence in enumerate(self.sequences):
+        for slot, sequence in enumerate(self.sequences.tolist()):
             if sequence is not None:
                 self.settle(slot)
         self._recent.fill(_NONE)
@@ -153,12 +151,7 @@ class SlotTable:
         self.last_token_s[slot] = sequence.last_token_s
         self.constrained[slot] = bool(sequence.request.grammar)
         self.num_constrained += bool(sequence.request.grammar)
-        stops = sorted(sequence.request.stop_ids)
-        self.many_stops[slot] = len(stops) > STOP_COLUMNS
-        self.num_many_stops += len(stops) > STOP_COLUMNS
-        self.num_stoppable += bool(stops)
-        self.stops[slot] = -1
-        self.stops[slot, : min(len(stops), STOP_COLUMNS)] = stops[:STOP_COLUMNS]
+        self.stops.add(sequence.request.stop_ids)
         return slot
 
     def vacate(self, slot: int) -> None:
@@ -168,8 +161,7 @@ class SlotTable:
         sequence = self.sequences[slot]
         if sequence is not None:
             sequence.last_token_s = float(self.last_token_s[slot])
-            self.num_many_stops -= bool(self.many_stops[slot])
-            self.num_stoppable -= bool(sequence.request.stop_ids)
+            self.stops.remove(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
             self.num_constrained -= bool(sequence.request.grammar)
         self.sequences[slot] = None

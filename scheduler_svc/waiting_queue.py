@@ -5,14 +5,12 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler_svc.sequence import Phase, Sequence
 
 
-@dataclass(slots=True, frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a sequence stands: the number of its heap entry, 0 while it stepped aside; and its tokens when pushed."""
 
     entry: int

@@ -15,8 +15,7 @@ import torch
 
 from bench.gpu_timing import graph_microseconds
 from bench.kernels.measurement import Measurement
-from runner_svc.attention.cuda import ChooseDecode, CudaAttention
-from runner_svc.attention.cuda_kernels import DecodeVariant
+from runner_svc.attention.cuda import CudaAttention
 from runner_svc.kv_cache import FP8, KVCache
 
 # Caches are copied until a graph reads this many bytes, which no L2 holds.
@@ -67,9 +66,7 @@ PREFILL_CASES = {
 class Bench:
     """A cache of `copies` layers with shuffled blocks for rows of `lengths` positions."""
 
-    def __init__(
-        self, shape: Shape, lengths: Sequence[int], copies: int, choose: ChooseDecode = DecodeVariant.choose
-    ) -> None:
+    def __init__(self, shape: Shape, lengths: Sequence[int], copies: int) -> None:
         self.shape = shape
         self.lengths = np.array(lengths, np.int32)
         self.copies = copies
@@ -86,9 +83,7 @@ class Bench:
         else:
             cache.data.normal_()
         block_tables = torch.from_numpy(tables).cuda()
-        self.attention = CudaAttention(
-            cache, block_tables, shape.num_heads, [None] * copies, len(lengths), shape.dtype, choose=choose
-        )
+        self.attention = CudaAttention(cache, block_tables, shape.num_heads, [None] * copies, len(lengths), shape.dtype)
         self.rows = np.arange(len(lengths), dtype=np.int32)
 
     def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,11 +93,9 @@ class Bench:
         return queries, torch.empty_like(queries)
 
 
-def measure_decode(
-    shape: Shape, name: str, lengths: list[int], choose: ChooseDecode = DecodeVariant.choose
-) -> Measurement:
+def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
     layer_bytes = sum(lengths) * shape.cached_bytes
-    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)), choose)
+    bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)))
     queries, output = bench.tensors(len(lengths))
     plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
     bench.attention.plan_decode(bench.lengths, bench.rows, plan)

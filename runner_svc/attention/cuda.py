@@ -24,7 +24,7 @@ How a step uses it (arrays are numpy int32 on the host; T positions, R rows):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import cupy
 import numpy as np
@@ -39,9 +39,6 @@ from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.kv_cache import KVCache
-
-ChooseDecode = Callable[[AttentionShape, SharedMemory, bool], DecodeVariant]
-"""As `DecodeVariant.choose`."""
 
 _NO_WINDOW = 2**30
 # Batches up to this use one large block a multiprocessor.
@@ -61,11 +58,9 @@ class CudaAttention:
         dtype: torch.dtype | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
-        choose: ChooseDecode = DecodeVariant.choose,
     ) -> None:
         """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
-        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given. `choose` makes the
-        variants of the decode kernel.
+        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
 
         Raises ValueError for a head size, block size or dtype that the kernels lack.
         """
@@ -85,19 +80,28 @@ class CudaAttention:
         self._windows = tuple(dict.fromkeys(windows))
         self._window_of_layer = [self._windows.index(window) for window in windows]
         self._max_batch = max_batch
-        self._compile(cache, block_tables, choose)
+        self._compile(cache, block_tables)
 
-    def _compile(self, cache: KVCache, block_tables: Tensor, choose: ChooseDecode) -> None:
+    def _compile(self, cache: KVCache, block_tables: Tensor) -> None:
         device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._decode_variants = {small: choose(self._shape, shared, small) for small in (True, False)}
-        self._decode_kernels = {small: _kernel(variant) for small, variant in self._decode_variants.items()}
-        # Its plans are those of the other small batches: they have as many blocks.
-        beside = DecodeVariant.beside_product(self._shape, shared) if self._decode_variants[True].blocks == 1 else None
-        self._beside_product = _kernel(beside) if beside is not None else None
+        self._decode_variants = {small: DecodeVariant.choose(self._shape, shared, small) for small in (True, False)}
+        self._decode_kernels = {
+            small: Kernel(
+                load("paged_decode", variant.defines),
+                "paged_decode",
+                # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
+                # workspace
+                "PqPqPPPiPiPffPPP",
+                variant.threads,
+                shared_bytes=variant.shared_bytes,
+                overlap=True,
+            )
+            for small, variant in self._decode_variants.items()
+        }
         variant = max(self._decode_variants.values(), key=self._grid)
         slots = 2 * self._grid(variant)
         self._partial_sums = torch.empty(slots * variant.heads * self._shape.head_dim, device=device)
@@ -155,31 +159,11 @@ class CudaAttention:
             planner.write(lengths, table_rows, query_rows, plan[offset : offset + planner.words])
             offset += planner.words
 
-    def runs_beside_product(self, batch: int) -> bool:
-        """Whether `run_decode` can leave room for blocks of a product."""
-        return batch <= _SMALL_BATCH and self._beside_product is not None
-
-    def run_decode(
-        self,
-        stream: int,
-        layer: int,
-        queries: Tensor,
-        output: Tensor,
-        plan: int,
-        batch: int,
-        *,
-        beside_product: bool = False,
-    ) -> None:
-        """Launches a layer's decode attention with the plan at this device address, made for `batch` rows.
-
-        `beside_product`, where `runs_beside_product`: see `DecodeVariant.beside_product`.
-        """
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
+        """Launches a layer's decode attention with the plan at this device address, made for `batch` rows."""
         part = self._window_of_layer[layer]
         planners = self._planners(batch)
-        kernel = self._beside_product if beside_product else self._decode_kernels[batch <= _SMALL_BATCH]
-        if kernel is None:
-            raise ValueError("no kernel of decode attention leaves room for a product on this GPU")
-        kernel(
+        self._decode_kernels[batch <= _SMALL_BATCH](
             stream,
             planners[part].grid,
             queries.data_ptr(),
@@ -221,16 +205,3 @@ class CudaAttention:
         part = self._window_of_layer[layer]
         address = plan + 4 * part * (plan_words // len(self._windows))
         self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW)
-
-
-def _kernel(variant: DecodeVariant) -> Kernel:
-    return Kernel(
-        load("paged_decode", variant.defines),
-        "paged_decode",
-        # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
-        # workspace
-        "PqPqPPPiPiPffPPP",
-        variant.threads,
-        shared_bytes=variant.shared_bytes,
-        overlap=True,
-    )

@@ -6,7 +6,7 @@ tests check without a GPU; `CudaAttention` compiles and launches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from runner_svc.attention.decode_plan import TILE
@@ -20,11 +20,6 @@ _MAX_FP8_STAGES = 4
 _RESERVED_SHARED_BYTES = 1024
 _SCALAR_BYTES = 2  # of a bf16 or fp16
 _BARRIER_BYTES = 8
-# In tiles; of a whole block, and of one of its warps.
-_END_COST = 5
-_DETACHED_END_COST = 3
-# HandOffState of decode_handoff.cuh.
-_HAND_OFF_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,56 +82,29 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class DecodeVariant:
-    """The decode kernel with so many warps a block and blocks a multiprocessor.
-
-    `end_cost` is what merging a (row, unit) costs, in tiles. `detached_merges`: a segment's end is one warp's work,
-    while the block's others go on.
-    """
+    """The decode kernel with so many warps a block and blocks a multiprocessor."""
 
     shape: AttentionShape
     warps: int
     blocks: int
     stages: int
-    end_cost: int = 0
-    detached_merges: bool = False
 
     @classmethod
-    def choose(
-        cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool, detached_merges: bool = True
-    ) -> DecodeVariant:
+    def choose(cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool) -> DecodeVariant:
         """One large block a multiprocessor merges faster, which small batches notice; two overlap better.
 
-        Fewer warps where the memory has no room for two stages of each. `detached_merges` is for batches that are not
-        small, whose blocks have many segments, and where it costs no stage. Small batches rather keep their splits
-        aligned: no end costs anything.
+        Fewer warps where the memory has no room for two stages of each.
         """
         preferred = ((8, 1), (4, 1), (2, 1)) if small_batch else ((4, 2), (4, 1), (2, 1))
         for warps, blocks in preferred:
             bare = cls(shape, warps, blocks, 0)
             stages = (shared.per_block(blocks) - bare.shared_bytes) // bare.stage_bytes
             if stages >= 2:
-                stages = min(stages, _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES)
-                together = cls(shape, warps, blocks, stages, 0 if blocks == 1 else _END_COST)
-                if small_batch or not detached_merges:
-                    return together
-                detached = replace(together, end_cost=_DETACHED_END_COST, detached_merges=True)
-                return detached if detached.shared_bytes <= shared.per_block(blocks) else together
+                most = _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES
+                return cls(shape, warps, blocks, min(stages, most))
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
-
-    @classmethod
-    def beside_product(cls, shape: AttentionShape, shared: SharedMemory) -> DecodeVariant | None:
-        """For small batches: leaves half of a multiprocessor's memory to a block of the product behind attention.
-
-        That block fetches its weights meanwhile. None where half the memory is not enough.
-        """
-        for warps in (4, 2):
-            bare = cls(shape, warps, 1, 0)
-            stages = (shared.per_block(2) - bare.shared_bytes) // bare.stage_bytes
-            if stages >= 2:
-                return replace(bare, stages=min(stages, _MAX_FP8_STAGES if shape.fp8_cache else _MAX_STAGES))
-        return None
 
     @property
     def columns(self) -> int:
@@ -160,15 +128,18 @@ class DecodeVariant:
 
     @property
     def shared_bytes(self) -> int:
-        """Stages, then each warp's sums (rows padded by 4 floats) and statistics, a flag, and the hand-over's state."""
+        """Stages, then each warp's sums (rows padded by 4 floats) and statistics, then a flag."""
         merge = self.warps * self.heads * (4 * (self.shape.head_dim + 4) + 8)
-        if not self.detached_merges:
-            return self.stages * self.stage_bytes + merge + 16
-        return self.stages * self.stage_bytes + 2 * merge + 16 + _HAND_OFF_BYTES
+        return self.stages * self.stage_bytes + merge + 16
 
     @property
     def threads(self) -> int:
         return self.warps * 32
+
+    @property
+    def end_cost(self) -> int:
+        """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
+        return 0 if self.blocks == 1 else 5
 
     @property
     def min_cost(self) -> int:
@@ -182,7 +153,6 @@ class DecodeVariant:
             "WARPS": self.warps,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks,
-            "DETACHED_MERGES": int(self.detached_merges),
         }
 
 

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runner_svc.attention.cuda import ChooseDecode, CudaAttention
-from runner_svc.attention.cuda_kernels import DecodeVariant
+from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
@@ -31,23 +30,16 @@ class CudaLaunchers:
     """Implements `runner_svc.launchers.Launchers`.
 
     `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor. `choose_decode` makes the variants of decode attention.
+    by their blocks a multiprocessor.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        *,
-        overlap: bool = True,
-        skinny_blocks: Sequence[int] = (1, 2),
-        choose_decode: ChooseDecode = DecodeVariant.choose,
+        self, config: ModelConfig, dtype: torch.dtype, *, overlap: bool = True, skinny_blocks: Sequence[int] = (1, 2)
     ) -> None:
         self._config = config
         self._dtype = dtype
         self._overlap = overlap
         self._skinny_blocks = skinny_blocks
-        self._choose_decode = choose_decode
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
@@ -81,15 +73,7 @@ class CudaLaunchers:
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(
-            cache,
-            tables,
-            self._config.num_heads,
-            self._config.windows,
-            max_batch,
-            self._dtype,
-            choose=self._choose_decode,
-        )
+        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""

@@ -40,9 +40,13 @@ class Fair(Policy):
     name = "fair"
     Parameters = FairParameters
 
+    def __init__(self, parameters: FairParameters) -> None:
+        super().__init__(parameters)
+        self._weights = parameters.weights
+        self._input_weight, self._output_weight = parameters.input_weight, parameters.output_weight
+
     def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
         """The tenant's virtual counter."""
-        parameters: FairParameters = self.parameters
         account = ledger.account(tenant)
-        service = parameters.input_weight * account.prompt_tokens + parameters.output_weight * account.sampled_tokens
-        return service / parameters.weights.get(tenant, 1.0) + account.lift
+        service = self._input_weight * account.prompt_tokens + self._output_weight * account.sampled_tokens
+        return service / self._weights.get(tenant, 1.0) + account.lift

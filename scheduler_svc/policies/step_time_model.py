@@ -10,20 +10,24 @@ not something to be learnt anew, so a shift of load finds the model ready.
 from __future__ import annotations
 
 import math
-
-import numpy as np
-import numpy.typing as npt
+from operator import mul
 
 from scheduler_svc.policy import StepReport
 
-_SCALE = np.array([1.0, 1e-3, 1e-2, 1e-5])
+_SCALE = (1.0, 1e-3, 1e-2, 1e-5)
 """Brings the inputs to about 1."""
 _REFIT_EVERY = 8
 _RIDGE = 1e-4
 
+Inputs = tuple[float, float, float, float]
+"""1, prefill tokens, decoding rows, context; scaled."""
+
 
 class StepTimeModel:
-    """Learns with `observe`; `seconds` and `prefill_tokens_within` ask it."""
+    """Learns with `observe`; `seconds` and `prefill_tokens_within` ask it.
+
+    In plain Python: for four inputs numpy's calls cost more than the arithmetic.
+    """
 
     def __init__(self, tail: float = 0.01, memory: int = 1000) -> None:
         """`tail`: share of steps that may take longer than `tail_factor` times the prediction. `memory`: steps after
@@ -35,33 +39,39 @@ class StepTimeModel:
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
-        self._gram = np.zeros((4, 4))
-        self._moment = np.zeros(4)
-        self._weights = np.zeros(4)
+        self._gram = [[0.0] * 4 for _ in range(4)]
+        self._moment = [0.0] * 4
+        self._weights = [0.0] * 4
 
     def observe(self, report: StepReport) -> None:
         """A step that took `report.step_s`."""
-        if report.step_s <= 0:  # came together with the result before it: its time is in that one's
+        seconds = report.step_s
+        if seconds <= 0:  # came together with the result before it: its time is in that one's
             return
-        x = self._inputs(report.prefill_tokens, report.decode_rows, report.context)
+        x = _inputs(report.prefill_tokens, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
-            self._track_tail(report.step_s, float(x @ self._weights))
-        self._gram = self._gram * self._forget + np.outer(x, x)
-        self._moment = self._moment * self._forget + x * report.step_s
+            self._track_tail(seconds, self._predicted(x))
+        forget = self._forget
+        for row, a in zip(self._gram, x, strict=True):
+            row[:] = [known * forget + a * b for known, b in zip(row, x, strict=True)]
+        self._moment = [known * forget + a * seconds for known, a in zip(self._moment, x, strict=True)]
         self.num_steps += 1
         self.largest_prefill = max(self.largest_prefill, report.prefill_tokens)
         if self.num_steps % _REFIT_EVERY == 0:
-            self._weights = _nonnegative_solution(self._gram, self._moment)
+            self._weights = nonnegative_solution(self._gram, self._moment)
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int) -> float:
         """Predicted time of a step."""
-        return float(self._inputs(prefill_tokens, decode_rows, context) @ self._weights)
+        return self._predicted(_inputs(prefill_tokens, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int) -> float:
         """Most prefill tokens with which the step stays below `seconds`, tail included; may be negative."""
         rest = seconds / self.tail_factor - self.seconds(0, decode_rows, context)
-        per_token = float(self._weights[1] * _SCALE[1])
+        per_token = self._weights[1] * _SCALE[1]
         return rest / per_token if per_token > 0 else math.copysign(math.inf, rest)
+
+    def _predicted(self, x: Inputs) -> float:
+        return sum(map(mul, x, self._weights))
 
     def _track_tail(self, seconds: float, predicted: float) -> None:
         """One step of the factor towards the quantile 1 - tail of seconds / predicted."""
@@ -71,20 +81,38 @@ class StepTimeModel:
         self.tail_factor *= math.exp(0.02 * (float(above) - self._tail))
         self.tail_factor = min(4.0, max(1.0, self.tail_factor))
 
-    @staticmethod
-    def _inputs(prefill_tokens: float, decode_rows: int, context: int) -> npt.NDArray[np.float64]:
-        return np.array([1.0, prefill_tokens, decode_rows, context]) * _SCALE
+
+def _inputs(prefill_tokens: float, decode_rows: int, context: int) -> Inputs:
+    one, per_token, per_row, per_position = _SCALE
+    return one, prefill_tokens * per_token, decode_rows * per_row, context * per_position
 
 
-def _nonnegative_solution(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Least squares from its normal equations; inputs whose weight would be negative are left out one by one."""
+def nonnegative_solution(gram: list[list[float]], moment: list[float]) -> list[float]:
+    """Least squares from its normal equations, with a little ridge; inputs whose weight would be negative are left out
+    one by one, the most negative first."""
     used = list(range(len(moment)))
-    gram = gram + np.diag(_RIDGE * gram.diagonal() + 1e-9)
     while used:
-        weights = np.linalg.solve(gram[np.ix_(used, used)], moment[used])
-        if weights.min() >= 0:
-            solution = np.zeros(len(moment))
-            solution[used] = weights
-            return solution
-        del used[int(weights.argmin())]
-    return np.zeros(len(moment))
+        rows = [[gram[i][j] * (1 + _RIDGE * (i == j)) + 1e-9 * (i == j) for j in used] for i in used]
+        weights = _solution(rows, [moment[i] for i in used])
+        least = min(weights)
+        if least >= 0:
+            known = dict(zip(used, weights, strict=True))
+            return [known.get(i, 0.0) for i in range(len(moment))]
+        del used[weights.index(least)]
+    return [0.0] * len(moment)
+
+
+def _solution(rows: list[list[float]], right: list[float]) -> list[float]:
+    """x of rows @ x = right, by elimination; `rows` is symmetric and positive definite, so it needs no pivots. Spoils
+    its arguments."""
+    size = len(right)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            if factor:
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+                right[j] -= factor * right[i]
+    x = [0.0] * size
+    for i in reversed(range(size)):
+        x[i] = (right[i] - sum(map(mul, rows[i][i + 1 :], x[i + 1 :]))) / rows[i][i]
+    return x

@@ -15,6 +15,7 @@ from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningVie
 from scheduler_svc.policy.watchdog import Watchdog
 
 MAX_RERANK_WINDOW = 256
+_NUMBERS = (int, float)
 
 
 class PolicyGuard:
@@ -122,7 +123,7 @@ def _one_of(views: Sequence[RunningView]) -> Callable[[Any], bool]:
 
 
 def _is_number(number: Any) -> bool:
-    return isinstance(number, int | float) and not math.isnan(number)
+    return isinstance(number, _NUMBERS) and not math.isnan(number)
 
 
 def _is_key(key: Any) -> bool:

@@ -76,8 +76,7 @@ class Load(NamedTuple):
     """Tightest ITL target of the sequences that decode."""
 
 
-@dataclass(slots=True, frozen=True)
-class Account:
+class Account(NamedTuple):
     """What one tenant was served since the engine started, and how far it was lifted (see `Policy.tenant_key`)."""
 
     prompt_tokens: int = 0

@@ -181,7 +181,7 @@ def send_the_runner_away(engine: Engine) -> None:
 
 
 def give_somebody_a_stop_token(engine: Engine) -> None:
-    engine.pool.schedulers[1].table.num_stoppable = 1
+    engine.pool.schedulers[1].table.stops.add([7])
 
 
 def take_a_plan_back(engine: Engine) -> None:

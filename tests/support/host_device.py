@@ -291,21 +291,7 @@ class HostAttention:
         rows = np.arange(len(lengths)) if query_rows is None else query_rows
         self.plan_prefill(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
 
-    def runs_beside_product(self, batch: int) -> bool:
-        return batch <= 2
-
-    def run_decode(
-        self,
-        stream: int,
-        layer: int,
-        queries: Tensor,
-        output: Tensor,
-        plan: int,
-        batch: int,
-        *,
-        beside_product: bool = False,
-    ) -> None:
-        assert not beside_product or self.runs_beside_product(batch)
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         self.run_prefill(stream, layer, queries, output, plan, self.decode_plan_words(batch))
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:

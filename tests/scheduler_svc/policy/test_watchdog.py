@@ -140,7 +140,7 @@ def test_streams_survive_a_policy_that_hangs() -> None:
     stack.add_runner(
         HashBackend(num_slots=3, block_size=4, num_blocks=20, max_step_tokens=16, context_length=80, eos_probability=0)
     )
-    requests = [stack.submit([rng.randrange(256)] * 7, 20) for _ in range(8)]
+    requests = [stack.submit([rng.randrange(256)] * 7, 20) for _ in range(16)]
     stack.run(rng)
     guard.close()
     for request in requests:
