@@ -110,6 +110,13 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, max=64, help="Number of answers.")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", exists=True, dir_okay=False, help="JSON schema (a file) that the answer keeps to."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option("--regex", help="Regular expression that the whole answer matches.")
+    ] = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is done.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer: no line of statistics.")] = False,
@@ -117,7 +124,15 @@ def generate(
     """Stream the answer to one prompt. Models with a chat template get it as a user message, unless --raw."""
     text = sys.stdin.read() if prompt == "-" else prompt
     options = _options(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop, n=n
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        n=n,
+        json_schema=schema.read_text("utf-8") if schema is not None else None,
+        regex=regex,
     )
     with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
         question = _question(client, text, system, raw)

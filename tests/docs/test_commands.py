@@ -54,6 +54,7 @@ VENV = ((".venv/bin/roster", "roster"),)
 RUN = [
     Run(r"\.venv/bin/roster generate .*", "--max-tokens 8", VENV),
     Run(r"(\.venv/bin/)?roster (status|health)( --service \S+)?", instead=VENV),
+    Run(r"roster generate --regex .*"),
     Run(r"roster simulate --trace bench/.*", "--limit 20"),
     Run(r"roster simulate --trace mine.*", "--limit 20"),
     Run(r"roster calibrate costs/mine.json .*", "--seconds 1", (("--device cuda", "--device hash"),)),

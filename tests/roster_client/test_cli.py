@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -42,6 +43,18 @@ def test_raw_and_models_without_a_template_get_plain_text(server: ScriptedServer
 def test_several_answers(server: ScriptedServer) -> None:
     result = roster("generate", "-s", server.target, "-n", "2", "-q", "a b")
     assert result.stdout == "── answer 0 ──\na b \n── answer 1 ──\na b \n"
+
+
+def test_constraints(server: ScriptedServer, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "boolean"}')
+    assert roster("generate", "-s", server.target, "-q", "--schema", str(schema), "hi").exit_code == ExitCode.OK
+    assert roster("generate", "-s", server.target, "-q", "--regex", "[ab]+", "hi").exit_code == ExitCode.OK
+    assert [request.constraint.json_schema for request in server.requests] == ['{"type": "boolean"}', ""]
+    assert server.requests[1].constraint.regex == "[ab]+"
+    both = roster("generate", "-s", server.target, "--schema", str(schema), "--regex", "a", "hi")
+    assert both.exit_code != ExitCode.OK and "one of" in both.stderr
+    assert roster("generate", "--schema", str(tmp_path / "none"), "hi").exit_code == ExitCode.USAGE
 
 
 def test_json(server: ScriptedServer) -> None:

@@ -241,4 +241,20 @@ def test_a_worker_that_dies_takes_its_subscriptions_along() -> None:
     served.stack.submit(prompt(2 * SIZE), OUTPUT)
     served.finish()
     assert not [m for m in served.stack.others if m.HasField("kv_changes")]
-    assert WORKER != b"successor"
+
+
+def test_each_worker_is_told_once_however_many_subscribe_there() -> None:
+    served = service()
+    front = served.stack.front
+    front.put(b"second", hello=engine_pb2.WorkerHello(worker=1))
+    for worker, handle in ((WORKER, 1), (b"second", 2), (b"second", 3)):
+        front.put(worker, kv_subscribe=engine_pb2.KvSubscribe(handle=handle))
+    served.stack.submit(prompt(2 * SIZE), OUTPUT)
+    told: list[bytes] = []
+    for _ in range(8):
+        served.stack.engine.step()
+        told += [worker for worker, message in front.messages if message.HasField("kv_changes")]
+        front.messages = []
+        while served.stack.runners.execute(served.session):
+            served.stack.runners.deliver(served.session)
+    assert told and told.count(WORKER) == told.count(b"second") == len(told) // 2
