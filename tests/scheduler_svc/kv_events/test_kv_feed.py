@@ -13,6 +13,7 @@ from scheduler_svc.block_hashes import root_hash
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
+from scheduler_svc.kv_events.pool_recorder import PoolRecorder
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
 from tests.support.kv_follower import KvFollower, ready_blocks
@@ -145,6 +146,42 @@ def test_what_was_cached_before_is_told_as_far_as_it_is_known() -> None:
     served.finish()  # a hit tells the rest
     assert known(subscription) == truth(served.stack) and len(truth(served.stack)) == 7
     assert subscription.follower.check_names(root(served)) == 7
+
+
+def test_what_a_stop_string_took_back_is_not_told_with_what_was_cached_before() -> None:
+    """The text is cut after the tokens have been cached: their blocks can be hit, but nobody knows their tokens."""
+    served = service(retention_s=60, retention_requests=4)
+    cut = served.stack.submit(prompt(3 * SIZE), 3 * SIZE)
+    served.finish()
+    served.stack.submit(prompt(2 * SIZE, seed=2), OUTPUT)
+    served.finish()
+    assert cut.first_sequence_id is not None
+    served.stack.front.put(cut=engine_pb2.Cut(sequence_id=cut.first_sequence_id, num_tokens=2, stop_string="."))
+    served.stack.step()
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert len(known(subscription)) == 5 and subscription.follower.partial
+    assert subscription.follower.check_names(root(served)) == 5
+
+
+def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription begins between two steps: thousands of requests are still known whose blocks are long gone."""
+    served = service(num_blocks=16, retention_s=60, retention_requests=100)
+    for seed in range(10):
+        served.stack.submit(prompt(10 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    looked_at: list[int] = []
+    describe = PoolRecorder.describe
+
+    def counted(recorder: PoolRecorder, names: list[bytes], first: int, tokens: bytes) -> None:
+        looked_at.append(len(names) - first)
+        describe(recorder, names, first, tokens)
+
+    monkeypatch.setattr(PoolRecorder, "describe", counted)
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert sum(looked_at) == len(known(subscription)) == 15
+    assert known(subscription) == truth(served.stack)
 
 
 def test_nothing_is_recorded_before_somebody_follows_nor_long_after() -> None:
