@@ -10,6 +10,7 @@ import pytest
 from protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.block_hashes import root_hash
+from scheduler_svc.front.vllm_engine import kv_batches
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
@@ -242,6 +243,29 @@ def test_a_cursor_of_another_scheduler_is_out_of_range(after: int) -> None:
     served.stack.step()
     subscription.read()
     assert subscription.refused is not None and subscription.refused.code == grpc.StatusCode.OUT_OF_RANGE.value[0]
+
+
+def test_a_cursor_within_a_snapshot_that_broke_off_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are those of earlier changes, which a subscriber that has them all may go on from."""
+    for module in (kv_feed, kv_batches):
+        monkeypatch.setattr(module, "CHUNK_BLOCKS", 2)
+    served = service()
+    always = Subscription(served.stack)
+    for seed in range(3):
+        served.stack.submit(prompt(2 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    assert len(known(always)) == 6
+    numbers = [always.follower.number - 2 + chunk for chunk in range(3)]
+    Subscription(served.stack, 901)
+    served.stack.step()
+    for handle, after in enumerate(numbers, 902):
+        broken = Subscription(served.stack, handle, KvFollower(number=after))
+        served.stack.step()
+        broken.read()
+        assert (broken.refused is not None) == (after < numbers[-1])
+    served.stack.submit(prompt(2 * SIZE, seed=4), OUTPUT)
+    served.finish()
+    assert known(always) == truth(served.stack)
 
 
 def test_a_cursor_from_before_a_pause_of_the_recording_is_out_of_range() -> None:
