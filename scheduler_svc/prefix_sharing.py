@@ -70,6 +70,7 @@ class PrefixSharing:
         """Positions that may be shared; a longer prompt shares none."""
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
+        self._unlimited = self._limit == float("inf")
         self._owners: dict[int, Sequence] = {}  # of announced blocks that no result has confirmed
         # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
         self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
@@ -89,8 +90,12 @@ class PrefixSharing:
         return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Positions that the sequence would hit now."""
-        return self._pool.num_ready(self.prompt_names(sequence)) * self._pool.block_size
+        """Positions that the sequence, which waits, would hit now."""
+        names, size = sequence.hashes, self._pool.block_size
+        all_made = sequence.hashed_block_size == size and len(names) == (len(sequence.log) - 1) // size
+        if not (all_made and self._unlimited) or sequence.request.scores_prompt:  # else they are its `prompt_names`
+            names = self.prompt_names(sequence)
+        return self._pool.num_ready(names) * size
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""

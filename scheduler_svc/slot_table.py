@@ -82,6 +82,13 @@ class SlotTable:
         """The sequences in the slots."""
         return [sequence for sequence in self.sequences.tolist() if sequence is not None]
 
+    def at(self, slot: int) -> Sequence:
+        """The sequence in the slot. Raises RuntimeError where it is vacant."""
+        sequence: Sequence | None = self.sequences[slot]
+        if sequence is None:
+            raise RuntimeError(f"slot {slot} is vacant")
+        return sequence
+
     @property
     def lag(self) -> Column:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""

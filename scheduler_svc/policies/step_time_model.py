@@ -39,8 +39,7 @@ class StepTimeModel:
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
-        self._gram = [[0.0] * 4 for _ in range(4)]
-        self._moment = [0.0] * 4
+        self._sums = [0.0] * 14  # of the products of two inputs, the lower triangle row by row, and with the seconds
         self._weights = [0.0] * 4
 
     def observe(self, report: StepReport) -> None:
@@ -51,14 +50,14 @@ class StepTimeModel:
         x = _inputs(report.prefill_tokens, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
             self._track_tail(seconds, self._predicted(x))
-        forget = self._forget
-        for row, a in zip(self._gram, x, strict=True):
-            row[:] = [known * forget + a * b for known, b in zip(row, x, strict=True)]
-        self._moment = [known * forget + a * seconds for known, a in zip(self._moment, x, strict=True)]
+        (one, p, r, c), s, forget = x, seconds, self._forget
+        products = (one, p, p * p, r, r * p, r * r, c, c * p, c * r, c * c, s, p * s, r * s, c * s)
+        self._sums = [known * forget + product for known, product in zip(self._sums, products, strict=True)]
         self.num_steps += 1
         self.largest_prefill = max(self.largest_prefill, report.prefill_tokens)
         if self.num_steps % _REFIT_EVERY == 0:
-            self._weights = nonnegative_solution(self._gram, self._moment)
+            gram = [[self._sums[max(i, j) * (max(i, j) + 1) // 2 + min(i, j)] for j in range(4)] for i in range(4)]
+            self._weights = nonnegative_solution(gram, self._sums[10:])
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int) -> float:
         """Predicted time of a step."""
