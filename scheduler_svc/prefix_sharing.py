@@ -23,7 +23,7 @@ from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match, Witness
 from scheduler_svc.in_flight import InFlight
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.tenant_queues import Queue
 
@@ -148,12 +148,16 @@ class PrefixSharing:
     def describe(self, sequence: Sequence) -> None:
         """Tells the recorder what the sequence's named blocks hold.
 
-        Left out is what a request without a name or secret of its own could not hit.
+        Left out is what a request without a name or secret of its own could not hit, and of a sequence that has ended
+        what lies behind a block that is gone: most that are still known left little.
         """
         request, size = sequence.request, self._pool.block_size
         if self._recorder is None or request.cache_salt or (self._isolate_tenants and request.tenant):
             return
-        names = sequence.hashes if sequence.hashed_block_size == size else []
+        # A stop string may have taken back tokens that were cached already.
+        names = sequence.hashes[: len(sequence.tokens) // size] if sequence.hashed_block_size == size else []
+        if sequence.phase is Phase.FINISHED:
+            names = names[: self._pool.num_ready(names)]
         first = self._recorder.first_unknown(names)
         if first < len(names):
             self._recorder.describe(names, first, sequence.column(first * size, len(names) * size))
@@ -199,10 +203,11 @@ class PrefixSharing:
         for block in sequence.blocks:
             self._pool.forget(block)
 
-    def flush(self) -> None:
-        """Nobody hits what was computed so far; who waited for some of it comes back."""
+    def flush(self, table: SlotTable) -> None:
+        """Nobody hits what was computed so far, nor what goes on from it; who waited for some of it comes back."""
         self._pool.flush()
         self._settled(list(self._owners))
+        table.announced[:] = table.limit  # so that `keep` names nothing of those who run
 
     def release(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""

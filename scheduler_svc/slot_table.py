@@ -10,7 +10,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | planned | positions whose KV is computed or planned |
 | computed | positions whose KV is confirmed by a result |
 | capacity | positions that its block table holds |
-| announced | positions whose blocks were announced to the prefix index when it was seated |
+| announced | positions whose blocks were announced to the prefix index when it was seated (its limit after a flush) |
 | limit | most tokens: it ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
