@@ -6,8 +6,9 @@
 A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady
 decoding: every sequence gets a token a step and a KV block every 16 steps; results are observed by policies that learn.
 With `--output-tokens` sequences end after up to twice that many and others take their place: with 256 running and 250
-tokens, one a step on average. Prints the median over the steps with (nearly) all slots taken, the mean
-and the 90th percentile. The bar for every policy is 100 µs a step and 1.5 µs a sequence.
+tokens, one a step on average (more under `sjf`, which runs the shortest first). Prints the median over the steps with
+(nearly) all slots taken, the mean, the 90th percentile, and the median of those steps in which one sequence leaves and
+one joins, with how many do on average. The bar for every policy is 100 µs a step and 1.5 µs a sequence.
 """
 
 from __future__ import annotations
@@ -67,6 +68,17 @@ class Load:
     output_tokens: int = 0
 
 
+@dataclass(slots=True, frozen=True)
+class TimedStep:
+    """A step, how many rows it had, how many sequences it seated and had seen leave, and the time that it took."""
+
+    number: int
+    rows: int
+    joined: int
+    left: int
+    seconds: float
+
+
 def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: int) -> int:
     """Queues requests with prompts of 32 tokens, half of each shared by many; returns the most tokens of one."""
     rng = random.Random(1)
@@ -100,9 +112,11 @@ def answer(step: PlannedStep) -> bytes:
     ).SerializeToString()
 
 
-def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str]:
+def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str | None]:
     """Runs the load; times in µs."""
-    times = time_steps(PolicyGuard(load_policy(policy_name, {})), load, steps)
+    timed = time_steps(PolicyGuard(load_policy(policy_name, {})), load, steps)
+    times = [step.seconds * 1e6 for step in timed]
+    swaps = [step.seconds * 1e6 for step in timed if step.joined == step.left == 1]
     step_us = statistics.median(times)
     return {
         "policy": policy_name,
@@ -113,28 +127,27 @@ def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str]:
         "step_us": round(step_us, 1),
         "step_mean_us": round(statistics.fmean(times), 1),
         "step_p90_us": round(float(np.percentile(times, 90)), 1),
+        "swap_us": round(statistics.median(swaps), 1) if swaps else None,
+        "joined": round(statistics.fmean(step.joined for step in timed), 2),
         "us_per_sequence": round(step_us / load.sequences, 3),
         "bar_us": 100 + 1.5 * load.sequences,
     }
 
 
-def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[float]:
-    """Times in µs of `steps` steps in which nearly all sequences run."""
-    full = (
-        elapsed_s * 1e6
-        for number, rows, elapsed_s in scheduler_steps(policy, load, steps)
-        if rows > 0.95 * load.sequences and number > WARM_UP
-    )
-    times = list(islice(full, steps))
-    if not times:
+def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[TimedStep]:
+    """The first `steps` steps in which nearly all sequences run."""
+    running = scheduler_steps(policy, load, steps)
+    full = (step for step in running if step.rows > 0.95 * load.sequences and step.number > WARM_UP)
+    timed = list(islice(full, steps))
+    if not timed:
         raise RuntimeError("no step was full: say fewer --sequences or more --output-tokens")
     if policy.failures:
         raise RuntimeError(f"the policy failed: {policy.last_failure}")
-    return times
+    return timed
 
 
-def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[tuple[int, int, float]]:
-    """Number, rows and seconds of one step after the other, for at least `steps` beyond the warm-up."""
+def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[TimedStep]:
+    """One step after the other, for at least `steps` beyond the warm-up."""
     ledger = Ledger()
     queue = queue_for(policy, ledger)
     max_tokens = fill(queue, policy, ledger, load, steps)
@@ -156,7 +169,7 @@ def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[tup
         plan_pb2.ToRunner(session=1, number=step.number, plan=step.plan).SerializeToString()
         elapsed_s = time.perf_counter() - start
         results.append((step.number, answer(step)))
-        yield step.number, len(step.flight.slots), elapsed_s
+        yield TimedStep(step.number, len(step.flight.slots), len(step.joined), len(step.left), elapsed_s)
 
 
 def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -> None:
@@ -188,7 +201,8 @@ def main() -> None:
     policies = available_policies() if options.policy == ["all"] else options.policy
     print(f"python {platform.python_version()}, {platform.processor() or platform.machine()}")
     print(
-        f"{'policy':>10} {'sequences':>9} {'step µs':>9} {'mean µs':>9} {'p90 µs':>9} {'µs/sequence':>12} {'bar µs':>8}"
+        f"{'policy':>10} {'sequences':>9} {'step µs':>9} {'mean µs':>9} {'p90 µs':>9} {'1 joins µs':>10} {'joined':>7} "
+        f"{'µs/sequence':>12} {'bar µs':>8}"
     )
     rows = []
     for policy in policies:
@@ -197,7 +211,12 @@ def main() -> None:
             row = measure(policy, load, options.steps)
             columns = ("step_us", "step_mean_us", "step_p90_us")
             numbers = " ".join(f"{row[name]:>9}" for name in columns)
-            print(f"{policy:>10} {sequences:>9} {numbers} {row['us_per_sequence']:>12} {row['bar_us']:>8}", flush=True)
+            swap = row["swap_us"] if row["swap_us"] is not None else "-"
+            print(
+                f"{policy:>10} {sequences:>9} {numbers} {swap:>10} {row['joined']:>7} {row['us_per_sequence']:>12} "
+                f"{row['bar_us']:>8}",
+                flush=True,
+            )
             rows.append(row)
     if options.json:
         record = {**provenance("bench.scheduler", ("numpy", "protobuf")), "rows": rows}

@@ -76,7 +76,7 @@ def document(record: Mapping[str, Any]) -> Document:
                 f"{RATIOS[row.shape][place]:.2f}",
                 f"{row.forward:.3f}",
                 f"{row.sample:.3f}",
-                f"{row.idle_p50:.1f} / {row.idle_p99:.1f}",
+                f"{row.idle_p50:.1f}\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}{row.idle_p99:.1f}",
                 f"{row.prefill_tokens_per_s:,.0f}",
             )
         )

@@ -55,16 +55,21 @@ def _fill(submit: engine_pb2.Submit, request: Request) -> None:
     submit.tenant = request.tenant
     submit.request_id = request.request_id
     submit.digest = request.digest
-    submit.body = request.body
+    if request.body:
+        submit.body = request.body
     submit.sampling.CopyFrom(request.sampling)
     submit.n = len(request.sequences)
     submit.seed = request.seed
     submit.max_tokens = request.max_tokens
-    submit.priority = request.priority
-    submit.cache_salt = request.cache_salt
+    if request.priority:
+        submit.priority = request.priority
+    if request.cache_salt:
+        submit.cache_salt = request.cache_salt
     if request.ttft_target_ms is not None:
         submit.ttft_target_ms = request.ttft_target_ms
     if request.itl_target_ms is not None:
         submit.itl_target_ms = request.itl_target_ms
-    submit.keep_ms = round(request.keep_s * 1000)
-    submit.grammar = request.grammar
+    if request.keep_s:
+        submit.keep_ms = round(request.keep_s * 1000)
+    if request.grammar:
+        submit.grammar = request.grammar

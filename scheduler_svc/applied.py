@@ -80,14 +80,16 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
 
     Raises MalformedResult, changing nothing.
     """
-    tokens = np.frombuffer(result.tokens, "<i4")
     lineup, num_rows = flight.lineup, len(flight.flags)
     undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
-    undisturbed = undisturbed and len(tokens) == flight.samples
+    undisturbed = undisturbed and len(result.tokens) == 4 * flight.samples
+    got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
+    if any(logprobs.row >= num_rows for logprobs in result.prompt_logprobs):
+        raise MalformedResult(f"result of plan {flight.number}: log-probabilities of a row that it does not have")
+    tokens = np.frombuffer(result.tokens, "<i4")
     if undisturbed and flight.samples == num_rows and lineup.is_seated(table):
         applied = _apply_steady(table, flight, tokens, now_s)
     else:
-        got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
         live = table.epoch[lineup.slots] == lineup.epochs
         applied = _apply_mixed(table, flight, failed, got, live, tokens, now_s)
     if result.logprobs:

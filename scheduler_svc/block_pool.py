@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Witness(Protocol):
@@ -45,7 +45,7 @@ class BlockPool:
         self._references = [0] * (num_blocks + 1)
         self._blank = list(range(num_blocks, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._hash_of: dict[int, bytes] = {}
+        self._name_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._block_of: dict[bytes, int] = {}  # READY and PENDING
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
@@ -100,10 +100,11 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Takes the least recently used cached blocks, whose content nobody hits any more."""
-        cached, block_of, hash_of, witness = self._cached, self._block_of, self._hash_of, self.witness
+        cached, block_of, name_of, witness = self._cached, self._block_of, self._name_of, self.witness
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            name = hash_of.pop(block)
+        for block in blocks:  # `forget`, without the call
+            name: Any = name_of[block]
+            name_of[block] = None
             del block_of[name]
             if witness is not None:
                 witness.gone(name)
@@ -111,13 +112,13 @@ class BlockPool:
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
         """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""
-        references, names, last_plan = self._references, self._hash_of, self.last_plan
+        references, names, last_plan = self._references, self._name_of, self.last_plan
         for block in reversed(blocks):
             references[block] -= 1
             if references[block]:
                 continue
             last_plan[block] = plan
-            if block not in names:
+            if names[block] is None:
                 self._blank.append(block)
             elif block in self._pending:
                 self.forget(block)
@@ -127,8 +128,9 @@ class BlockPool:
 
     def forget(self, block: int) -> None:
         """Takes the block's name away: nobody hits it from now on."""
-        name = self._hash_of.pop(block, None)
+        name = self._name_of[block]
         if name is not None:
+            self._name_of[block] = None
             del self._block_of[name]
             self._pending.discard(block)
             if self.witness is not None:
@@ -138,7 +140,7 @@ class BlockPool:
         """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
         self._blank += self._cached
         self._cached.clear()
-        for block in list(self._hash_of):
+        for block in list(self._block_of.values()):
             self.forget(block)
 
     def match(self, hashes: Iterable[bytes]) -> Match:
@@ -198,8 +200,7 @@ class BlockPool:
         """
         named = self._give_names(blocks, names)
         if self.witness is not None:
-            for block in named:
-                self.witness.ready(self._hash_of[block])
+            self._tell_ready(named)
 
     def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
         """`name` for blocks that are being computed: they are PENDING."""
@@ -207,21 +208,25 @@ class BlockPool:
 
     def _give_names(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
         """The blocks that got their names."""
-        block_of, hash_of, named = self._block_of, self._hash_of, []
+        block_of, name_of, named = self._block_of, self._name_of, []
         for block, name in zip(blocks, names, strict=True):
-            if name not in block_of and block not in hash_of:
+            if name not in block_of and name_of[block] is None:
                 block_of[name] = block
-                hash_of[block] = name
+                name_of[block] = name
                 named.append(block)
         return named
 
     def confirm(self, blocks: Sequence[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
         if self.witness is not None:
-            for block in blocks:
-                if block in self._pending:
-                    self.witness.ready(self._hash_of[block])
+            self._tell_ready([block for block in blocks if block in self._pending])
         self._pending.difference_update(blocks)
+
+    def _tell_ready(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            name = self._name_of[block]
+            if self.witness is not None and name is not None:
+                self.witness.ready(name)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.
@@ -237,9 +242,9 @@ class BlockPool:
                 raise RuntimeError(f"block {block}: free {free[block]} times with {held[block]} owners")
         if set(held) - set(range(1, self.num_blocks + 1)):
             raise RuntimeError("a table names a block outside the pool")
-        if {name: block for block, name in self._hash_of.items()} != self._block_of:
+        if {name: block for block, name in enumerate(self._name_of) if name is not None} != self._block_of:
             raise RuntimeError("the index and the blocks' hashes differ")
-        if any(not self._references[block] for block in self._pending) or not self._pending <= set(self._hash_of):
+        if any(not self._references[block] or self._name_of[block] is None for block in self._pending):
             raise RuntimeError("a PENDING block has no owner or no hash")
-        if any(block not in self._hash_of for block in self._cached):
+        if any(self._name_of[block] is None for block in self._cached):
             raise RuntimeError("a cached block has no hash")

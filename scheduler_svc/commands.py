@@ -130,7 +130,7 @@ class Commands:
 
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
         for scheduler in self._engine.pool.schedulers.values():
-            scheduler.prefix.flush()
+            scheduler.prefix.flush(scheduler.table)
         self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
 
     def _kv_unsubscribe(self, worker: bytes, over: engine_pb2.KvUnsubscribe) -> None:

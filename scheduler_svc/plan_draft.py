@@ -39,6 +39,11 @@ def ones(count: int) -> Column:
     return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int32)
 
 
+def _trues(count: int) -> npt.NDArray[np.bool_]:
+    """A read-only column of True."""
+    return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
+
+
 def packed_ones(count: int) -> bytes:
     """`pack(ones(count))`, not made anew each time."""
     return _PACKED_ONES[: 4 * count] if count <= len(_ONES) else pack(ones(count))
@@ -87,14 +92,15 @@ class PlanDraft:
 
     def extents(self, planned: Column) -> tuple[npt.NDArray[np.int64], Column, Column, npt.NDArray[np.bool_]]:
         """Columns (slots, starts, counts, sample) of all rows, decoding ones first."""
-        slots, starts, num_decode = self.decode, planned[self.decode], len(self.decode)
-        counts = ones(num_decode)
-        sample = _TRUE[:num_decode] if num_decode <= len(_TRUE) else np.ones(num_decode, np.bool_)
-        if self.slots:
-            slots = np.concatenate((slots, np.array(self.slots, np.int64)))
-            starts = np.concatenate((starts, np.array(self.starts, np.int32)))
-            counts = np.concatenate((counts, np.array(self.counts, np.int32)))
-            sample = np.concatenate((sample, np.array(self.sample, np.bool_)))
+        num_decode, num_rows = len(self.decode), self.num_rows
+        counts, sample = ones(num_rows), _trues(num_rows)
+        if num_rows == num_decode:
+            return self.decode, planned[self.decode], counts, sample
+        slots, starts = np.empty(num_rows, np.int64), np.empty(num_rows, np.int32)
+        counts, sample = counts.copy(), sample.copy()
+        slots[:num_decode], slots[num_decode:] = self.decode, self.slots
+        starts[:num_decode], starts[num_decode:] = planned[self.decode], self.starts
+        counts[num_decode:], sample[num_decode:] = self.counts, self.sample
         return slots, starts, counts, sample
 
     def encode(self, releases: list[int]) -> plan_pb2.Plan:

@@ -23,7 +23,7 @@ from protos import plan_pb2
 from scheduler_svc.block_hashes import chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, Match, Witness
 from scheduler_svc.in_flight import InFlight
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.tenant_queues import Queue
 
@@ -70,6 +70,7 @@ class PrefixSharing:
         """Positions that may be shared; a longer prompt shares none."""
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
+        self._unlimited = self._limit == float("inf")
         self._owners: dict[int, Sequence] = {}  # of announced blocks that no result has confirmed
         # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
         self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
@@ -89,8 +90,12 @@ class PrefixSharing:
         return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Positions that the sequence would hit now."""
-        return self._pool.num_ready(self.prompt_names(sequence)) * self._pool.block_size
+        """Positions that the sequence, which waits, would hit now."""
+        names, size = sequence.hashes, self._pool.block_size
+        all_made = sequence.hashed_block_size == size and len(names) == (len(sequence.log) - 1) // size
+        if not (all_made and self._unlimited) or sequence.request.scores_prompt:  # else they are its `prompt_names`
+            names = self.prompt_names(sequence)
+        return self._pool.num_ready(names) * size
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
         """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
@@ -143,12 +148,16 @@ class PrefixSharing:
     def describe(self, sequence: Sequence) -> None:
         """Tells the recorder what the sequence's named blocks hold.
 
-        Left out is what a request without a name or secret of its own could not hit.
+        Left out is what a request without a name or secret of its own could not hit, and of a sequence that has ended
+        what lies behind a block that is gone: most that are still known left little.
         """
         request, size = sequence.request, self._pool.block_size
         if self._recorder is None or request.cache_salt or (self._isolate_tenants and request.tenant):
             return
-        names = sequence.hashes if sequence.hashed_block_size == size else []
+        # A stop string may have taken back tokens that were cached already.
+        names = sequence.hashes[: len(sequence.tokens) // size] if sequence.hashed_block_size == size else []
+        if sequence.phase is Phase.FINISHED:
+            names = names[: self._pool.num_ready(names)]
         first = self._recorder.first_unknown(names)
         if first < len(names):
             self._recorder.describe(names, first, sequence.column(first * size, len(names) * size))
@@ -194,10 +203,11 @@ class PrefixSharing:
         for block in sequence.blocks:
             self._pool.forget(block)
 
-    def flush(self) -> None:
-        """Nobody hits what was computed so far; who waited for some of it comes back."""
+    def flush(self, table: SlotTable) -> None:
+        """Nobody hits what was computed so far, nor what goes on from it; who waited for some of it comes back."""
         self._pool.flush()
         self._settled(list(self._owners))
+        table.announced[:] = table.limit  # so that `keep` names nothing of those who run
 
     def release(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""

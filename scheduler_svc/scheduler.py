@@ -197,7 +197,7 @@ class Scheduler:
         may_admit = not preempted and not displaced and bool(queue) and bool(self.table.free)
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
-            budget = policy.budget(self.load(queue, draft.decode))
+            budget = self._budget(draft, queue, policy)
             room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
             room = self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
             if may_admit:
@@ -209,6 +209,11 @@ class Scheduler:
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
+
+    def _budget(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard) -> Budget:
+        if policy.budgets:
+            return policy.budget(self.load(queue, draft.decode))
+        return policy.rest_of_step(len(draft.decode), self._max_step_tokens)
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
@@ -252,7 +257,7 @@ class Scheduler:
             if len(needy) <= num_free:
                 break
             by_rank = sorted(needy.tolist(), key=self._rank_of)
-            victim = choose_victim(self._at(by_rank[num_free]), table, policy)
+            victim = choose_victim(table.at(by_rank[num_free]), table, policy)
             if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
                 movable[by_rank[num_free:]] = False
                 needy = np.array(by_rank[:num_free], np.int64)
@@ -265,13 +270,7 @@ class Scheduler:
         return draft, preempted
 
     def _rank_of(self, slot: int) -> tuple[object, int]:
-        return self._at(slot).rank
-
-    def _at(self, slot: int) -> Sequence:
-        sequence: Sequence | None = self.table.sequences[slot]
-        if sequence is None:
-            raise RuntimeError(f"slot {slot} is vacant")
-        return sequence
+        return self.table.at(slot).rank
 
     def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
         """Slots of running sequences whose prompt is not computed yet, best rank first."""

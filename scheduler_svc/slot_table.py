@@ -10,7 +10,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | planned | positions whose KV is computed or planned |
 | computed | positions whose KV is confirmed by a result |
 | capacity | positions that its block table holds |
-| announced | positions whose blocks were announced to the prefix index when it was seated |
+| announced | positions whose blocks were announced to the prefix index when it was seated (its limit after a flush) |
 | limit | most tokens: it ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
@@ -81,6 +81,13 @@ class SlotTable:
     def running(self) -> list[Sequence]:
         """The sequences in the slots."""
         return [sequence for sequence in self.sequences.tolist() if sequence is not None]
+
+    def at(self, slot: int) -> Sequence:
+        """The sequence in the slot. Raises RuntimeError where it is vacant."""
+        sequence: Sequence | None = self.sequences[slot]
+        if sequence is None:
+            raise RuntimeError(f"slot {slot} is vacant")
+        return sequence
 
     @property
     def lag(self) -> Column:

@@ -71,14 +71,16 @@ class WaitingQueue:
 
     def in_order(self) -> Iterator[Sequence]:
         """The sequences in order of rank, found as far as they are asked for. Don't change the queue meanwhile."""
-        front, heap, index = self._front, self._heap, 0
+        front, heap, members, index = self._front, self._heap, self._members, 0
         while True:
-            while index == len(front):
+            if index == len(front):
                 if not heap:
                     return
                 front.append(heapq.heappop(heap))
-            if self._stands(front[index]):
-                yield front[index][2]
+            _, entry, sequence = front[index]
+            place = members.get(sequence)
+            if place is not None and place.entry == entry:
+                yield sequence
                 index += 1
             else:
                 del front[index]

@@ -19,8 +19,22 @@ NOTES = (
     "continuous batching in a process without a server between, on the same card after the runner had left it.",
     "Requests that had not ended some seconds after the last arrival were given up (see Conditions): a system under "
     "more load than it serves would keep the card for long. Latencies and throughput here are those of served "
-    "requests; the command's own table counts what came of the others too.",
+    "requests, over a time that includes the end, in which few are left; the command's own table counts what came of "
+    "the others too, and tokens while requests arrived.",
 )
+
+
+WITHOUT_FLASH = (
+    "transformers computed attention by {attention}: flash attention, which its continuous batching prefers, was not "
+    "installed. Scores are then computed between all sequences of a step and masked, and keys and values are copied "
+    "for every head: what it needs grows with the square of the batch. With flash attention it would be faster."
+)
+
+
+def remarks(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What a reader must know of these."""
+    ways = {str(way) for run in runs if (way := run.header.settings.get("attention")) and "sdpa" in str(way)}
+    return (*NOTES, *(WITHOUT_FLASH.format(attention=way) for way in sorted(ways)))
 
 
 def write_pages(folder: Path, runs: Sequence[Run]) -> list[Path]:
@@ -29,13 +43,14 @@ def write_pages(folder: Path, runs: Sequence[Run]) -> list[Path]:
     disturbed = [run for run in runs if run.header.settings["load"] == GIANT]
     written = []
     for name, title, some, notes in (
-        ("rates", "Rates up to saturation", swept, NOTES),
-        ("giant", "A giant prompt among chats", disturbed, (*NOTES, *(f"{sentence(run)}." for run in disturbed))),
+        ("rates", "Rates up to saturation", swept, ()),
+        ("giant", "A giant prompt among chats", disturbed, [f"{sentence(run)}." for run in disturbed]),
     ):
         if some:
             path = folder / f"{name}.html"
             header = some[0].header
-            write_report(path, f"{title}: {header.model}, {header.workload}", some, targets_of(some[0]), notes)
+            said = (*remarks(some), *notes)
+            write_report(path, f"{title}: {header.model}, {header.workload}", some, targets_of(some[0]), said)
             written.append(path)
     return written
 

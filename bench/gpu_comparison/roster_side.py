@@ -101,7 +101,7 @@ class _Policies:
             system = SystemUnderLoad(
                 case.system,
                 target,
-                self._model.name,
+                self._options.shape or self._model.name,  # else the name of a temporary folder
                 card(self._options.device),
                 facts | settings(self._options, run_s),
                 self._addresses.admin_listen,

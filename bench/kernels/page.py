@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from bench.document import Document, Table
 
-COLUMNS = ("case", "µs", "rate", "share", "of the measured", "FA3", "bar")
+COLUMNS = ("case", "µs", "rate", "of what was measured")
+REFERENCES = {"FA3": "fa3", "bar": "bar"}
+"""Columns of kernels that have them, and their names in the JSON."""
 
 
 def document(record: Mapping[str, Any]) -> Document:
     """A table a kernel."""
-    tables = [
-        Table(COLUMNS, [_cells(row) for row in rows], title=kernel)
-        for kernel, rows in groupby(record["results"], key=lambda row: row["kernel"])
-    ]
+    tables = [_table(kernel, list(rows)) for kernel, rows in groupby(record["results"], key=lambda row: row["kernel"])]
     limits = record["ceilings"]
     note = (
         "Medians over replays of CUDA graphs that walk over more memory than L2 holds. A rate is held against what the "
@@ -31,13 +30,16 @@ def document(record: Mapping[str, Any]) -> Document:
     return Document("Kernels of the runner", tables, [note], facts)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    reference = (f"{row[name]:g}" if name in row else "" for name in ("fa3", "bar"))
+def _table(kernel: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    references = {title: name for title, name in REFERENCES.items() if any(name in row for row in rows)}
+    return Table((*COLUMNS, *references), [_cells(row, references.values()) for row in rows], title=kernel)
+
+
+def _cells(row: Mapping[str, Any], references: Iterable[str]) -> tuple[str, ...]:
     return (
         row["case"],
         f"{row['microseconds']:.2f}",
         f"{row['rate']:.2f} {row['unit']}",
-        f"{row['share']:.0%}",
-        row["ceiling"],
-        *reference,
+        f"{row['share']:.0%} of {row['ceiling']}",
+        *(f"{row[name]:g}" if name in row else "" for name in references),
     )

@@ -5,12 +5,14 @@ The page needs nothing else (pictures are inline SVG), has no scripts, and print
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from . import plots
+from .conditions import conditions
 from .metrics import METRICS
 from .page import fact_table, page, paragraphs, repetition
 from .record import Run
@@ -20,6 +22,8 @@ from .summary_table import run_name
 COLUMNS = 6
 """Runs side by side in one table; more go into another one below."""
 GROUP = ' class="group"'
+MOST_SERVED = 0.9
+"""Of a run's requests; below it the latencies of those that were served flatter a system."""
 
 
 def write_report(path: Path, title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> None:
@@ -35,10 +39,13 @@ def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequen
     parts = [
         _warnings(runs, summaries, cards),
         paragraphs(notes),
+        *_numbers_drawn(runs, summaries),
         *_tables(runs, summaries),
-        *_pictures(runs, summaries),
+        *_over_time(runs),
         _errors(runs),
-        _conditions(runs),
+        "<h2>Conditions</h2>",
+        fact_table(conditions(runs)),
+        paragraphs(dict.fromkeys(note for run in runs for note in run.header.notes)),
         repetition(run.header.command for run in runs),
         DEFINITIONS,
     ]
@@ -52,7 +59,8 @@ def _tables(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
     tables = []
     for first in range(0, len(runs), COLUMNS):
         some = range(first, min(len(runs), first + COLUMNS))
-        head = "".join(f"<th>{escape(run_name(runs[number]))}</th>" for number in some)
+        names = (escape(run_name(runs[number])).replace("/s", "/&NoBreak;s") for number in some)
+        head = "".join(f"<th>{name}</th>" for name in names)
         lines, former = [], ""
         for metric in METRICS:
             cells = "".join(f"<td>{escape(metric.text(summaries[number]))}</td>" for number in some)
@@ -69,24 +77,32 @@ def _tables(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
 # ------------------------------------------------------------------ pictures
 
 
-def _pictures(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+def _numbers_drawn(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    """What is seen at a glance; it comes before the tables, which say it exactly."""
     pictures = []
     if swept := _by_system(runs, summaries):
         names, groups = list(swept), list(swept.values())
-        pictures.append(_figure("Latency and throughput against the offered rate", plots.sweep(groups, names)))
+        caption = (
+            "Latency and throughput against the offered rate. Latencies are left out where less than "
+            f"{MOST_SERVED:.0%} of the requests were served: those of the quickest say little."
+        )
+        pictures.append(_figure(caption, plots.sweep(groups, names)))
     elif len(runs) > 1:
         served = [(run_name(run), values) for run, one in zip(runs, summaries, strict=True) if (values := _values(one))]
         caption = "What each gave: higher is better on the left, lower in the middle and on the right"
         if served:
             pictures.append(_figure(caption, plots.overview(*zip(*served, strict=True))))
     pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
+    return pictures
+
+
+def _over_time(runs: Sequence[Run]) -> list[str]:
     caption = (
         "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
         "their first and last token (line); slots (dotted). Middle: output tokens a second. Bottom: ITL."
     )
-    for first in range(0, len(runs), plots.MOST_PANELS):
-        pictures.append(_figure(caption, plots.over_time(runs[first : first + plots.MOST_PANELS])))
-    return pictures
+    parts = range(0, len(runs), plots.MOST_PANELS)
+    return [_figure(caption, plots.over_time(runs[first : first + plots.MOST_PANELS])) for first in parts]
 
 
 def _values(summary: Summary) -> dict[str, float]:
@@ -105,10 +121,15 @@ def _values(summary: Summary) -> dict[str, float]:
 
 
 def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
-    """Points against the rate, by system; empty unless some system was run at several rates."""
+    """Points against the rate, by system; empty unless some system was run at several rates.
+
+    Latencies are NaN where most requests were not served.
+    """
     points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
     for run, summary in zip(runs, summaries, strict=True):
         if run.header.rate is not None and (values := _values(summary)):
+            if summary.ok < MOST_SERVED * summary.requests:
+                values |= dict.fromkeys(("ttft_p50", "ttft_p99", "itl_p50", "itl_p99"), math.nan)
             points[run.header.system].append((run.header.rate, values))
     if all(len({rate for rate, _ in group}) < 2 for group in points.values()):
         return {}
@@ -149,49 +170,6 @@ def _errors(runs: Sequence[Run]) -> str:
     most = sorted(counts.items(), key=lambda item: -item[1])[:10]
     lines = "".join(f"<li>{count:,} × {escape(text)}</li>" for text, count in most)
     return f"<h2>Errors</h2><ul>{lines}</ul>"
-
-
-def _conditions(runs: Sequence[Run]) -> str:
-    """A row a fact; facts in which runs differ have a line for each."""
-    facts = [_facts(run) for run in runs]
-    shown: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for one in facts for name in one):
-        values = [one.get(name, "–") for one in facts]
-        pairs = zip(runs, values, strict=True)
-        alike = len(set(values)) == 1
-        shown[name] = values[:1] if alike else [f"{run_name(run)}: {value}" for run, value in pairs]
-    notes = dict.fromkeys(note for run in runs for note in run.header.notes)
-    return f"<h2>Conditions</h2>{fact_table(shown)}{paragraphs(notes)}"
-
-
-def _facts(run: Run) -> dict[str, str]:
-    header = run.header
-    lengths = _lengths(run)
-    versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
-    return {
-        "card": header.card,
-        "model": header.model,
-        "target": header.target,
-        "workload": f"{header.workload}: {lengths}",
-        "arrivals": header.arrivals,
-        "seed": str(header.seed),
-        "warm-up": f"{header.warmup_requests} requests before the start, not counted",
-        "tokens counted": header.token_counts,
-        **{name: str(value) for name, value in header.settings.items()},
-        "versions": versions,
-        "commit": header.commit or "unknown",
-        "date": header.date,
-    }
-
-
-def _lengths(run: Run) -> str:
-    prompts = sorted(request.prompt_tokens for request in run.requests)
-    outputs = sorted(request.wanted_tokens for request in run.requests)
-    parts = (
-        f"{name} of {sum(values) / len(values):,.0f} tokens (mean; {values[0]:,} to {values[-1]:,})"
-        for name, values in (("prompts", prompts), ("outputs", outputs))
-    )
-    return f"{len(run.requests):,} requests, {', '.join(parts)}"
 
 
 DEFINITIONS = """<h2>Definitions</h2><dl>

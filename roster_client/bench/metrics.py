@@ -24,7 +24,10 @@ class Metric:
 def _milliseconds(pick: Callable[[Summary], Distribution | None], name: str) -> Callable[[Summary], str]:
     def text(summary: Summary) -> str:
         times = pick(summary)
-        return NOTHING if times is None else f"{getattr(times, name) * 1e3:,.1f}"
+        if times is None:
+            return NOTHING
+        value = getattr(times, name) * 1e3
+        return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
     return text
 
@@ -48,7 +51,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("goodput", "share within targets", lambda s: f"{s.good_share:.1%}", key=True),
     Metric("service", "mean batch fill", lambda s: NOTHING if s.batch_fill is None else f"{s.batch_fill:.0%}"),
     Metric("service", "prompt tokens from cache", lambda s: f"{s.cached_tokens / max(1, s.prompt_tokens):.1%}"),
-    Metric("service", "fairness (Jain)", lambda s: f"{s.fairness:.3f}" if s.tenants > 1 else "one tenant"),
+    Metric("service", "fairness (Jain)", lambda s: f"{s.fairness:.3f}" if s.tenants > 1 else NOTHING),
     Metric("client", "lag p99, ms", _milliseconds(lambda s: s.client.lag, "p99")),
     Metric("client", "event loop p99, ms", lambda s: f"{s.client.loop.p99_s * 1e3:.1f}" if s.client.loop else NOTHING),
     Metric("client", "of a core", lambda s: f"{s.client.loop.cpu_share:.0%}" if s.client.loop else NOTHING),

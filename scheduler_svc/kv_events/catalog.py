@@ -13,6 +13,8 @@ from protos import engine_pb2
 
 NAME_BYTES = 8
 """Of a block's name, as many are told: subscribers know blocks by an int64."""
+CHUNK_BLOCKS = 1024
+"""Blocks of a snapshot that a subscriber gets in one message: some 60 KB with 16 tokens each."""
 
 
 @dataclass(slots=True, frozen=True)

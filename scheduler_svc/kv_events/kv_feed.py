@@ -1,10 +1,10 @@
 """Numbers what changes in the prefix caches, turn by turn, and serves those who follow it.
 
-| a subscriber that has         | gets first                                                       |
-|-------------------------------|------------------------------------------------------------------|
-| nothing (`after` = 0)         | a snapshot                                                       |
-| changes that are still kept   | those that it lacks                                              |
-| older ones, or a former scheduler's | OUT_OF_RANGE: it forgets all it knows and begins again with 0 |
+| a subscriber that has                                     | gets first                                             |
+|-----------------------------------------------------------|--------------------------------------------------------|
+| nothing (`after` = 0)                                     | a snapshot                                             |
+| changes that are still kept                               | those that it lacks                                    |
+| older ones, a former scheduler's, or a part of a snapshot | OUT_OF_RANGE: it forgets all it knows and begins again |
 
 Nothing is recorded before the first subscription, nor from `LINGER_S` after the last one's end on: a subscription that
 broke is usually made again at once, and then lacks little. Kept changes are bounded by the blocks that they speak of.
@@ -21,7 +21,7 @@ import structlog
 
 from protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal
-from scheduler_svc.kv_events.catalog import Catalog
+from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, Catalog
 from scheduler_svc.kv_events.pool_recorder import PoolRecorder
 from scheduler_svc.scheduler import Scheduler
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LINGER_S = 60.0
 """Recording goes on for so long without a subscriber."""
 KEPT_BLOCKS = 1 << 16
-"""Blocks that the kept changes speak of, at most: some 6 MB."""
+"""Blocks that the kept changes speak of, at most: 6 MB, and 60 where each change speaks of one."""
 
 log = structlog.get_logger()
 
@@ -51,6 +51,8 @@ class _Recording:
     """Blocks that each of `kept` speaks of."""
     num_kept: int = 0
     """Sum of `sizes`."""
+    snapshots: dict[int, int] = field(default_factory=dict)
+    """Number at which a snapshot in several messages was given -> that of the first message."""
 
     def keep(self, changes: engine_pb2.KvChanges, size: int) -> None:
         """Remembers the changes, and forgets the oldest beyond the bound."""
@@ -60,6 +62,23 @@ class _Recording:
         while self.num_kept > KEPT_BLOCKS:
             self.kept.popleft()
             self.num_kept -= self.sizes.popleft()
+
+    def note_snapshot(self, number: int) -> None:
+        """A subscriber gets a snapshot of now: its messages have the numbers up to this one."""
+        num_messages = -(-len(self.catalog) // CHUNK_BLOCKS)
+        if num_messages > 1:
+            oldest = self.kept[0].number if self.kept else number
+            self.snapshots = {last: first for last, first in self.snapshots.items() if last >= oldest}
+            self.snapshots[number] = number - num_messages + 1
+
+    def may_lack(self, after: int, number: int) -> bool:
+        """Whether a subscriber that has all up to `after` may lack more than the changes up to `number` that are kept.
+
+        One whose snapshot broke off has a number of its messages: all changes behind it do not make up for the rest.
+        """
+        oldest = self.kept[0].number if self.kept else number + 1
+        cut_off = any(first <= after < last for last, first in self.snapshots.items())
+        return cut_off or not oldest - 1 <= after <= number
 
 
 class KvFeed:
@@ -167,18 +186,17 @@ class KvFeed:
             self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_changes=told))
 
     def _answer(self, recording: _Recording, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
-        kept = recording.kept
-        oldest = kept[0].number if kept else self._number + 1
         answer = engine_pb2.KvSubscribed(handle=ask.handle, number=self._number)
         if not ask.after:
             answer.snapshot.CopyFrom(recording.catalog.snapshot())
             answer.snapshot.partial = recording.partial
-        elif oldest - 1 <= ask.after <= self._number:
-            answer.replay.changes.extend(changes for changes in kept if changes.number > ask.after)
-            answer.replay.SetInParent()
-        else:
+            recording.note_snapshot(self._number)
+        elif recording.may_lack(ask.after, self._number):
             self._engine.outbox.message(worker, _too_old(ask.after).to_message(ask.handle))
             return
+        else:
+            answer.replay.changes.extend(changes for changes in recording.kept if changes.number > ask.after)
+            answer.replay.SetInParent()
         self._subscribers.setdefault(worker, set()).add(ask.handle)
         self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_subscribed=answer))
 

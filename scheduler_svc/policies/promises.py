@@ -39,13 +39,13 @@ class Promises:
 
     def wait_s(self, deadline_s: float, tokens: int, pace: Pace) -> float:
         """How long a request with this deadline would wait for its first token, earliest deadline first."""
-        place = int(np.searchsorted(self._deadlines, deadline_s, "right"))
+        place = int(self._deadlines.searchsorted(deadline_s, "right"))
         ahead = int(self._tokens[:place].sum()) + tokens
         return max(ahead / pace.tokens_per_s, max(0, place + 1 - pace.free_slots) / pace.ends_per_s) + pace.step_s
 
     def breaks(self, deadline_s: float, tokens: int, pace: Pace, now_s: float) -> bool:
         """Would taking the request break a promise with a later deadline that holds without it?"""
-        place = int(np.searchsorted(self._deadlines, deadline_s, "right"))
+        place = int(self._deadlines.searchsorted(deadline_s, "right"))
         if place == len(self._ids):
             return False
         work = np.cumsum(self._tokens)[place:]
@@ -59,7 +59,7 @@ class Promises:
 
     def add(self, request: RequestView, deadline_s: float) -> None:
         """The request's first token is owed by `deadline_s`."""
-        place = int(np.searchsorted(self._deadlines, deadline_s, "right"))
+        place = int(self._deadlines.searchsorted(deadline_s, "right"))
         self._deadlines = np.insert(self._deadlines, place, deadline_s)
         self._tokens = np.insert(self._tokens, place, request.prompt_tokens)
         self._ids.insert(place, (request.tenant, request.request_id))
@@ -67,7 +67,7 @@ class Promises:
     def keep(self, request: RequestView, deadline_s: float) -> None:
         """The first token has come, in time or not."""
         name = (request.tenant, request.request_id)
-        place = int(np.searchsorted(self._deadlines, deadline_s, "left"))
+        place = int(self._deadlines.searchsorted(deadline_s, "left"))
         while place < len(self._ids) and self._deadlines[place] == deadline_s:
             if self._ids[place] == name:
                 self._deadlines = np.delete(self._deadlines, place)
@@ -78,7 +78,7 @@ class Promises:
 
     def expire(self, now_s: float) -> None:
         """Forgets what should have been there long ago."""
-        count = int(np.searchsorted(self._deadlines, now_s - _KEPT_S))
+        count = int(self._deadlines.searchsorted(now_s - _KEPT_S))
         if count:
             self._deadlines, self._tokens = self._deadlines[count:], self._tokens[count:]
             del self._ids[:count]

@@ -16,6 +16,8 @@ from scheduler_svc.policy import StepReport
 
 _SCALE = (1.0, 1e-3, 1e-2, 1e-5)
 """Brings the inputs to about 1."""
+_TRIANGLE = ((0, 1, 3, 6), (1, 2, 4, 7), (3, 4, 5, 8), (6, 7, 8, 9))
+"""Where the product of two inputs stands among those of the lower triangle, row by row."""
 _REFIT_EVERY = 8
 _RIDGE = 1e-4
 
@@ -39,8 +41,7 @@ class StepTimeModel:
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
-        self._gram = [[0.0] * 4 for _ in range(4)]
-        self._moment = [0.0] * 4
+        self._sums = [0.0] * 14  # of the products of two inputs, the lower triangle row by row, and with the seconds
         self._weights = [0.0] * 4
 
     def observe(self, report: StepReport) -> None:
@@ -51,14 +52,14 @@ class StepTimeModel:
         x = _inputs(report.prefill_tokens, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
             self._track_tail(seconds, self._predicted(x))
-        forget = self._forget
-        for row, a in zip(self._gram, x, strict=True):
-            row[:] = [known * forget + a * b for known, b in zip(row, x, strict=True)]
-        self._moment = [known * forget + a * seconds for known, a in zip(self._moment, x, strict=True)]
+        (one, p, r, c), s, forget = x, seconds, self._forget
+        products = (one, p, p * p, r, r * p, r * r, c, c * p, c * r, c * c, s, p * s, r * s, c * s)
+        self._sums = [known * forget + product for known, product in zip(self._sums, products, strict=True)]
         self.num_steps += 1
         self.largest_prefill = max(self.largest_prefill, report.prefill_tokens)
         if self.num_steps % _REFIT_EVERY == 0:
-            self._weights = nonnegative_solution(self._gram, self._moment)
+            gram = [[self._sums[place] for place in row] for row in _TRIANGLE]
+            self._weights = nonnegative_solution(gram, self._sums[10:])
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int) -> float:
         """Predicted time of a step."""

@@ -34,6 +34,7 @@ class PolicyGuard:
         """From now on `policy` decides."""
         self.policy = policy
         self.admits = _overrides(policy, "admit")
+        self.budgets = _overrides(policy, "budget")
         self.orders_tenants = _overrides(policy, "tenant_key")
         self.displaces = _overrides(policy, "displace")
         self.observes = _overrides(policy, "observe")
@@ -65,6 +66,10 @@ class PolicyGuard:
     def budget(self, load: Load) -> Budget:
         """A budget with prefill_tokens and max_new >= 0, whatever the policy does."""
         return self._call("budget", _is_budget, load)
+
+    def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
+        """The budget of a policy that does not override `budget`: so there is no load to be made up."""
+        return self._call("rest_of_step", _is_budget, decoding, max_step_tokens)
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """The views of `head`, each once, whatever the policy does."""

@@ -108,9 +108,13 @@ class Policy:
         return ledger.account(tenant).lift
 
     def budget(self, load: Load) -> Budget:
+        """What a step may do besides decoding; by default `rest_of_step`."""
+        return self.rest_of_step(load.decoding, load.max_step_tokens)
+
+    def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
         """What the decoding rows leave of the step; at least one position, so that prompts always move."""
-        step_tokens = min(self.parameters.step_tokens or load.max_step_tokens, load.max_step_tokens)
-        return Budget(prefill_tokens=max(1, step_tokens - load.decoding))
+        step_tokens = min(self.parameters.step_tokens or max_step_tokens, max_step_tokens)
+        return Budget(prefill_tokens=max(1, step_tokens - decoding))
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be

@@ -96,16 +96,14 @@ class LedgerView(Protocol):
         """The tenant's account; an empty one if it was never served."""
 
 
-@dataclass(slots=True, frozen=True)
-class FirstToken:
+class FirstToken(NamedTuple):
     """A sequence has got its first token."""
 
     request: RequestView
     ttft_s: float
 
 
-@dataclass(slots=True, frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A sequence has ended by itself."""
 
     request: RequestView

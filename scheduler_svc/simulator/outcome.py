@@ -17,7 +17,7 @@ Seconds = npt.NDArray[np.float64]
 class Counters:
     """Sums over the whole simulation; times in seconds, `virtual_s` on its clock, the last two on the wall's.
 
-    `engine_s` is what the engine took in turns that were taken one by one, in which it made `engine_plans`.
+    `engine_s` is what the engine takes for its turns one by one (see `EngineTime`).
     """
 
     plans: int
@@ -30,7 +30,6 @@ class Counters:
     cached_tokens: int
     policy_failures: int
     virtual_s: float
-    engine_plans: int
     engine_s: float
     wall_s: float
 

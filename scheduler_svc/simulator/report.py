@@ -45,8 +45,7 @@ class Report:
     arrival to end: 1 = alike, 1/n = one of n gets everything.
     prefix_hit_rate: share of prompt tokens that came from the cache. batch_fill: mean rows a step over slots.
     runner_busy: share of the time that runners compute. engine_us_per_plan and engine_busy are wall time of the real
-    engine on this machine: above 1 it could not keep up with these runners. They are those of the turns that were taken
-    one by one: where others were taken at once, upper bounds, as those are the turns with the least to do.
+    engine on this machine, for its turns one by one: above 1 it could not keep up with these runners.
     """
 
     policy: str
@@ -79,7 +78,6 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
         reason = next(iter(outcome.refusals.values()))
         raise ValueError(f"all {len(outcome.refusals)} requests were refused: {reason}")
     counters = outcome.counters
-    engine_s_per_plan = counters.engine_s / max(1, counters.engine_plans)
     seconds = float(outcome.last_token_s.max() - outcome.arrival_s.min())
     prompt_tokens = sum(outcome.trace.requests[index].prompt_tokens for index in outcome.served.tolist())
     output_tokens = int(outcome.tokens.sum())
@@ -104,8 +102,8 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
         plans=counters.plans,
         runner_busy=counters.busy_s / counters.virtual_s / counters.runners,
         policy_failures=counters.policy_failures,
-        engine_us_per_plan=engine_s_per_plan * 1e6,
-        engine_busy=engine_s_per_plan * counters.plans / counters.virtual_s,
+        engine_us_per_plan=counters.engine_s / max(1, counters.plans) * 1e6,
+        engine_busy=counters.engine_s / counters.virtual_s,
         wall_s=counters.wall_s,
     )
 

@@ -24,6 +24,7 @@ from scheduler_svc.leap import possible_leap
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
+from scheduler_svc.simulator.engine_time import EngineTime
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
 from scheduler_svc.simulator.simulated_front import WORKER, SimulatedFront, early_stops
 from scheduler_svc.simulator.simulated_runners import SimulatedRunners
@@ -114,10 +115,7 @@ class Simulation:
         if on_step is not None:
             self.front.on_step = on_step
             self.engine.watchers.add(WORKER)
-        self.engine_s = 0.0
-        """Wall time that the engine took for turns that were taken one by one, in seconds."""
-        self.engine_plans = 0
-        """Plans of those turns."""
+        self.engine_time = EngineTime()
         self._idle_turns = 0
 
     def run(self) -> Outcome:
@@ -131,13 +129,12 @@ class Simulation:
                     self.turn()
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
 
-    def turn(self) -> None:
-        """One turn of the engine, now; the clock moves by what it takes."""
+    def turn(self, *, is_sample: bool = False) -> None:
+        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been leapt."""
         begin = time.perf_counter()
         self.engine.step()
-        self.engine_s += time.perf_counter() - begin
+        self.engine_time.took(time.perf_counter() - begin, is_sample)
         plans = self.runners.num_sent
-        self.engine_plans += plans
         self.clock.now_s += self.setup.scheduler_s * plans
         self.runners.dispatch()
         self.front.stamp()
@@ -150,10 +147,14 @@ class Simulation:
         leap = possible_leap(self.engine) if self.setup.leaps else None
         if leap is None:
             return False
-        scheduler_s = self.setup.scheduler_s
-        times_s = self.runners.leap(leap, min(self.front.next_s, leap.before_s), scheduler_s)
+        scheduler_s, until_s = self.setup.scheduler_s, min(self.front.next_s, leap.before_s)
+        if self.engine_time.wants_sample and self.runners.next_s <= self.clock.now_s < until_s:
+            self.turn(is_sample=True)
+            return True
+        times_s = self.runners.leap(leap, until_s, scheduler_s)
         if not times_s:
             return False
+        self.engine_time.leapt(len(times_s))
         self.engine.leap(leap, times_s, self.runners.tokens(leap.num_rows, len(times_s)))
         left_s = [time_s + scheduler_s for time_s in times_s]
         self.clock.now_s = left_s[-1]
@@ -194,8 +195,7 @@ class Simulation:
             cached_tokens=engine.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
             policy_failures=engine.policy.failures,
             virtual_s=self.clock.now_s,
-            engine_plans=self.engine_plans,
-            engine_s=self.engine_s,
+            engine_s=self.engine_time.total_s,
             wall_s=wall_s,
         )
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from protos import plan_pb2
+from protos import engine_pb2, plan_pb2
 from runner_svc.hash_model import HashBackend
 from tests.support.in_process import Stack
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, prompt, service
@@ -117,3 +117,21 @@ def test_random_conversations_give_the_same_with_and_without(seed: int) -> None:
         stack.assert_clean()
     assert streams[0] == streams[1]
     assert hits[0] > 100 and hits[1] == 0
+
+
+def test_nothing_that_goes_on_from_before_a_flush_is_hit_after_it() -> None:
+    """Blocks that decoding fills are named when their sequence leaves: a flush in between counts for them too."""
+    served = service()
+    running = served.stack.submit(prompt(3 * SIZE), 4 * SIZE)
+    served.advance(SIZE)
+    assert served.scheduler.table.num_running == 1
+    served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
+    served.finish()
+    assert running.first_sequence_id is not None
+    assert served.scheduler.pool.num_named == 0
+    turn = prompt(3 * SIZE) + served.stack.streams[running.first_sequence_id].tokens
+    for hit in (0, 6 * SIZE):
+        request = served.stack.submit(turn, OUTPUT)
+        served.finish()
+        assert served.cached(request) == hit
+    served.stack.assert_clean()

@@ -13,11 +13,9 @@ from smg_grpc_proto.generated import common_pb2
 
 from protos import engine_pb2
 from scheduler_svc.front.little_endian import int32_list
+from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, NAME_BYTES
 
-CHUNK_BLOCKS = 1024
-"""Blocks of a snapshot in one message: some 60 KB with 16 tokens each."""
 RANK = 0
-NAME_BYTES = 8
 UNKNOWN = 1
 """`unknown_before` of a snapshot that lacks blocks: the time without a record counts as one sequence."""
 

@@ -22,7 +22,7 @@ from scheduler_svc.front.service_refusals import engine_lost
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches, num_blocks
 
 BEHIND_BLOCKS = 1 << 16
-"""Blocks of changes that wait for a slow subscriber, at most: some 6 MB."""
+"""Blocks of changes that wait for a slow subscriber, at most: 6 MB, and 80 where each speaks of one."""
 
 
 class _Subscription:

@@ -10,9 +10,11 @@ import pytest
 from protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.block_hashes import root_hash
+from scheduler_svc.front.vllm_engine import kv_batches
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
+from scheduler_svc.kv_events.pool_recorder import PoolRecorder
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
 from tests.support.kv_follower import KvFollower, ready_blocks
@@ -147,6 +149,42 @@ def test_what_was_cached_before_is_told_as_far_as_it_is_known() -> None:
     assert subscription.follower.check_names(root(served)) == 7
 
 
+def test_what_a_stop_string_took_back_is_not_told_with_what_was_cached_before() -> None:
+    """The text is cut after the tokens have been cached: their blocks can be hit, but nobody knows their tokens."""
+    served = service(retention_s=60, retention_requests=4)
+    cut = served.stack.submit(prompt(3 * SIZE), 3 * SIZE)
+    served.finish()
+    served.stack.submit(prompt(2 * SIZE, seed=2), OUTPUT)
+    served.finish()
+    assert cut.first_sequence_id is not None
+    served.stack.front.put(cut=engine_pb2.Cut(sequence_id=cut.first_sequence_id, num_tokens=2, stop_string="."))
+    served.stack.step()
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert len(known(subscription)) == 5 and subscription.follower.partial
+    assert subscription.follower.check_names(root(served)) == 5
+
+
+def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription begins between two steps: thousands of requests are still known whose blocks are long gone."""
+    served = service(num_blocks=16, retention_s=60, retention_requests=100)
+    for seed in range(10):
+        served.stack.submit(prompt(10 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    looked_at: list[int] = []
+    describe = PoolRecorder.describe
+
+    def counted(recorder: PoolRecorder, names: list[bytes], first: int, tokens: bytes) -> None:
+        looked_at.append(len(names) - first)
+        describe(recorder, names, first, tokens)
+
+    monkeypatch.setattr(PoolRecorder, "describe", counted)
+    subscription = Subscription(served.stack)
+    served.stack.step()
+    assert sum(looked_at) == len(known(subscription)) == 15
+    assert known(subscription) == truth(served.stack)
+
+
 def test_nothing_is_recorded_before_somebody_follows_nor_long_after() -> None:
     served = service()
     assert served.scheduler.pool.witness is None and not served.stack.engine.kv_feed.active
@@ -205,6 +243,29 @@ def test_a_cursor_of_another_scheduler_is_out_of_range(after: int) -> None:
     served.stack.step()
     subscription.read()
     assert subscription.refused is not None and subscription.refused.code == grpc.StatusCode.OUT_OF_RANGE.value[0]
+
+
+def test_a_cursor_within_a_snapshot_that_broke_off_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are those of earlier changes, which a subscriber that has them all may go on from."""
+    for module in (kv_feed, kv_batches):
+        monkeypatch.setattr(module, "CHUNK_BLOCKS", 2)
+    served = service()
+    always = Subscription(served.stack)
+    for seed in range(3):
+        served.stack.submit(prompt(2 * SIZE, seed=seed), OUTPUT)
+        served.finish()
+    assert len(known(always)) == 6
+    numbers = [always.follower.number - 2 + chunk for chunk in range(3)]
+    Subscription(served.stack, 901)
+    served.stack.step()
+    for handle, after in enumerate(numbers, 902):
+        broken = Subscription(served.stack, handle, KvFollower(number=after))
+        served.stack.step()
+        broken.read()
+        assert (broken.refused is not None) == (after < numbers[-1])
+    served.stack.submit(prompt(2 * SIZE, seed=4), OUTPUT)
+    served.finish()
+    assert known(always) == truth(served.stack)
 
 
 def test_a_cursor_from_before_a_pause_of_the_recording_is_out_of_range() -> None:
