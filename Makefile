@@ -41,8 +41,10 @@ demo: venv ## serve SmolLM2 and stream eight prompts at once, continuously batch
 serve: venv ## keep both services up, for `roster generate` and `roster chat`
 	$(BIN)/roster serve
 
+# Byte code is kept whatever the environment says: hundreds of processes start, and need not compile their sources again.
+# xdist would hand out files with many tests first; tests/conftest.py puts those first that take long.
 test: venv ## the whole suite (tests of the dashboard and the alerts want Prometheus: apt-get install prometheus)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-compose: venv ## build the images, stream from real containers, take them down
 	@if docker info >/dev/null 2>&1; then \

@@ -1,4 +1,4 @@
-"""What holds for all tests: property tests are bounded by pytest's timeout, not by the time of one example.
+"""What holds for all tests: property tests are bounded by pytest's timeout, and the longest files come first.
 
 CI machines are shared, and an example that takes 10 ms alone takes 300 ms beside a compiler.
 """
@@ -6,6 +6,7 @@ CI machines are shared, and an example that takes 10 ms alone takes 300 ms besid
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,6 +14,40 @@ from hypothesis import settings
 
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
+
+LONGEST = (
+    "chaos/test_chaos.py",
+    "scheduler_svc/test_engine_parity.py",
+    "e2e/test_poison.py",
+    "chaos/test_link.py",
+    "kernels/test_attention_compiles.py",
+    "e2e/test_smollm2.py",
+    "e2e/test_runners_come_and_go.py",
+    "scheduler_svc/test_engine_exact.py",
+    "chaos/test_soak.py",
+    "docs/test_commands.py",
+    "e2e/test_scheduler_restart.py",
+    "runner_svc/model/test_parity.py",
+    "chaos/test_real_model.py",
+    "e2e/test_exactness.py",
+    "examples/test_typescript.py",
+    "bench/test_serving.py",
+    "e2e/test_drain.py",
+    "bench/check/test_counting.py",
+    "roster_client/test_serve.py",
+    "scheduler_svc/test_main.py",
+    "compose/test_compose.py",
+)
+"""Files that take 10 seconds and more, those that compute and those that wait in turns."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts them first: xdist hands files out in this order, and nobody is left alone with a long one at the end."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    if missing := [path for path in places if not path.exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Paged attention by its definition: one query, one head, one key at a time, in float64. The tests' slow twin."""
+"""Paged attention by its definition: one query and one head at a time, in float64. The tests' slow twin."""
 
 from __future__ import annotations
 
@@ -28,35 +28,30 @@ def paged_attention(
     group_size = num_heads // keys.shape[2]
     output = torch.zeros(num_queries, num_heads, head_dim, dtype=torch.float64)
     query_index = 0
-    for start, count, block_table in zip(starts, counts, block_tables, strict=True):
+    for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        # Of every position of the row, [positions, kv_heads, head_dim].
+        row_keys, row_values = (_cached(cache, block_tables[row], start + count) for cache in (keys, values))
+        if scales is not None:
+            row_keys, row_values = row_keys * scales[0, :, None], row_values * scales[1, :, None]
         for position in range(start, start + count):
             first = 0 if window is None else max(0, position + 1 - window)
-            seen_positions = range(first, position + 1)
             for head in range(num_heads):
-                kv_head = head // group_size
-                key_scale, value_scale = (1.0, 1.0) if scales is None else scales[:, kv_head].tolist()
-                output[query_index, head] = _attend(
-                    queries[query_index, head].double(),
-                    [_cached(keys, block_table, seen)[kv_head].double() * key_scale for seen in seen_positions],
-                    [_cached(values, block_table, seen)[kv_head].double() * value_scale for seen in seen_positions],
-                )
+                seen = slice(first, position + 1), head // group_size
+                query = queries[query_index, head].double()
+                output[query_index, head] = _attend(query, row_keys[seen], row_values[seen])
             query_index += 1
     return output.reshape(num_queries, -1)
 
 
-def _attend(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Softmax of scaled dot products, over the values: [head_dim] from [head_dim] and lists of the same."""
-    scores = [float(query @ key) / math.sqrt(len(query)) for key in keys]
-    largest = max(scores)
-    weights = [math.exp(score - largest) for score in scores]
-    total = sum(weights)
-    mixed = torch.zeros_like(query)
-    for weight, value in zip(weights, values, strict=True):
-        mixed += weight / total * value
-    return mixed
+def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Softmax of scaled dot products, over the values: [head_dim] from [head_dim] and twice [seen, head_dim]."""
+    scores = keys @ query / math.sqrt(len(query))
+    weights = torch.exp(scores - scores.max())
+    return weights / weights.sum() @ values
 
 
-def _cached(cache: Tensor, block_table: list[int], position: int) -> Tensor:
-    """What the cache holds at a sequence's position: [kv_heads, head_dim]."""
+def _cached(cache: Tensor, block_table: list[int], length: int) -> Tensor:
+    """What the cache holds at a sequence's positions, one by one: float64 [length, kv_heads, head_dim]."""
     block_size = cache.shape[1]
-    return cache[block_table[position // block_size], position % block_size]
+    entries = [cache[block_table[position // block_size], position % block_size] for position in range(length)]
+    return torch.stack(entries).double()

@@ -16,6 +16,8 @@ from scheduler_svc.policy import StepReport
 
 _SCALE = (1.0, 1e-3, 1e-2, 1e-5)
 """Brings the inputs to about 1."""
+_TRIANGLE = ((0, 1, 3, 6), (1, 2, 4, 7), (3, 4, 5, 8), (6, 7, 8, 9))
+"""Where the product of two inputs stands among those of the lower triangle, row by row."""
 _REFIT_EVERY = 8
 _RIDGE = 1e-4
 
@@ -56,7 +58,7 @@ class StepTimeModel:
         self.num_steps += 1
         self.largest_prefill = max(self.largest_prefill, report.prefill_tokens)
         if self.num_steps % _REFIT_EVERY == 0:
-            gram = [[self._sums[max(i, j) * (max(i, j) + 1) // 2 + min(i, j)] for j in range(4)] for i in range(4)]
+            gram = [[self._sums[place] for place in row] for row in _TRIANGLE]
             self._weights = nonnegative_solution(gram, self._sums[10:])
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int) -> float:

@@ -22,7 +22,7 @@ from bench.provenance import provenance
 from tests.support.chaos import EOS_PROBABILITY, Havoc, Load, Outcome, settled
 from tests.support.processes import RosterProcesses
 
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "2000"))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "800"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 RUNNERS = ("runner", "runner-2")
 

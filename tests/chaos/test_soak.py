@@ -29,11 +29,12 @@ from roster_client.requests import Message, OnDisconnect
 from tests.support.idle import wait_idle_at
 from tests.support.process_watch import Usage, growth, quarters, usage
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.thoroughness import count
 
 SOAK_S = float(os.environ.get("ROSTER_SOAK_S", "12"))
 RESULT = os.environ.get("ROSTER_SOAK_RESULT")
 SEED = int(os.environ.get("ROSTER_SOAK_SEED", random.randrange(1 << 32)))
-SLOTS, STEP_MS, WAITING = 8, 10, 64
+SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=24)
 MEAN_TOKENS = 20
 CAPACITY = SLOTS * 1000 / STEP_MS / MEAN_TOKENS
 """Requests per second, if the machine keeps up; if it does not, the load is more than twice what it can do."""

@@ -15,8 +15,9 @@ from roster_client.requests import Options
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.thoroughness import count
 
-REQUESTS = 120
+REQUESTS = count(120, in_ci=50)
 LONGEST = 60
 
 

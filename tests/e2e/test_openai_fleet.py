@@ -84,4 +84,8 @@ def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: li
     victim.wait_ready()
     for text in texts:
         ask(client, text)
-    assert sent_where_they_are_cached(client, asked_directly(fleet, seed=2)) >= 9, "the new scheduler is followed too"
+    # The gateway comes back to a worker's events in a time of its own; what it missed meanwhile it learns from others.
+    deadline, seed = time.monotonic() + 60, 2
+    while (right := sent_where_they_are_cached(client, asked_directly(fleet, seed))) < 9:
+        assert time.monotonic() < deadline, f"the new scheduler is to be followed too, but {right} of 10 went right"
+        seed += 1

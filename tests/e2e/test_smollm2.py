@@ -24,9 +24,10 @@ from tests.support.gateway import openai_client
 from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.schema_answers import assert_valid
+from tests.support.thoroughness import count
 
 CONVERSION_S = 240.0
-SCHEMAS = int(os.environ.get("ROSTER_TEST_SCHEMAS", "3"))
+SCHEMAS = int(os.environ.get("ROSTER_TEST_SCHEMAS", "2"))
 DEVICE = os.environ.get("ROSTER_TEST_DEVICE", "cpu")
 
 
@@ -121,7 +122,7 @@ async def test_stop_strings_inside_and_across_tokens(roster: RosterProcesses) ->
     prompt = [Message("user", "Count from one to five in words.")]
     async with RosterClient(roster.address) as client:
         known = (await stream_checked(client, prompt, temperature=0.0, max_tokens=8)).text
-        spans = [sorted(rng.sample(range(len(known) + 1), 2)) for _ in range(12)]
+        spans = [sorted(rng.sample(range(len(known) + 1), 2)) for _ in range(count(12, in_ci=6))]
         stops = [known[start:end] for start, end in spans]
         answers = await asyncio.gather(
             *[stream_checked(client, prompt, temperature=0.0, max_tokens=8, stop=[stop]) for stop in stops]

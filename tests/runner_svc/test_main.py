@@ -13,6 +13,7 @@ import pytest
 
 from protos import plan_pb2
 from tests.support.fake_scheduler import FakeScheduler
+from tests.support.in_this_process import Ended, run_runner
 from tests.support.plans import SAMPLE, admission, plan
 
 COMMAND = [sys.executable, "-m", "runner_svc.main"]
@@ -81,7 +82,6 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
         (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
         (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block of 16"),
         (["--device", "hash", "--slots", "600"], "max_step_tokens is 512, less than one for each of the 600 slots"),
-        (["--device", "hash", "--link", "nowhere"], "link is 'nowhere', which is no ZeroMQ endpoint"),
         (["--device", "cpu", "--model", "/no/such/model"], "There is no model '/no/such/model'"),
         (["--device", "cpu", "--weights", "random"], "weights is 'random', which needs a GPU"),
         (["--device", "cpu", "--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype is 'fp8_e4m3', which needs a GPU"),
@@ -89,7 +89,14 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_not_be_served_is_one_sentence(flags: list[str], sentence: str) -> None:
-    finished = run(*flags)
+    assert_refused(run_runner(*flags), sentence)
+
+
+def test_the_process_says_it_and_ends() -> None:
+    assert_refused(run("--device", "hash", "--link", "nowhere"), "link is 'nowhere', which is no ZeroMQ endpoint")
+
+
+def assert_refused(finished: subprocess.CompletedProcess[str] | Ended, sentence: str) -> None:
     assert finished.returncode == 2
     assert sentence in finished.stderr
     assert "Traceback" not in finished.stderr

@@ -25,7 +25,7 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 FAMILIES = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3")
 MAX_TOKENS = 40
-NUM_REQUESTS = count(16, in_ci=8)
+NUM_REQUESTS = count(16, in_ci=6)
 POOL_TOKENS = 64
 MAX_NEAR_TIES = 1
 """Of all streams of a family."""
@@ -136,7 +136,7 @@ def test_smollm2_through_the_engine_gives_the_tokens_of_generate() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    setup = Setup(2, 16, 16, num_requests=5, max_tokens=20)
+    setup = Setup(2, 16, 16, num_requests=count(5, in_ci=4), max_tokens=count(20, in_ci=14))
     stack, preemptions = serve(folder, random.Random(seed), model.config.vocab_size, setup)
     near_ties = compare(stack, model, setup.max_tokens)
     print(f"{preemptions} preemptions, {near_ties} near ties in {setup.num_requests} streams")

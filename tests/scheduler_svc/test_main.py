@@ -15,22 +15,13 @@ import pytest
 from roster_client.errors import RosterError, UnavailableError
 from roster_client.events import Delta, Finish, FinishReason
 from roster_client.sync_client import SyncRosterClient
+from tests.support.in_this_process import run_scheduler
 from tests.support.processes import RosterProcesses
 
 SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler_svc.main",
-        "--listen=127.0.0.1:0",
-        "--admin-listen=",
-        "--metrics-listen=",
-        *flags,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen=", "--link=tcp://127.0.0.1:*")
 
 
 @pytest.mark.parametrize(
@@ -39,14 +30,20 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
         ("--policy=fcsf", "there is no policy 'fcsf'; installed are: adaptive, deadline, fair, fcfs"),
         ('--policy-parameters={"tokens": 3}', "It knows: victim, step_tokens"),
         ("--depth=9", "setting depth"),
-        ("--link=nowhere", "link 'nowhere' can't be bound"),
         ("--listen=nowhere", "is not an address"),
     ],
 )
 def test_settings_that_can_not_be_used_are_told_in_a_sentence(flag: str, sentence: str) -> None:
-    ended = run("--link=tcp://127.0.0.1:*", flag)
+    ended = run_scheduler(*ANYWHERE, flag)
     assert ended.returncode == 2
     assert sentence in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_the_process_tells_it_and_ends() -> None:
+    command = [sys.executable, "-m", "scheduler_svc.main", *ANYWHERE, "--link=nowhere"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "link 'nowhere' can't be bound" in ended.stderr and "Traceback" not in ended.stderr
 
 
 class Stream:

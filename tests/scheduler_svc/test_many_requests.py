@@ -18,7 +18,7 @@ from scheduler_svc.plan_draft import pack
 from tests.support.in_process import Stack
 
 EOS_PROBABILITY = 1 / 32
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "5000"))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "2000"))
 
 
 @pytest.mark.timeout(3600)

@@ -13,6 +13,9 @@ from scheduler_svc.simulator.trace import Trace
 from scheduler_svc.slot_table import SlotTable
 from tests.support.random_traces import random_trace
 from tests.support.simulated_cost import round_cost
+from tests.support.thoroughness import count
+
+NUM_REQUESTS = count(40, in_ci=24)
 
 
 def plans_of(setup: Setup, trace: Trace) -> list[bytes]:
@@ -53,7 +56,7 @@ def random_setup(seed: int, policy: str, kv_tokens: int) -> Setup:
 def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    trace, setup = random_trace(seed), random_setup(seed, policy, kv_tokens)
+    trace, setup = random_trace(seed, NUM_REQUESTS), random_setup(seed, policy, kv_tokens)
     follow, followed = PlanLine.follow, 0
 
     def counted(line: PlanLine) -> PlannedStep | None:
@@ -74,7 +77,7 @@ def test_the_same_victims_if_all_are_looked_at(kv_tokens: int, monkeypatch: pyte
     """A bound on the ranks that run only spares looking at them."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
-    trace, setup = random_trace(seed), random_setup(seed, "priority", kv_tokens)
+    trace, setup = random_trace(seed, NUM_REQUESTS), random_setup(seed, "priority", kv_tokens)
     bounded = plans_of(setup, trace)
     monkeypatch.setattr(SlotTable, "lowest", property(lambda table: None, lambda table, rank: None), raising=False)
     assert bounded == plans_of(setup, trace)

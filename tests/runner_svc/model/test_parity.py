@@ -13,10 +13,13 @@ import transformers
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import MAX_NEAR_TIES, count_near_ties
+from tests.support.thoroughness import count
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
 
 MAX_TOKENS = 16
 PROMPT_LENGTHS = (1, 70)
+NUM_PROMPTS = count(3, in_ci=2)
+"""Of each way to cut them."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,7 @@ def test_random_plans_give_the_tokens_of_generate(family: str, tmp_path: Path) -
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     near_ties = 0
     for block_size, max_chunk in ((8, 1), (16, 9), (32, 70)):
-        prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(*PROMPT_LENGTHS))] for _ in range(3)]
+        prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(*PROMPT_LENGTHS))] for _ in range(NUM_PROMPTS)]
         actual = RandomDriver(load_backend(folder, block_size), rng).generate(prompts, MAX_TOKENS, max_chunk)
         near_ties += count_near_ties(model, prompts, actual, MAX_TOKENS)
     assert near_ties <= MAX_NEAR_TIES

@@ -12,6 +12,10 @@ from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, SimulationStuck, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.simulated_cost import round_cost
+from tests.support.thoroughness import count as how_many
+
+NUM_REQUESTS = how_many(80, in_ci=40)
+"""Of the heaviest tests."""
 
 
 def random_trace(seed: int, count: int = 80, **fields: object) -> Trace:
@@ -29,19 +33,21 @@ def random_trace(seed: int, count: int = 80, **fields: object) -> Trace:
 @pytest.mark.parametrize("policy", ["fcfs", "orca", "static"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_every_request_gets_its_tokens(policy: str, depth: int) -> None:
-    trace = random_trace(1)
+    trace = random_trace(1, NUM_REQUESTS)
     outcome = simulate(trace, Setup(round_cost(), policy=policy, depth=depth, check=True))
-    assert outcome.served.tolist() == list(range(80))
+    assert outcome.served.tolist() == list(range(NUM_REQUESTS))
     assert outcome.tokens.tolist() == [request.output_tokens for request in trace.requests]
     assert (outcome.first_token_s > outcome.arrival_s).all()
     assert (outcome.itl_s > 0).all()
-    assert len(outcome.itl_s) == outcome.tokens.sum() - 80
+    assert len(outcome.itl_s) == outcome.tokens.sum() - NUM_REQUESTS
     assert outcome.counters.policy_failures == 0
 
 
 def test_the_same_twice() -> None:
     def times(seed: int) -> bytes:
-        return simulate(random_trace(2), Setup(round_cost(), spread=0.2, seed=seed)).token_times_s.tobytes()
+        return simulate(
+            random_trace(2, NUM_REQUESTS), Setup(round_cost(), spread=0.2, seed=seed)
+        ).token_times_s.tobytes()
 
     assert times(1) == times(1)
     assert times(1) != times(2)
