@@ -14,6 +14,9 @@ import numpy.typing as npt
 from scheduler_svc.plan_draft import Column, pack
 from scheduler_svc.slot_table import SlotTable
 
+_ROWS = np.arange(4096)
+_ROWS.setflags(write=False)
+
 
 @dataclass(slots=True, eq=False)
 class Lineup:
@@ -41,7 +44,7 @@ class Lineup:
             table.sequences[slots],
             table.sequence_id[slots],
             table.tenant[slots],
-            np.arange(len(slots)),
+            _ROWS[: len(slots)] if len(slots) <= len(_ROWS) else np.arange(len(slots)),
             table.changes,
         )
 

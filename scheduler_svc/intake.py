@@ -11,6 +11,7 @@ import numpy as np
 from protos import engine_pb2
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.token_log import token_log
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,8 +40,8 @@ class EngineRefusal:
 
 def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: int, now_s: float) -> Request:
     """The request and its n sequences, not queued yet."""
-    prompt = np.frombuffer(submit.prompt, "<i4").tolist()
-    received = np.frombuffer(submit.received, "<i4").tolist()
+    tokens, num_received = token_log(submit.prompt, submit.received), len(submit.received) // 4
+    prompt_len = len(tokens) - num_received
     request = Request(
         handle=submit.handle,
         owner=owner,
@@ -49,8 +50,8 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         digest=submit.digest,
         body=submit.body,
         prompt=submit.prompt,
-        prompt_len=len(prompt),
-        num_received=len(received),
+        prompt_len=prompt_len,
+        num_received=num_received,
         sampling=submit.sampling,
         seed=submit.seed if submit.HasField("seed") else secrets.randbits(64),
         priority=submit.priority,
@@ -65,8 +66,8 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         grammar=submit.grammar,
         scores_prompt=submit.sampling.HasField("prompt_logprobs"),
     )
-    limit = len(prompt) + submit.max_tokens
+    limit = prompt_len + submit.max_tokens
     request.sequences = [
-        Sequence(first_sequence_id + index, request, index, prompt + received, limit) for index in range(submit.n)
+        Sequence(first_sequence_id + index, request, index, tokens[:], limit) for index in range(submit.n)
     ]
     return request

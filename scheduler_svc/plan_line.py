@@ -17,7 +17,7 @@ import numpy.typing as npt
 from protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.in_flight import InFlight, Lineup
-from scheduler_svc.plan_draft import Appends, PlanDraft, packed_ones
+from scheduler_svc.plan_draft import Appends, PlanDraft, ones, packed_ones
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.slot_table import SlotTable
 from scheduler_svc.stretch import Stretch
@@ -72,7 +72,9 @@ class PlanLine:
         """Moves the counters and encodes the plan."""
         table = self._table
         slots, starts, counts, sample = draft.extents(table.planned)
-        ends, known = starts + counts, table.known[slots] + sample
+        ends = starts + counts
+        # Who samples has then computed all that it knew, and gets one more.
+        known = ends + ones(len(slots)) if all(draft.sample) else table.known[slots] + sample
         table.planned[slots], table.known[slots] = ends, known
         flags = sample.tobytes()
         flight = InFlight(

@@ -189,8 +189,8 @@ class PrefixSharing:
             self._settled(blocks)
 
     def keep(self, sequence: Sequence, table: SlotTable) -> None:
-        """Names the blocks that decoding filled, READY: the sequence is about to leave."""
-        computed = min(int(table.computed[sequence.slot]), len(sequence.tokens))
+        """Names the blocks that decoding filled, READY: the sequence, whose log is complete, is about to leave."""
+        computed = min(int(table.computed[sequence.slot]), len(sequence.log))
         first, count = int(table.announced[sequence.slot]) // self._pool.block_size, self._shareable(sequence, computed)
         if first < count:
             names = self._names(sequence, count)

@@ -21,6 +21,7 @@ from scheduler_svc.applied import end_of
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.token_log import logged
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -162,7 +163,7 @@ class Recovery:
                 break
         engine.discard_waiting(sequence)
         engine.outbox.more(sequence, tokens[known:])
-        sequence.log, sequence.hashes = tokens, []
+        sequence.log, sequence.hashes = logged(tokens), []
         sequence.cached_tokens = resident.context.cached_tokens
         if end is not None:
             engine.finish(sequence, end)

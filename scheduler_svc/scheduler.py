@@ -140,6 +140,7 @@ class Scheduler:
     def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
         """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
+        self.table.settle(slot)
         if failed:
             self.prefix.forget(sequence)
         else:

@@ -7,13 +7,13 @@ because every step moves all of them at once; here stands what outlives a slot.
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 from protos import plan_pb2
 from scheduler_svc.suspicion import Suspicion
+from scheduler_svc.token_log import TokenLog
 
 if TYPE_CHECKING:
     from scheduler_svc.constrained.masks import OutputMatcher
@@ -65,7 +65,7 @@ class Sequence:
     id: int
     request: Request
     index: int
-    log: list[int]
+    log: TokenLog
     """Prompt and sampled tokens, except the latest few of a running sequence (see `SlotTable`): read `tokens`."""
     limit: int
     """Most tokens, prompt included: the sequence ends when it has them."""
@@ -100,7 +100,7 @@ class Sequence:
     """Generated tokens that the matcher was told, or is about to be."""
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> TokenLog:
         """All known tokens: the prompt, then what was sampled."""
         if self.scheduler is not None:
             self.scheduler.table.settle(self.slot)
@@ -116,8 +116,7 @@ class Sequence:
         prompt = self.request.prompt
         column = prompt[4 * start : 4 * stop]
         if 4 * stop > len(prompt):
-            more = self.tokens[max(start, self.prompt_len) : stop]
-            column += struct.pack(f"<{len(more)}i", *more)
+            column += self.tokens[max(start, self.prompt_len) : stop].tobytes()
         return column
 
     @property

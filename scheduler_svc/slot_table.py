@@ -128,8 +128,10 @@ class SlotTable:
         """Brings the log of the slot's sequence up to date."""
         first, end, sequence = self._first_recent[slot], self._num_recent, self.sequences[slot]
         if first < end and sequence is not None:
-            tokens = self._recent[first:end, slot].tolist()
-            sequence.log.extend([token for token in tokens if token != _NONE] if _NONE in tokens else tokens)
+            tokens = self._recent[first:end, slot]
+            if self.length[slot] - len(sequence.log) != end - first:  # some results brought none
+                tokens = tokens[tokens != _NONE]
+            sequence.log.frombytes(tokens.tobytes())
             self._first_recent[slot] = end
 
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int, slot: int | None = None) -> int:

@@ -124,7 +124,7 @@ def _awaited(row: int, sequence: Sequence) -> AwaitedRow:
     """The row with all that its matcher was not told yet."""
     if sequence.matcher is None:
         raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
-    tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :]
+    tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()
     sequence.num_matched += len(tokens)
     return AwaitedRow(row, sequence.matcher, tokens)
 
