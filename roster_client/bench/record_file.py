@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -49,12 +50,11 @@ def read_runs(path: Path) -> list[Run]:
     if path.suffix == ".parquet":
         return [read_parquet(path)]
     runs: list[Run] = []
-    with _open(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                _take(runs, json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise RecordFileError(f"{path}, line {number}: not a line of a run ({error})") from error
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            _take(runs, json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RecordFileError(f"{path}, line {number}: not a line of a run ({error})") from error
     if not runs:
         raise RecordFileError(f"{path} is empty: a run begins with its header")
     return runs
@@ -117,6 +117,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value.value if isinstance(value, Status) else value
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Raises RecordFileError where a file was cut off, or is no text."""
+    try:
+        with _open(path) as file:
+            yield from file
+    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+        raise RecordFileError(f"{path} is damaged: {error}") from error
 
 
 def _open(path: Path) -> TextIO:

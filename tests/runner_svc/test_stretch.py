@@ -114,10 +114,10 @@ class Scheduling:
         self._next_block = self._next_block % LIMITS.num_blocks + 1
         return self._next_block
 
-    def coming_and_going(self) -> plan_pb2.Plan:
-        """Somebody leaves, somebody comes, the others stand still."""
+    def coming_and_going(self, failed: set[int]) -> plan_pb2.Plan:
+        """Somebody leaves, whoever failed among them, somebody comes, the others stand still."""
         free = sorted(set(range(LIMITS.num_slots)) - set(self.lengths))
-        leaving = [slot for slot in self.lengths if self._rng.random() < 0.3]
+        leaving = [slot for slot in self.lengths if slot in failed or self._rng.random() < 0.3]
         for slot in leaving:
             self.drop(slot)
         admissions, extents = [], []
@@ -165,10 +165,11 @@ def test_the_roster_is_that_of_the_slow_twin(run: int) -> None:
     rng = random.Random(seed)
     both, scheduling = Pair(), Scheduling(rng)
     under_way: list[tuple[AppliedPlan, AppliedPlan]] = []
+    failed: set[int] = set()
     for _ in range(120):
         in_context = [slot for slot, length in scheduling.lengths.items() if length < LIMITS.context_length]
-        if not in_context or rng.random() < 0.06:
-            asked = scheduling.coming_and_going()
+        if not in_context or rng.random() < (0.3 if failed else 0.06):
+            asked, failed = scheduling.coming_and_going(failed), set()
         elif rng.random() < 0.05:
             asked = scheduling.decoding(rng.sample(in_context, rng.randint(1, len(in_context))))
         else:
@@ -182,7 +183,7 @@ def test_the_roster_is_that_of_the_slow_twin(run: int) -> None:
         under_way.append(applied)
         if len(under_way) == 2:
             failing = {rng.randrange(LIMITS.num_slots)} if rng.random() < 0.03 else set()
-            both.record(under_way.pop(0), failing)
+            failed.update(both.record(under_way.pop(0), failing))
     assert both.fast.followed > 20
 
 

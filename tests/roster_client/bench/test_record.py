@@ -218,3 +218,19 @@ def test_what_is_no_run_is_refused_with_its_line(tmp_path: Path) -> None:
         file.write("no json\n")
     with pytest.raises(RecordFileError, match="line 1"):
         read_run(tmp_path / "x.gz")
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_a_file_that_was_cut_off_is_refused_wherever_that_was(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_run(path, a_run(request(0, 0.0, 1.0, error="é"), request(1, 0.5, 0.75)))
+    whole = path.read_bytes()
+    refused = 0
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        try:
+            read_run(path)
+        except RecordFileError:
+            refused += 1
+    # Between two lines there is a run with fewer requests.
+    assert refused >= len(whole) - 6
