@@ -80,6 +80,7 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
             "listening",
             address=settings.listen,
             admin=settings.admin_listen,
+            gateway=settings.gateway_listen,
             metrics=metrics.address if metrics is not None else "",
             workers=settings.front_workers,
         )

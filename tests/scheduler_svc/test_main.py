@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from roster_client.errors import RosterError, UnavailableError
 from roster_client.events import Delta, Finish, FinishReason
@@ -105,7 +108,9 @@ def test_the_drain_has_a_limit_and_streams_are_told(tmp_path: Path) -> None:
 
 
 def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
-    with RosterProcesses(tmp_path, runner={"device": "hash"}) as roster:
+    """With both of its doors."""
+    scheduler = {"gateway_listen": "127.0.0.1:0"}
+    with RosterProcesses(tmp_path, scheduler=scheduler, runner={"device": "hash"}) as roster:
         (worker,) = psutil.Process(roster.pid("scheduler")).children()
         worker.kill()
         deadline = time.monotonic() + 20
@@ -117,4 +122,11 @@ def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
             except RosterError:
                 assert time.monotonic() < deadline, roster.logs()
                 time.sleep(0.2)
+        gateway = re.search(r"gateway=(127\.0\.0\.1:[1-9]\d*)", roster.logs())
+        assert gateway is not None
+        with grpc.insecure_channel(gateway[1]) as channel:
+            health = vllm_engine_pb2_grpc.VllmEngineStub(channel).HealthCheck(
+                vllm_engine_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True
+            )
+        assert health.healthy
         assert roster.stop() == {"scheduler": 0, "runner": 0}

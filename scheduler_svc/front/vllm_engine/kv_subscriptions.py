@@ -92,7 +92,8 @@ class KvSubscriptions:
     async def _batches(
         self, subscription: _Subscription, start: engine_pb2.KvSubscribed
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        for batch in first_batches(start, time.time()):
+        # A large cache takes tenths of a second to be put in order: in a thread, as other streams must not wait for it.
+        for batch in await asyncio.to_thread(_listed, start):
             yield batch
         while not self._lost:
             while (changes := subscription.take()) is not None:
@@ -105,6 +106,10 @@ class KvSubscriptions:
     def _publish(self, changes: engine_pb2.KvChanges) -> None:
         for subscription in self._subscriptions:
             subscription.put(changes)
+
+
+def _listed(start: engine_pb2.KvSubscribed) -> list[common_pb2.KvEventBatch]:
+    return list(first_batches(start, time.time()))
 
 
 def _too_slow() -> Refusal:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import numpy as np
 import pytest
 from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
 from protos import engine_pb2
@@ -58,6 +60,24 @@ async def test_a_snapshot_then_the_news_until_the_caller_goes(stack: FrontStack)
     (ask,) = stack.engine.commands_of("kv_subscribe")
     (over,) = stack.engine.commands_of("kv_unsubscribe")
     assert ask.kv_subscribe.handle == over.kv_unsubscribe.handle and ask.kv_subscribe.after == 0
+
+
+async def test_other_streams_go_on_while_a_snapshot_is_put_in_order(
+    stack: FrontStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_batches, others = kv_subscriptions.first_batches, threading.Event()
+
+    def slow(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[common_pb2.KvEventBatch]:
+        assert others.wait(WAIT_S), "the event loop waits too"
+        return first_batches(start, unix_s)
+
+    monkeypatch.setattr(kv_subscriptions, "first_batches", slow)
+    call = subscribe(stack)
+    async with asyncio.timeout(WAIT_S):
+        await call.initial_metadata()
+        await vllm_grpc.VllmEngineStub(stack.channel).GetModelInfo(vllm.GetModelInfoRequest())
+        others.set()
+        assert (await call.read()).HasField("snapshot")
 
 
 async def test_two_subscribers_each_get_everything(stack: FrontStack) -> None:
