@@ -80,6 +80,15 @@ class Stream:
         assert not self._thread.is_alive()
 
 
+def is_refused(client: SyncRosterClient) -> bool:
+    """Whether a new request hears that the service shuts down; one that comes before the signal is served."""
+    try:
+        client.generate("too late", max_tokens=2, deadline_s=10).completion()
+    except UnavailableError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sigterm_lets_streams_finish_and_takes_nothing_new(tmp_path: Path, workers: int) -> None:
     with RosterProcesses(tmp_path, scheduler={"front_workers": workers}, runner=SLOW) as roster:
@@ -87,9 +96,9 @@ def test_sigterm_lets_streams_finish_and_takes_nothing_new(tmp_path: Path, worke
             stream = Stream(client, max_tokens=40)
             stream.await_tokens()
             psutil.Process(roster.pid("scheduler")).send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            with pytest.raises(UnavailableError):
-                list(client.generate("too late", max_tokens=2))
+            deadline = time.monotonic() + 20
+            while not is_refused(client):
+                assert time.monotonic() < deadline, roster.logs()
             stream.join()
         assert (stream.reason, stream.num_tokens) == (FinishReason.LENGTH, 40)
         assert roster.stop()["scheduler"] == 0
@@ -102,7 +111,7 @@ def test_the_drain_has_a_limit_and_streams_are_told(tmp_path: Path) -> None:
             stream.await_tokens()
             start = time.monotonic()
             assert roster.end("scheduler") == 0
-            assert time.monotonic() - start < 8
+            assert time.monotonic() - start < 20, "the stream's own end is 80 s away"
             stream.join()
         assert stream.reason is FinishReason.UNAVAILABLE and stream.error is None
 
