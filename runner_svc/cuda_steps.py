@@ -24,6 +24,7 @@ from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
+from runner_svc.model.adding_decoder import AddingDecoder
 from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
 from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
@@ -64,6 +65,7 @@ class CudaSteps:
     ) -> None:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
+        self._adding = AddingDecoder(decoder) if matrices(decoder) is not None else None
         self.cache = cache
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -91,10 +93,12 @@ class CudaSteps:
         """
         ways: list[Way] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            ways.append(Way(f"own, {part.name}", partial(self._run_skinny, part.decoder, stream, bucket)))
+            ways.append(Way(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
                 ways.append(Way(name, partial(self._run_decode, stream, bucket, mlp)))
+        if self._adding is not None and bucket > MAX_ROWS:
+            ways.append(Way("cuBLAS, adding", partial(self._run_own, self._adding, stream, bucket)))
         return [*ways, Way("cuBLAS", partial(self._run_decode, stream, bucket, None))]
 
     def _run_decode(self, current_stream: Callable[[], int], bucket: int, mlp: Mlp | None) -> None:
@@ -103,10 +107,10 @@ class CudaSteps:
         hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
-    def _run_skinny(self, skinny: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+    def _run_own(self, decoder: SkinnyDecoder | AddingDecoder, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        skinny.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
+        decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
         plan = self._plan_address(0)

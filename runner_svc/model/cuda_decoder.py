@@ -149,6 +149,11 @@ class CudaDecoder:
         """What another decoder of the same model can be made from."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
 
+    @property
+    def norm(self) -> NormLauncher:
+        """What norms the residual stream."""
+        return self._launchers.norm
+
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Of T positions, int32 [T] each, that belong to `rows`."""
         return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
@@ -186,6 +191,10 @@ class CudaDecoder:
         """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
         normed = torch.empty_like(hidden.last)
         self._launchers.norm.add(stream, hidden.last, hidden.residual, self.norm_weight, normed)
+        self.multiply_head(normed, out)
+
+    def multiply_head(self, normed: Tensor, out: Tensor) -> None:
+        """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
         if normed.dtype is torch.float32:
             torch.mm(normed, self.head.t(), out=out)
         else:  # the sums are float32 anyway: rounding them to 16 bits would make ties
@@ -219,12 +228,16 @@ class CudaDecoder:
         )
         attention(stream, index, queries, attended)
 
-    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
+    def activate(self, stream: int, layer: LayerWeights, normed: Tensor) -> Tensor:
+        """The input of a layer's down product."""
         gate_up = self.workspace.gate_up[: len(normed)]
         activated = self.workspace.activated[: len(normed)]
         multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
         self._launchers.activation(stream, gate_up, activated)
-        multiply(activated, layer.down, layer.down_bias, product)
+        return activated
+
+    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
+        multiply(self.activate(stream, layer, normed), layer.down, layer.down_bias, product)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -82,8 +82,12 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("bucket", [1, 4])
-def test_all_ways_to_launch_a_decode_step_give_the_same_logits(family: str, bucket: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bucket", "max_skinny", "num_ways"), [(1, 128, 4), (4, 128, 4), (4, 3, 2)])
+def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
+    family: str, bucket: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`max_skinny` stands for the most rows of own products of few: beyond it there is another way."""
+    monkeypatch.setattr("runner_svc.cuda_steps.MAX_ROWS", max_skinny)
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
     backend.cache.data.normal_()
     steps, roster = backend._steps, backend._roster
@@ -95,7 +99,7 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(family: str, buck
         steps.logits.fill_(torch.nan)
         way.launch()
         logits.append(steps.logits[:bucket].clone())
-    assert len(logits) == 4
+    assert len(logits) == num_ways
     assert len({tuple(row) for row in logits[0].tolist()}) == bucket  # each row has tokens and keys of its own
     for others in logits[1:]:
         torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from tests.support.in_process import Stack, Submitted
 from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 48
-NUM_REQUESTS = count(60, in_ci=12)
+NUM_REQUESTS = count(60, in_ci=10)
 """Of each combination."""
 
 

@@ -8,12 +8,12 @@ import grpc
 import pytest
 
 from protos import engine_pb2
-from runner_svc.hash_model import HashBackend, Poison
+from runner_svc.hash_model import HashBackend, Poison, expected_tokens
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner
 from scheduler_svc.runner_events import Loss
 from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
-from tests.support.in_process import Stack, Submitted
+from tests.support.in_process import Stack
 
 POISON = 77
 NO_EOS = 0.0
@@ -67,8 +67,7 @@ def clean_prompt(rng: random.Random, max_tokens: int) -> list[int]:
     """A prompt that never meets the poison, which any prompt may sample."""
     while True:
         prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
-        submitted = Submitted(0, Stack().submit(prompt, max_tokens).submit)
-        if POISON not in submitted.expected(0, NO_EOS):
+        if POISON not in expected_tokens(prompt, max_tokens, eos_probability=NO_EOS):
             return prompt
 
 
@@ -76,7 +75,7 @@ def poisoned_prompt(rng: random.Random, max_tokens: int, at_least: int) -> list[
     """One that samples it after some tokens."""
     while True:
         prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
-        expected = Submitted(0, Stack().submit(prompt, max_tokens).submit).expected(0, NO_EOS)
+        expected = expected_tokens(prompt, max_tokens, eos_probability=NO_EOS)
         if POISON in expected[at_least:-1] and POISON not in expected[:at_least]:
             return prompt
 
