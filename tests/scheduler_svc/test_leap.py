@@ -16,6 +16,8 @@ from scheduler_svc.intake import build_request
 from scheduler_svc.leap import Leap, possible_leap
 from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import StepReport
+from scheduler_svc.sequence import FinishReason
+from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.random_traces import random_trace
@@ -188,6 +190,18 @@ def give_somebody_a_stop_token(engine: Engine) -> None:
     engine.pool.schedulers[1].table.stops.add([7])
 
 
+def constrain_somebody(engine: Engine) -> None:
+    engine.pool.schedulers[1].table.num_constrained = 1
+
+
+def compute_a_shared_block(engine: Engine) -> None:
+    engine.pool.schedulers[1].pool._pending.add(1)
+
+
+def follow_the_caches(engine: Engine) -> None:
+    engine.kv_feed.subscribe(b"somebody", engine_pb2.KvSubscribe(handle=1))
+
+
 def take_a_plan_back(engine: Engine) -> None:
     engine.pool.schedulers[1].in_flight.pop()
 
@@ -203,6 +217,9 @@ def take_a_plan_back(engine: Engine) -> None:
         let_somebody_wait,
         send_the_runner_away,
         give_somebody_a_stop_token,
+        constrain_somebody,
+        compute_a_shared_block,
+        follow_the_caches,
         take_a_plan_back,
     ],
 )
@@ -224,3 +241,25 @@ def test_a_leap_ends_before_the_next_arrival() -> None:
     outcome = simulation.run()
     assert simulation.turns_leapt > 150
     assert outcome.ttft_s[1] < 3 * 0.0111
+
+
+def test_a_leap_ends_before_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = SimulatedFront._submit
+
+    def with_a_deadline(front: SimulatedFront, index: int) -> engine_pb2.Submit:
+        message = submit(front, index)
+        if index == 1:
+            message.timeout_ms = 500
+        return message
+
+    monkeypatch.setattr(SimulatedFront, "_submit", with_a_deadline)
+    trace = Trace("short of time", tuple(TraceRequest(0.0, 10, 200) for _ in range(2)))
+    leaping, stepping = (Recorded(trace, Setup(round_cost(), leaps=leaps)) for leaps in (True, False))
+    for simulation in (leaping, stepping):
+        with pytest.raises(RuntimeError, match="ended before they had their tokens"):
+            simulation.run()
+    assert leaping.turns_leapt > 150
+    assert leaping.told == stepping.told
+    (end,) = [end for _, _, _, ends in leaping.told for end in ends if end[1] == FinishReason.DEADLINE]
+    assert end[0] == 1 and 0 < end[2] < 200
+    assert state(leaping.engine) == state(stepping.engine)
