@@ -24,12 +24,12 @@ from bench.provenance import provenance
 from bench.scheduler import DEPTH, answer
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
-from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.prefix_sharing import SharingRules
+from scheduler_svc.roster.plan_draft import pack
+from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.waiting.waiting_queue import WaitingQueue
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 512

@@ -33,13 +33,13 @@ from scheduler_svc.engine_loop import GC_THRESHOLD
 from scheduler_svc.intake import build_request
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.observation import observation
-from scheduler_svc.plan_draft import pack
-from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
 from scheduler_svc.request_view import request_view
+from scheduler_svc.roster.plan_draft import pack
+from scheduler_svc.roster.plan_line import PlannedStep
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Phase
-from scheduler_svc.tenant_queues import Queue, queue_for
+from scheduler_svc.waiting.tenant_queues import Queue, queue_for
 
 BLOCK_SIZE = 16
 DEPTH = 2

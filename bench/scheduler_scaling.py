@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from bench.provenance import provenance
-from scheduler_svc.logs import configure_logs
+from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import read_trace

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.provenance import provenance
-from scheduler_svc.logs import configure_logs
+from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import CostModel, load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, simulate

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from protos import engine_pb2
-from scheduler_svc.doorkeeper import Doorkeeper
 from scheduler_svc.intake import EngineRefusal, build_request
+from scheduler_svc.operation.status import drain_progress, status
 from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy_commands import PolicyCommands
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
-from scheduler_svc.status import drain_progress, status
+from scheduler_svc.waiting.doorkeeper import Doorkeeper
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine

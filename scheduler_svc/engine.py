@@ -15,39 +15,39 @@ from collections.abc import Callable
 import structlog
 
 from protos import engine_pb2
-from scheduler_svc.applied import end_of
-from scheduler_svc.attendance import Attendance
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
-from scheduler_svc.drain import Drain
-from scheduler_svc.front_workers import FrontWorkers
+from scheduler_svc.failure.attendance import Attendance
+from scheduler_svc.failure.quarantine import Quarantine
+from scheduler_svc.failure.unattended import Unattended
 from scheduler_svc.kv_events.kv_feed import KvFeed
 from scheduler_svc.leap import Leap
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.links import Fronts, Runners
+from scheduler_svc.link.links import Fronts, Runners
+from scheduler_svc.link.runner_events import GotResult, RunnerEvent
 from scheduler_svc.metrics.measurements import Measurements
 from scheduler_svc.metrics.step_phases import StepPhase, StepPhases
+from scheduler_svc.operation.drain import Drain
+from scheduler_svc.operation.front_workers import FrontWorkers
+from scheduler_svc.operation.roster_view import answer_roster_queries
+from scheduler_svc.operation.shutdown import Shutdown
+from scheduler_svc.operation.status import Totals, step_report
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
-from scheduler_svc.plan_draft import Column
-from scheduler_svc.plan_line import PlannedStep
 from scheduler_svc.policy import Policy, PolicyGuard
-from scheduler_svc.quarantine import Quarantine
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
-from scheduler_svc.results import Results
-from scheduler_svc.roster_check import check_roster
-from scheduler_svc.roster_view import answer_roster_queries
-from scheduler_svc.runner_events import GotResult, RunnerEvent
+from scheduler_svc.roster.applied import end_of
+from scheduler_svc.roster.plan_draft import Column
+from scheduler_svc.roster.plan_line import PlannedStep
+from scheduler_svc.roster.results import Results
+from scheduler_svc.roster.roster_check import check_roster
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
-from scheduler_svc.service_rate import ServiceRate
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.shutdown import Shutdown
-from scheduler_svc.status import Totals, step_report
-from scheduler_svc.tenant_queues import queue_for
-from scheduler_svc.tenant_shares import TenantShares
-from scheduler_svc.unattended import Unattended
+from scheduler_svc.waiting.service_rate import ServiceRate
+from scheduler_svc.waiting.tenant_queues import queue_for
+from scheduler_svc.waiting.tenant_shares import TenantShares
 
 log = structlog.get_logger()
 

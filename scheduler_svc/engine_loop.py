@@ -9,15 +9,15 @@ import time
 import structlog
 import zmq
 
-from scheduler_svc.curve import CurveServer
 from scheduler_svc.engine import Engine
-from scheduler_svc.front_link import FrontLink
+from scheduler_svc.link.curve import CurveServer
+from scheduler_svc.link.front_link import FrontLink
+from scheduler_svc.link.runner_link import RunnerLink
+from scheduler_svc.link.wake_pipe import WakePipe
 from scheduler_svc.metrics.snapshot_exchange import SnapshotExchange
 from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.runner_link import RunnerLink
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.wake_pipe import WakePipe
 
 GC_THRESHOLD = 20_000
 """Objects between collections: a step makes a few hundred, nearly none of them in cycles."""

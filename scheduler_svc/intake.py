@@ -10,8 +10,8 @@ import numpy as np
 
 from protos import engine_pb2
 from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.roster.token_log import token_log
 from scheduler_svc.sequence import Request, Sequence
-from scheduler_svc.token_log import token_log
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ from scheduler_svc.front.worker_process import spawn_worker
 def main() -> None:
     """Entry point of the command."""
     first_worker = spawn_worker()
-    from scheduler_svc.service import run  # the worker imports what it needs meanwhile
+    from scheduler_svc.operation.service import run  # the worker imports what it needs meanwhile
 
     sys.exit(run(first_worker))
 

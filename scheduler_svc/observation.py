@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.applied import Applied
 from scheduler_svc.policy import Ended, FirstToken, StepReport
 from scheduler_svc.request_view import request_view
+from scheduler_svc.roster.applied import Applied
 
 _TRUE = b"\1"
 

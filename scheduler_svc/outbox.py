@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 
 from protos import engine_pb2, plan_pb2
-from scheduler_svc.applied import Applied
-from scheduler_svc.links import Fronts
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.link.links import Fronts
+from scheduler_svc.roster.applied import Applied
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import NOBODY, Sequence
 
 

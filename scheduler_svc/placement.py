@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.tenant_queues import Queue
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.waiting.tenant_queues import Queue
+from scheduler_svc.waiting.waiting_queue import WaitingQueue
 
 CANDIDATES = 4
 """Least loaded runners that are asked for room; if none of them has any, the sequence waits."""

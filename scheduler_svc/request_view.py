@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.policy import Load, RequestView, RunningView, WaitingView
+from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.sequence import Request, Sequence
-from scheduler_svc.slot_table import SlotTable
-from scheduler_svc.tenant_queues import Queue
+from scheduler_svc.waiting.tenant_queues import Queue
 
 _ONE = np.array(1, np.int32)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from protos import plan_pb2
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.prefix_sharing import SharingRules
-from scheduler_svc.runner_link import PROTOCOL_VERSION
+from scheduler_svc.link.runner_link import PROTOCOL_VERSION
+from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
 

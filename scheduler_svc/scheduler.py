@@ -16,21 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.applied import Applied, apply_all, apply_rows
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.constrained.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger
-from scheduler_svc.plan_draft import Column, PlanDraft
-from scheduler_svc.plan_line import PlanLine, PlannedStep
 from scheduler_svc.policy import Budget, Load, PolicyGuard
-from scheduler_svc.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
-from scheduler_svc.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.request_view import load_view
-from scheduler_svc.seating import Seating, better_ranked, chunk
+from scheduler_svc.roster.applied import Applied, apply_all, apply_rows
+from scheduler_svc.roster.plan_draft import Column, PlanDraft
+from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
+from scheduler_svc.roster.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
+from scheduler_svc.roster.prefix_sharing import PrefixSharing, SharingRules
+from scheduler_svc.roster.seating import Seating, better_ranked, chunk
+from scheduler_svc.roster.slot_table import SlotTable
+from scheduler_svc.roster.step_clock import StepClock
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.slot_table import SlotTable
-from scheduler_svc.step_clock import StepClock
-from scheduler_svc.tenant_queues import Queue
+from scheduler_svc.waiting.tenant_queues import Queue
 
 _ONE = np.array(1, np.int32)
 """Comparing with an array is cheaper than with a number."""

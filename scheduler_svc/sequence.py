@@ -12,8 +12,8 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 from protos import plan_pb2
-from scheduler_svc.suspicion import Suspicion
-from scheduler_svc.token_log import TokenLog
+from scheduler_svc.failure.suspicion import Suspicion
+from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
     from scheduler_svc.constrained.masks import OutputMatcher

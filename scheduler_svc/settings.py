@@ -17,7 +17,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from scheduler_svc.tenant_limits import TenantLimits
+from scheduler_svc.waiting.tenant_limits import TenantLimits
 
 
 class SchedulerSettings(BaseSettings):

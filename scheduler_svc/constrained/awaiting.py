@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from protos import plan_pb2
-from scheduler_svc.in_flight import InFlight
-from scheduler_svc.plan_draft import SAMPLE
+from scheduler_svc.roster.in_flight import InFlight
+from scheduler_svc.roster.plan_draft import SAMPLE
+from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.slot_table import SlotTable
 
 AWAIT_MASK = 2
 """Extent flag: wait for the row's mask before sampling."""

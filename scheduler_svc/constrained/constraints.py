@@ -23,7 +23,7 @@ from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
-    from scheduler_svc.plan_line import PlannedStep
+    from scheduler_svc.roster.plan_line import PlannedStep
 
 log = structlog.get_logger()
 

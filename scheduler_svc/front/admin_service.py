@@ -9,12 +9,12 @@ from collections import deque
 import grpc
 
 from protos import admin_pb2, admin_pb2_grpc, engine_pb2
-from scheduler_svc.completed_steps import CompletedSteps
 from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.refusal import Refusal, invalid
 from scheduler_svc.front.roster_looks import LEAST_APART_S, RosterLooks
 from scheduler_svc.front.service_refusals import engine_lost
+from scheduler_svc.operation.completed_steps import CompletedSteps
 
 DRAIN_POLL_S = 0.5
 """Between two messages about a drain."""

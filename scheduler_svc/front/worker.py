@@ -44,7 +44,7 @@ from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
 from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
-from scheduler_svc.logs import configure_logs
+from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.settings import SchedulerSettings
 
 if TYPE_CHECKING:

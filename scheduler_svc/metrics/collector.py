@@ -15,12 +15,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.gateway_names import gateway_families
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.snapshot import Snapshot
 from scheduler_svc.metrics.step_phases import StepPhase
 from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.runner_events import Loss
 from scheduler_svc.sequence import FinishReason
 
 TENANTS_SHOWN = 20

@@ -10,7 +10,6 @@ from collections import Counter
 
 import numpy as np
 
-from scheduler_svc.applied import Applied
 from scheduler_svc.metrics.histogram import (
     E2E_BUCKETS_S,
     ITL_BUCKETS_S,
@@ -20,6 +19,7 @@ from scheduler_svc.metrics.histogram import (
     TTFT_BUCKETS_S,
     Histogram,
 )
+from scheduler_svc.roster.applied import Applied
 from scheduler_svc.sequence import FinishReason, Sequence
 
 BATCH = 32

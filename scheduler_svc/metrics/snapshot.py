@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protos import admin_pb2
+from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.step_phases import StepPhase
+from scheduler_svc.operation.status import status
 from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.runner_events import Loss
 from scheduler_svc.sequence import FinishReason
-from scheduler_svc.status import status
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine

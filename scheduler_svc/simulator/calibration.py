@@ -20,9 +20,9 @@ import zmq
 
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
-from scheduler_svc.links import Runners
+from scheduler_svc.link.links import Runners
+from scheduler_svc.link.runner_link import GotResult, Joined, RunnerEvent, RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.runner_link import GotResult, Joined, RunnerEvent, RunnerLink
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.calibration_work import Round, fixed_rounds, mixed_round
 from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from protos import admin_pb2, engine_pb2, plan_pb2
-from scheduler_svc.completed_steps import CompletedSteps
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.operation.completed_steps import CompletedSteps
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.simulator.prompts import blank_prompt, prompt_tokens
 from scheduler_svc.simulator.simulated_runners import STOP_TOKEN

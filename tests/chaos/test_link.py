@@ -17,7 +17,7 @@ from roster_client.events import Delta
 from roster_client.requests import OnDisconnect
 from roster_client.stack import free_ports
 from runner_svc.hash_model import expected_tokens
-from scheduler_svc.service import FENCED
+from scheduler_svc.operation.service import FENCED
 from tests.support.chaos import EOS_PROBABILITY, Load, settled
 from tests.support.link_proxies import FrameProxy, Meddler, TcpProxy, double, lose, reorder, truncate
 from tests.support.processes import RosterProcesses

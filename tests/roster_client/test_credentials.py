@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from roster_client.cli import app
 from roster_client.credentials import Credentials
 from roster_client.exit_codes import ExitCode
-from scheduler_svc.curve_keys import read_public, read_secret
+from scheduler_svc.link.curve_keys import read_public, read_secret
 from tests.support.scripted_server import ScriptedServer
 
 

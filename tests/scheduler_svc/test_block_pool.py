@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_svc.block_hashes import chain_hash, chain_hashes, root_hash
 from scheduler_svc.block_pool import BlockPool, PoolExhausted
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.roster.block_hashes import chain_hash, chain_hashes, root_hash
+from scheduler_svc.roster.plan_draft import pack
 
 NUM_BLOCKS = 12
 NAMES = [chain_hash(root_hash("test"), bytes([number])) for number in range(6)]

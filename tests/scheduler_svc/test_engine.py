@@ -8,7 +8,7 @@ import pytest
 
 from protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import End, FinishReason
 from tests.support.in_process import Stack
 

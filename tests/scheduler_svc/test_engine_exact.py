@@ -9,7 +9,7 @@ import pytest
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack, Submitted
 from tests.support.thoroughness import count

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.policy import available_policies
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
-from scheduler_svc.suspicion import LONE_LOSSES, PARDONS, STRIKES
-from scheduler_svc.tenant_limits import TenantLimits
+from scheduler_svc.waiting.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
 from tests.support.thoroughness import count

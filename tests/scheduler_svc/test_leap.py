@@ -14,8 +14,8 @@ from protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.intake import build_request
 from scheduler_svc.leap import Leap, possible_leap
-from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import StepReport
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation

@@ -11,7 +11,7 @@ import pytest
 from protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.sequence import FinishReason
-from scheduler_svc.tenant_limits import TenantLimits
+from scheduler_svc.waiting.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]

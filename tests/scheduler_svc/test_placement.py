@@ -11,7 +11,7 @@ from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from scheduler_svc.placement import Placement, _landmarks
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.waiting_queue import WaitingQueue
+from scheduler_svc.waiting.waiting_queue import WaitingQueue
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 

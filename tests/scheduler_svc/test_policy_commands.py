@@ -11,9 +11,9 @@ import pytest
 
 from protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
+from scheduler_svc.operation.status import status
 from scheduler_svc.policy import available_policies, import_policy
 from scheduler_svc.policy_catalog import describe_policies
-from scheduler_svc.status import status
 from tests.support.in_process import Stack
 
 NO_EOS = 0.0

@@ -14,8 +14,8 @@ import pytest
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.plan_draft import pack
 from scheduler_svc.policy import Policy, UnknownPolicy, available_policies, policy_class
+from scheduler_svc.roster.plan_draft import pack
 from tests.support.in_process import Stack
 
 EOS_PROBABILITY = 1 / 32

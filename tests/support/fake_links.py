@@ -10,7 +10,7 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.runner import Runner
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.awaiting import AWAIT_MASK
-from scheduler_svc.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 
 WORKER = b"worker"
 

@@ -15,10 +15,10 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
-from scheduler_svc.attendance import RECOVERY_S
 from scheduler_svc.engine import Engine
-from scheduler_svc.plan_draft import pack
+from scheduler_svc.failure.attendance import RECOVERY_S
 from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners, Inline

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from runner_svc import main as runner_main
-from scheduler_svc import service
+from scheduler_svc.operation import service
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from smg_grpc_proto.generated import common_pb2
 
-from scheduler_svc.block_hashes import chain_hashes
 from scheduler_svc.kv_events.catalog import NAME_BYTES
+from scheduler_svc.roster.block_hashes import chain_hashes
 from scheduler_svc.scheduler import Scheduler
 
 

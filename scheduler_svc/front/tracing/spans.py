@@ -15,7 +15,7 @@ from protos import inference_pb2
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Metadata
 from scheduler_svc.front.validation import ValidRequest
-from scheduler_svc.status import distribution_version
+from scheduler_svc.operation.status import distribution_version
 
 PROVIDER = "roster"
 _KEYS = ("traceparent", "tracestate")

@@ -57,7 +57,7 @@ class Tracing:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from scheduler_svc.status import distribution_version
+        from scheduler_svc.operation.status import distribution_version
 
         resource = Resource.create({"service.name": "roster", "service.version": distribution_version()})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)

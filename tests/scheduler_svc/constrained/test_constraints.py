@@ -12,9 +12,9 @@ from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.plan_draft import pack
-from scheduler_svc.roster_check import check_roster
-from scheduler_svc.runner_events import Loss
+from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.roster.plan_draft import pack
+from scheduler_svc.roster.roster_check import check_roster
 from scheduler_svc.sequence import FinishReason
 from tests.support.constraints import allowed_after
 from tests.support.in_process import Stack, Submitted

@@ -76,7 +76,7 @@ async def test_a_collector_that_is_away_costs_nobody_anything() -> None:
 def test_off_nothing_of_it_is_imported() -> None:
     script = (
         "import sys\n"
-        "import scheduler_svc.main, scheduler_svc.service, scheduler_svc.front.worker\n"
+        "import scheduler_svc.main, scheduler_svc.operation.service, scheduler_svc.front.worker\n"
         "import roster_client.client, roster_client.cli\n"
         "from scheduler_svc.front.tracing.tracing import Tracing, check_tracing\n"
         "from scheduler_svc.settings import SchedulerSettings\n"

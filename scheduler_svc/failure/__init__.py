@@ -1,0 +1,1 @@
+"""What happens when something dies: runners that leave, a scheduler that comes back, requests that kill."""

@@ -1,0 +1,192 @@
+"""Going on with what a runner kept while the scheduler was away: requests, rosters and pools from a snapshot.
+
+The runner tells each sequence's tokens, how many of them it has computed, its block table, and the context that the
+former scheduler gave it. What it does not tell is made again: choices of the same request that were waiting or had
+ended, and all that asked for log-probabilities, are computed from the prompt (the noise is keyed by position, so they
+come out the same), and a request that no runner holds is sent again by its client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from protos import engine_pb2, plan_pb2
+from scheduler_svc.intake import EngineRefusal, build_request
+from scheduler_svc.roster.applied import end_of
+from scheduler_svc.roster.token_log import logged
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+
+class UnsoundSnapshot(ValueError):
+    """A snapshot that can't be: the runner must begin with an empty roster."""
+
+
+@dataclass(slots=True, frozen=True)
+class Resident:
+    """One sequence of a snapshot, decoded."""
+
+    slot: int
+    sequence_id: int
+    tokens: list[int]
+    prompt_len: int
+    computed: int
+    blocks: list[int]
+    context: engine_pb2.SequenceContext
+
+
+def read_snapshot(snapshot: plan_pb2.Snapshot, hello: plan_pb2.Hello) -> list[Resident]:
+    """The residents of a snapshot, each proven to fit the runner. Raises UnsoundSnapshot."""
+    residents = [_read_resident(entry, hello) for entry in snapshot.sequences]
+    for name, count in Counter([entry.slot for entry in residents]).items():
+        if count > 1:
+            raise UnsoundSnapshot(f"slot {name} is told {count} times")
+    return residents
+
+
+def _read_resident(entry: plan_pb2.ResidentSequence, hello: plan_pb2.Hello) -> Resident:
+    try:
+        context = engine_pb2.SequenceContext.FromString(entry.context)
+    except DecodeError as error:
+        raise UnsoundSnapshot(f"slot {entry.slot}: its context is of another version: {error}") from error
+    resident = Resident(
+        entry.slot,
+        entry.sequence_id,
+        np.frombuffer(entry.tokens, "<i4").tolist(),
+        entry.prompt_len,
+        entry.computed,
+        np.frombuffer(entry.blocks, "<i4").tolist(),
+        context,
+    )
+    num_known = resident.prompt_len + context.num_received
+    fits = (
+        resident.slot < hello.num_slots
+        and resident.prompt_len > 0
+        and num_known <= len(resident.tokens)
+        and resident.computed <= min(len(resident.tokens), len(resident.blocks) * hello.block_size)
+        and all(1 <= block <= hello.num_blocks for block in resident.blocks)
+        and context.index < context.submit.n
+    )
+    if not fits:
+        raise UnsoundSnapshot(f"slot {entry.slot}: tokens, blocks and context do not fit each other")
+    return resident
+
+
+class Recovery:
+    """Takes over what runners hold. One per engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def adopt(self, scheduler: Scheduler, residents: list[Resident]) -> int:
+        """Fills the fresh roster with the residents; returns how many go on. The others' slots are released."""
+        scheduler.pool.restore(resident.blocks for resident in residents)
+        residents = sorted(residents, key=lambda resident: (resident.context.arrival_unix_s, resident.sequence_id))
+        requests: dict[int, Request] = {}
+        going_on = 0
+        for resident in residents:
+            sequence = self._wanted(resident, requests)
+            if sequence is None or not self._goes_on(sequence, resident) or sequence.request.grammar:
+                scheduler.expel(resident.slot, resident.blocks)
+                continue
+            scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
+            going_on += 1
+        for request in requests.values():
+            if request.grammar:  # they keep their tokens, and are computed again with their matchers
+                self._engine.constraints.prepare(request, self._queue_missing)
+            else:
+                self._queue_missing(request)
+        return going_on
+
+    def _wanted(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
+        """The sequence that the resident is; None if it is not to go on (any more), or not there.
+
+        `requests`: those rebuilt from this snapshot, by the id of their first sequence.
+        """
+        context = resident.context
+        first_id = resident.sequence_id - context.index
+        request = self._known(context.submit, first_id)
+        if request is None:
+            request = requests[first_id] = self._rebuild(resident, first_id)
+            self._engine.enter(request)
+        sequence = request.sequences[context.index] if context.index < len(request.sequences) else None
+        if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
+            return None
+        if sequence.scheduler is not None or sequence.stale:
+            return None  # it began again on another runner, whose rows on their way bring the same tokens
+        if len(sequence.tokens) > len(resident.tokens):
+            return None
+        if request.grammar:  # what was rebuilt keeps its tokens; others wait, or will once their grammar is compiled
+            return sequence if first_id in requests else None
+        if resident.computed >= len(resident.tokens) or request.suspicion.is_held:
+            return None  # its last row failed, or it may end runners: that shows again, elsewhere
+        sampling = request.sampling
+        if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
+            return None  # no runner keeps log-probabilities: computing all again brings them back
+        return sequence
+
+    def _known(self, submit: engine_pb2.Submit, first_id: int) -> Request | None:
+        """The request of this id, if it is not an earlier one whose id was used again since.
+
+        A runner that was out of reach may still hold what its client has cancelled, or sent again.
+        """
+        engine = self._engine
+        request = engine.book.by_key(submit.tenant, submit.request_id)
+        if request is None or not request.rebuilt or request.sequences[0].id >= first_id:
+            return request
+        refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
+        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        engine.book.abandon(request)  # whoever listened has heard all
+        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        return None
+
+    def _goes_on(self, sequence: Sequence, resident: Resident) -> bool:
+        """Brings the sequence, out of every queue, up to what the runner knows of it; False if that ends it.
+
+        What was sampled behind an end never counted.
+        """
+        engine, known, tokens = self._engine, len(sequence.log), resident.tokens
+        end = None
+        for count in range(known + 1, len(tokens) + 1):
+            end = end_of(sequence, tokens[count - 1], count)
+            if end is not None:
+                tokens = tokens[:count]
+                break
+        engine.discard_waiting(sequence)
+        engine.outbox.more(sequence, tokens[known:])
+        sequence.log, sequence.hashes = logged(tokens), []
+        sequence.cached_tokens = resident.context.cached_tokens
+        if end is not None:
+            engine.finish(sequence, end)
+        return end is None
+
+    def _rebuild(self, resident: Resident, first_id: int) -> Request:
+        """The request as it was, with all its choices at their beginning, waiting for its client."""
+        engine, context = self._engine, resident.context
+        now_s, unix_s = engine.ledger.now_s, engine.wall_clock()
+        known = resident.prompt_len + context.num_received
+        submit = engine_pb2.Submit()
+        submit.CopyFrom(context.submit)
+        submit.prompt = np.array(resident.tokens[: resident.prompt_len], "<i4").tobytes()
+        submit.received = np.array(resident.tokens[resident.prompt_len : known], "<i4").tobytes()
+        request = build_request(submit, NOBODY, first_id, now_s - max(0.0, unix_s - context.arrival_unix_s))
+        request.rebuilt = True
+        request.arrival_unix_s = context.arrival_unix_s
+        if context.HasField("deadline_unix_s"):
+            request.deadline_s = now_s + context.deadline_unix_s - unix_s
+        return request
+
+    def _queue_missing(self, request: Request) -> None:
+        """Choices that no runner has told of (yet) begin again."""
+        for sequence in request.sequences:
+            if sequence.phase is Phase.WAITING:
+                self._engine.queue.push(sequence)

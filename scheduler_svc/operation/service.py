@@ -1,0 +1,161 @@
+"""The scheduler: the engine in this process, front workers beside it (or, with 0 of them, gRPC in this process).
+
+SIGTERM or Ctrl-C drains: nothing new is taken, what runs gets `drain_s`, a second signal ends it at once; exit status
+0. Exit status 2 for settings that can't be used, 3 when another scheduler has taken over the runners.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from types import FrameType
+
+import structlog
+import zmq
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.front.doors import Doors
+from scheduler_svc.front.gateway_door import check_gateway
+from scheduler_svc.front.listen_address import ReservedAddress, reserve
+from scheduler_svc.front.tracing.tracing import check_tracing
+from scheduler_svc.metrics.collector import RosterCollector
+from scheduler_svc.metrics.server import MetricsServer
+from scheduler_svc.operation.exposure import exposed
+from scheduler_svc.operation.logs import configure_logs
+from scheduler_svc.operation.worker_supervisor import WorkerSupervisor
+from scheduler_svc.settings import SchedulerSettings
+
+FENCED = 3
+GRPC = ("listen", "admin_listen", "gateway_listen")
+"""Settings of addresses that front workers listen on."""
+
+log = structlog.get_logger()
+
+
+def run(first_worker: subprocess.Popen[bytes]) -> int:
+    """Serves as flags, environment and file say, until a signal ends it; returns the exit status.
+
+    `first_worker`: from `spawn_worker`; ended if settings ask for none. Must run in the main thread.
+    """
+    try:
+        settings = SchedulerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
+    except (ValidationError, SettingsError) as error:
+        return _complain(_sentence(error))
+    else:
+        configure_logs(settings.log_format, settings.log_level)
+        if not settings.front_workers:
+            first_worker.kill()
+        return serve(settings, first_worker)
+    finally:
+        first_worker.kill()  # whatever was served, its supervisor has ended it
+        first_worker.wait()
+
+
+def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) -> int:
+    """Runs until a signal ends it; returns the exit status."""
+    with tempfile.TemporaryDirectory(prefix="roster-") as folder:
+        try:
+            check_tracing(settings)
+            Doors.open(settings)  # a file that can't be used is told here, not by each worker
+            check_gateway(settings)
+            addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
+            if reason := exposed(settings):
+                return _complain(reason)
+            loop = EngineLoop(settings, f"ipc://{folder}/engine")
+            metrics = _metrics_server(settings, loop)
+        except (ValueError, OSError) as error:
+            return _complain(str(error))
+        except zmq.ZMQError as error:
+            return _complain(f"link {settings.link!r} can't be bound: {error}")
+        settings = _with_addresses(settings, addresses)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: _stop(loop, number, frame))
+        log.info(
+            "listening",
+            address=settings.listen,
+            admin=settings.admin_listen,
+            gateway=settings.gateway_listen,
+            metrics=metrics.address if metrics is not None else "",
+            workers=settings.front_workers,
+        )
+        try:
+            if settings.front_workers:
+                _serve_with_workers(settings, loop, f"ipc://{folder}/engine", first_worker)
+            else:
+                _serve_in_process(settings, loop, f"ipc://{folder}/engine")
+        finally:
+            if metrics is not None:
+                metrics.close()
+            for address in addresses:
+                address.close()
+    log.info("stopped")
+    return FENCED if loop.fenced else 0
+
+
+def _metrics_server(settings: SchedulerSettings, loop: EngineLoop) -> MetricsServer | None:
+    if not settings.metrics_listen:
+        return None
+    return MetricsServer(settings.metrics_listen, RosterCollector(loop.snapshots.ask))
+
+
+def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:
+    loop.stop()
+
+
+def _with_addresses(settings: SchedulerSettings, addresses: list[ReservedAddress]) -> SchedulerSettings:
+    """The settings with the ports in force instead of port 0."""
+    names = [name for name in GRPC if getattr(settings, name)]
+    return settings.model_copy(update={name: address.address for name, address in zip(names, addresses, strict=True)})
+
+
+def _serve_with_workers(
+    settings: SchedulerSettings, loop: EngineLoop, endpoint: str, first_worker: subprocess.Popen[bytes]
+) -> None:
+    workers = WorkerSupervisor(settings, endpoint, first_worker)
+    workers.start()
+    try:
+        loop.run()
+    finally:
+        workers.stop()
+        loop.close()
+
+
+def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: str) -> None:
+    """The engine in a thread; gRPC's loop wants the main thread. Closing the pipe tells the front that it is gone."""
+    from scheduler_svc.front.worker import run_front
+
+    reader, writer = os.pipe()
+
+    def run_engine() -> None:
+        try:
+            loop.run()
+            loop.close()
+        finally:
+            os.close(writer)
+
+    engine = threading.Thread(target=run_engine, name="engine")
+    engine.start()
+    try:
+        run_front(settings, 0, endpoint, reader)
+    finally:
+        loop.stop()
+        engine.join()
+        os.close(reader)
+
+
+def _sentence(error: ValidationError | SettingsError) -> str:
+    if isinstance(error, SettingsError):
+        return str(error)
+    return "; ".join(f"setting {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+
+
+def _complain(sentence: str) -> int:
+    """Says what is wrong on stderr; returns the exit status."""
+    print(f"roster-scheduler: {sentence}", file=sys.stderr)
+    return 2

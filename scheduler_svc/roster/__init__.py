@@ -1,0 +1,1 @@
+"""The parts of a runner's roster (`scheduler.Scheduler`): slots, plans, seats, shared prefixes, results applied."""

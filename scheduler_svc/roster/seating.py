@@ -1,0 +1,104 @@
+"""Seating: which waiting sequences get a slot in a step, in the policy's order, and what they get with it.
+
+A sequence takes the blocks that its prefix hits and fresh ones for all its other known tokens, or it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.policy import Budget, PolicyGuard
+from scheduler_svc.policy.views import Rank
+from scheduler_svc.roster.admission import add_admission
+from scheduler_svc.roster.plan_draft import PlanDraft
+from scheduler_svc.sequence import Phase, Sequence
+from scheduler_svc.waiting.tenant_queues import Queue
+from scheduler_svc.waiting.waiting_line import WaitingLine
+
+if TYPE_CHECKING:
+    from scheduler_svc.scheduler import Scheduler
+
+
+def chunk(lag: int, room: int, budget: Budget, max_step_tokens: int) -> int:
+    """Positions of a prompt that go into a step: 0 if a whole prompt is wanted and does not fit."""
+    if budget.may_chunk or lag > max_step_tokens:
+        return min(lag, room)
+    return lag if lag <= room else 0
+
+
+def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
+    """Waiting sequences of a better rank than this. Each is out of the order before the next one is asked for."""
+    while (sequence := queue.peek()) is not None and sequence.rank < rank:
+        yield sequence
+
+
+class Seating:
+    """Gives the slots of one scheduler to waiting sequences."""
+
+    def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._scheduler = scheduler
+        self._table = scheduler.table
+        self._pool = scheduler.pool
+        self._prefix = scheduler.prefix
+        self._max_step_tokens = scheduler.hello.max_step_tokens
+        self._ledger = ledger
+
+    @property
+    def reserve(self) -> int:
+        """Blocks that admissions leave free for the sequences that decode."""
+        return min(self._table.num_running, self._pool.num_blocks // 64)
+
+    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
+        """Seats sequences of `line` until it, slots, blocks or budget end; returns the room left."""
+        size, reserve = self._pool.block_size, self.reserve
+        while len(draft.joined) < budget.max_new and self._table.free:
+            candidate = self._prefix.first_in_line(queue, line)
+            if candidate is None:
+                break
+            sequence, hit = candidate.sequence, candidate.hit
+            num_tokens = len(sequence.tokens)
+            lag = num_tokens - len(hit) * size
+            count = chunk(lag, room, budget, self._max_step_tokens)
+            need = self._pool.blocks_for(num_tokens) - len(hit)
+            if need + reserve > self._pool.num_free_without(hit) or not (count or budget.admit_ahead):
+                break
+            queue.discard(sequence)
+            self._seat(sequence, hit, need, draft)
+            if count:
+                draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
+                room -= count
+        return room
+
+    def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
+        """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
+        self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, room)
+
+    def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
+        """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
+        self._pool.share(hit)
+        num_computed = len(hit) * self._pool.block_size
+        self._occupy(sequence, hit + self._pool.allocate(need), num_computed, None)
+        if not sequence.admitted:
+            sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
+            sequence.queue_s = self._ledger.now_s - sequence.request.arrival_s
+            self._scheduler.cached_tokens += sequence.cached_tokens
+            self._ledger.charge_prompt(sequence.request.tenant, len(sequence.log) - num_computed)
+        self._prefix.announce(sequence, len(hit), self._table)
+        draft.joined.append(sequence)
+        add_admission(draft.plan, sequence, num_computed)
+
+    def resume(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
+        """The sequence is in the slot since before a restart, with these blocks (held, see `BlockPool.restore`)."""
+        self._occupy(sequence, blocks, computed, slot)
+        sequence.admitted = True
+        self._prefix.keep(sequence, self._table)
+
+    def _occupy(self, sequence: Sequence, blocks: list[int], num_computed: int, slot: int | None) -> None:
+        """The sequence runs in `slot` (None: any) from now on."""
+        sequence.blocks = blocks
+        tenant = self._ledger.index_of(sequence.request.tenant)
+        sequence.slot = self._table.occupy(sequence, num_computed, len(blocks) * self._pool.block_size, tenant, slot)
+        sequence.phase = Phase.RUNNING
+        sequence.scheduler = self._scheduler

@@ -1,0 +1,199 @@
+"""What each tenant has waiting and running: its limits, and who gives way when the queue is full.
+
+A tenant's *use* of the queue is its part of both bounds (sequences and prompt tokens), divided by its weight. When the
+queue is full and somebody comes, the tenant with the greatest use gives way: the newcomer is refused if that is his
+own tenant, else that tenant's newest requests that have not started are shed, as long as it still has more than the
+newcomer's tenant then: so nobody sheds whom he would be shed by in turn.
+
+A tenant at its limit of running sequences has the others *held*: they wait, aside of the queue's order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler_svc.sequence import Phase, Request, Sequence
+from scheduler_svc.waiting.tenant_limits import TenantLimits
+from scheduler_svc.waiting.tenant_queues import Queue
+
+UNLIMITED = TenantLimits.model_validate({})
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """One tenant's. It is forgotten once all of it is empty."""
+
+    limits: TenantLimits
+    waiting: int = 0
+    """Sequences that have not started."""
+    tokens: int = 0
+    """Prompt tokens of those."""
+    sheddable: dict[Request, None] = field(default_factory=dict)
+    """Requests of which no sequence has started, oldest first."""
+    entered: int = 0
+    """Sequences in the queue's order or in slots; counted only under a limit."""
+    held: list[tuple[tuple[Any, int], Sequence]] = field(default_factory=list)
+    """A heap by rank; those that ended meanwhile are skipped."""
+
+
+class TenantShares:
+    """The shares of all tenants that have something here."""
+
+    def __init__(self, limits: dict[str, TenantLimits], max_requests: int, max_tokens: int) -> None:
+        """`limits`: by tenant, "*" for those not named. The bounds are those of the whole queue."""
+        self._limits = limits
+        self._default = limits.get("*", UNLIMITED)
+        self._max_requests, self._max_tokens = max_requests, max_tokens
+        self._shares: dict[str, _Share] = {}
+        self._unstarted: set[Sequence] = set()
+        self._entered: set[Sequence] = set()  # of tenants with a limit of running sequences
+        self._held: set[Sequence] = set()
+        # Use at some time -> tenant, greatest first: uses that have shrunk since are corrected when they surface.
+        self._order: list[tuple[float, str]] = []
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with something here."""
+        return len(self._shares)
+
+    def waiting(self, tenant: str) -> int:
+        """The tenant's sequences that have not started."""
+        share = self._shares.get(tenant)
+        return 0 if share is None else share.waiting
+
+    def waiting_by_tenant(self) -> list[tuple[str, int]]:
+        """(tenant, its sequences that have not started) for all that have something here, in no order."""
+        return [(tenant, share.waiting) for tenant, share in self._shares.items()]
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """What the tenant may have here."""
+        return self._limits.get(tenant, self._default)
+
+    def excess(self, request: Request) -> str:
+        """Which of its tenant's limits the request would break, as a part of a sentence; "" for none."""
+        limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
+        waiting, tokens = (0, 0) if share is None else (share.waiting, share.tokens)
+        if limits.waiting is not None and waiting + len(request.sequences) > limits.waiting:
+            return f"{waiting} of its sequences wait, and {limits.waiting} may"
+        new_tokens = request.prompt_len * len(request.sequences)
+        if limits.tokens is not None and tokens + new_tokens > limits.tokens:
+            return f"{tokens} of its prompt tokens wait, {new_tokens} more are too many: {limits.tokens} may"
+        return ""
+
+    # ------------------------------------------------------------------ the life of a sequence
+
+    def submitted(self, request: Request) -> None:
+        """The request is accepted; `enter` of its sequences follows."""
+        share = self._shares.get(request.tenant)
+        if share is None:
+            share = self._shares[request.tenant] = _Share(self.limits_of(request.tenant))
+        share.waiting += len(request.sequences)
+        share.tokens += request.prompt_len * len(request.sequences)
+        share.sheddable[request] = None
+        self._unstarted.update(request.sequences)
+        if len(self._order) > 2 * len(self._shares) + 64:
+            self._order = [(-self._use(share), tenant) for tenant, share in self._shares.items()]
+            heapq.heapify(self._order)
+        else:
+            heapq.heappush(self._order, (-self._use(share), request.tenant))
+
+    def enter(self, sequence: Sequence, queue: Queue) -> None:
+        """Queues a sequence of a submitted request; aside of the order if its tenant runs as many as it may."""
+        queue.push(sequence)
+        share = self._shares.get(sequence.request.tenant)
+        if share is None or share.limits.running is None:
+            return
+        if share.entered < share.limits.running:
+            share.entered += 1
+            self._entered.add(sequence)
+        else:
+            self._held.add(sequence)
+            heapq.heappush(share.held, (sequence.rank, sequence))
+            queue.step_aside(sequence)
+
+    def started(self, sequence: Sequence) -> None:
+        """The sequence got its first slot. Harmless when repeated."""
+        if sequence not in self._unstarted:
+            return
+        self._unstarted.remove(sequence)
+        request = sequence.request
+        share = self._shares[request.tenant]
+        share.waiting -= 1
+        share.tokens -= request.prompt_len
+        share.sheddable.pop(request, None)
+
+    def ended(self, sequence: Sequence, queue: Queue) -> None:
+        """The sequence has ended; one that was held may take its place. Unknown ones are ignored."""
+        self.started(sequence)
+        share = self._shares.get(sequence.request.tenant)
+        if share is None:
+            return
+        self._held.discard(sequence)
+        if sequence in self._entered:
+            self._entered.remove(sequence)
+            share.entered -= 1
+            self._release(share, queue)
+        if not share.waiting and not share.entered and not share.held:
+            del self._shares[sequence.request.tenant]
+
+    def _release(self, share: _Share, queue: Queue) -> None:
+        limit = share.limits.running
+        while share.held and (limit is None or share.entered < limit):
+            sequence = heapq.heappop(share.held)[1]
+            if sequence.phase is not Phase.FINISHED:
+                self._held.remove(sequence)
+                self._entered.add(sequence)
+                share.entered += 1
+                queue.come_back(sequence)
+
+    def requeued(self, queue: Queue) -> None:
+        """All that waits was put into a new queue under new ranks: those that are held step aside again."""
+        for share in self._shares.values():
+            share.held = [(s.rank, s) for _, s in share.held if s.phase is not Phase.FINISHED]
+            heapq.heapify(share.held)
+            for _, sequence in share.held:
+                queue.step_aside(sequence)
+
+    # ------------------------------------------------------------------ who gives way
+
+    def to_shed(self, newcomer: Request, too_many: int, too_many_tokens: int) -> list[Request] | None:
+        """The requests that give way so that `too_many` fewer sequences and `too_many_tokens` fewer prompt tokens
+        wait; None if the newcomer is the one who has to. Changes nothing."""
+        share = self._greatest()
+        if share is None or share is self._shares.get(newcomer.tenant):
+            return None
+        mine = self._shares.get(newcomer.tenant) or _Share(self.limits_of(newcomer.tenant))
+        use = self._use(mine) + self._part(len(newcomer.sequences), newcomer.prompt_len, mine)
+        left = self._use(share)
+        shed: list[Request] = []
+        for request in reversed(share.sheddable):
+            if too_many <= 0 and too_many_tokens <= 0:
+                return shed
+            left -= self._part(len(request.sequences), request.prompt_len, share)
+            if left < use * (1 - 1e-9):  # equal is fair, whatever rounding makes of it
+                return None
+            shed.append(request)
+            too_many -= len(request.sequences)
+            too_many_tokens -= request.prompt_len * len(request.sequences)
+        return shed if too_many <= 0 and too_many_tokens <= 0 else None
+
+    def _greatest(self) -> _Share | None:
+        """The share of the greatest use."""
+        while self._order:
+            known, tenant = self._order[0]
+            share = self._shares.get(tenant)
+            use = 0.0 if share is None else self._use(share)
+            if share is not None and use == -known:
+                return share
+            heapq.heappop(self._order)
+            if use:
+                heapq.heappush(self._order, (-use, tenant))
+        return None
+
+    def _use(self, share: _Share) -> float:
+        return (share.waiting / self._max_requests + share.tokens / self._max_tokens) / share.limits.weight
+
+    def _part(self, sequences: int, prompt_len: int, share: _Share) -> float:
+        return (sequences / self._max_requests + sequences * prompt_len / self._max_tokens) / share.limits.weight

@@ -1,0 +1,248 @@
+"""A request that kills runners is found and refused; whoever ran beside it never notices."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+
+from protos import engine_pb2
+from runner_svc.hash_model import HashBackend, Poison, expected_tokens
+from runner_svc.plan_columns import PlanFault
+from runner_svc.runner import Runner
+from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
+from scheduler_svc.link.runner_events import Loss
+from tests.support.in_process import Stack
+
+POISON = 77
+NO_EOS = 0.0
+
+
+class Ward:
+    """Runners that poison kills and that come back, under one engine."""
+
+    def __init__(self, runners: int, slots: int = 8, **settings: object) -> None:
+        self.stack = Stack(**settings)
+        self.slots = slots
+        self.crashes = 0
+        for _ in range(runners):
+            self.add_runner()
+        self.stack.step()
+
+    def add_runner(self) -> None:
+        backend = HashBackend(
+            num_slots=self.slots,
+            block_size=4,
+            num_blocks=400,
+            max_step_tokens=64,
+            context_length=128,
+            eos_probability=NO_EOS,
+            poison=Poison(POISON, "error"),
+        )
+        self.stack.add_runner(backend)
+
+    def turn(self, loss: Loss = Loss.FAULT) -> None:
+        self.stack.step()
+        for session in list(self.stack.runners.runners):
+            try:
+                self.stack.runners.execute(session)
+            except PlanFault:
+                self.crashes += 1
+                self.stack.runners.kill(session, loss)
+                self.add_runner()
+                continue
+            self.stack.runners.deliver(session)
+
+    def run(self, loss: Loss = Loss.FAULT) -> None:
+        for _ in range(5000):
+            self.turn(loss)
+            if self.stack.engine.idle and not self.stack.front.commands and not self.stack.runners.events:
+                self.stack.step()
+                return
+        raise AssertionError("never idle")
+
+
+def clean_prompt(rng: random.Random, max_tokens: int) -> list[int]:
+    """A prompt that never meets the poison, which any prompt may sample."""
+    while True:
+        prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
+        if POISON not in expected_tokens(prompt, max_tokens, eos_probability=NO_EOS):
+            return prompt
+
+
+def poisoned_prompt(rng: random.Random, max_tokens: int, at_least: int) -> list[int]:
+    """One that samples it after some tokens."""
+    while True:
+        prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
+        expected = expected_tokens(prompt, max_tokens, eos_probability=NO_EOS)
+        if POISON in expected[at_least:-1] and POISON not in expected[:at_least]:
+            return prompt
+
+
+@pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE])
+@pytest.mark.parametrize("runners", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_only_the_poison_is_refused(seed: int, runners: int, loss: Loss) -> None:
+    rng = random.Random(seed)
+    ward = Ward(runners, prefix_sharing=bool(seed % 2))
+    neighbours = [ward.stack.submit(clean_prompt(rng, 30), 30, n=rng.choice([1, 2])) for _ in range(20)]
+    ward.stack.step()
+    poison = [ward.stack.submit([1, POISON, 2], 20), ward.stack.submit(poisoned_prompt(rng, 60, 5), 60)]
+    late = [ward.stack.submit(clean_prompt(rng, 30), 30) for _ in range(10)]
+    ward.run(loss)
+    for request in poison:
+        assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+        (stream,) = request.streams
+        expected = request.expected(0, NO_EOS)
+        assert stream.tokens == expected[: len(stream.tokens)]
+    assert len(poison[1].streams[0].tokens) >= 5, "what it got before stays valid"
+    for request in neighbours + late:
+        assert request.refused is None
+        for index, stream in enumerate(request.streams):
+            assert stream.tokens == request.expected(index, NO_EOS)
+    assert ward.crashes <= (16 if loss is Loss.FAULT else 18), ward.crashes
+    assert not ward.stack.engine.quarantine.active
+    ward.stack.assert_clean()
+
+
+def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
+    """Every runner dies many times, whatever it runs."""
+    rng = random.Random(5)
+    ward = Ward(2)
+    requests = [ward.stack.submit(clean_prompt(rng, 40), 40) for _ in range(30)]
+    for turn in range(2000):
+        ward.turn()
+        if turn % 9 == 0 and not ward.stack.engine.idle and turn < 300:
+            ward.stack.runners.kill(
+                rng.choice(list(ward.stack.runners.runners)), rng.choice([Loss.GONE, Loss.REPLACED])
+            )
+            ward.add_runner()
+        if turn > 2 and ward.stack.engine.idle:
+            break
+    ward.stack.step()
+    refused = [request for request in requests if request.refused is not None]
+    # A crash in the very moment of a trial of one convicts it: with crashes this dense that is luck.
+    assert len(refused) <= 3
+    for request in requests:
+        if request not in refused:
+            assert request.streams[0].tokens == request.expected(0, NO_EOS)
+    ward.stack.assert_clean()
+
+
+class Line:
+    """One runner behind a network that can be cut: the process, and its session of the moment."""
+
+    def __init__(self) -> None:
+        self.stack = Stack()
+        backend = HashBackend(num_slots=4, block_size=4, num_blocks=64, context_length=128, eos_probability=NO_EOS)
+        self.runner, self.session = Runner(backend), 1
+        self.stack.runners.connect(self.session, self.runner)
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.stack.step()
+            self.stack.runners.execute(self.session)
+            self.stack.runners.deliver(self.session)
+
+    def lose(self, loss: Loss) -> None:
+        """The plans under way are lost, and the session with them."""
+        self.stack.step()
+        self.stack.runners.kill(self.session, loss)
+        self.stack.step()
+
+    def come_back(self, unharmed: bool) -> None:
+        """The same process, or a new one."""
+        former, self.session = self.session, self.session + 1
+        self.stack.runners.connect(self.session, self.runner, former=former if unharmed else 0)
+        self.stack.step()
+
+    def finish(self) -> None:
+        for _ in range(500):
+            self.turns(1)
+            if self.stack.engine.idle:
+                self.stack.step()
+                return
+        raise AssertionError("never idle")
+
+
+def test_a_process_that_comes_back_absolves() -> None:
+    """The network was cut, again and again: nobody is tried for it."""
+    line = Line()
+    request = line.stack.submit([1, 2, 3], 60)
+    for _ in range(6):
+        line.turns(4)
+        line.lose(Loss.SILENT)
+        line.come_back(unharmed=True)
+        assert not line.stack.engine.quarantine.active
+        assert all(live.suspicion.strikes == 0 for live in line.stack.engine.book.live())
+    line.finish()
+    assert request.streams[0].tokens == request.expected(0, NO_EOS)
+
+
+@pytest.mark.parametrize("loss", [Loss.SILENT, Loss.GONE])
+def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> None:
+    """The runner of a request that is tried alone is out of reach, and comes back: many times."""
+    line = Line()
+    request = line.stack.submit([1, 2, 3], 60)
+    for _ in range(STRIKES):
+        line.turns(3)
+        line.lose(Loss.GONE)
+        line.come_back(unharmed=False)
+    for _ in range(8):
+        line.lose(loss)
+        assert line.stack.engine.quarantine.active
+        line.come_back(unharmed=True)
+        line.turns(2)  # it is acquitted with the first token
+        (live,) = line.stack.engine.book.live()
+        assert live.suspicion.lone_losses == 0
+    line.finish()
+    assert request.refused is None
+    assert request.streams[0].tokens == request.expected(0, NO_EOS)
+
+
+def test_two_survivable_losses_of_a_trial_convict() -> None:
+    """It may have been the network once; a process that does not come back from the second either was crashed."""
+    line = Line()
+    request = line.stack.submit([1, 2, 3], 60)
+    line.turns(3)
+    for _ in range(STRIKES + LONE_LOSSES):
+        assert request.refused is None
+        line.lose(Loss.GONE)
+        line.come_back(unharmed=False)
+    assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+    assert line.stack.engine.idle and not line.stack.engine.quarantine.active
+
+
+def test_a_request_that_makes_its_runner_silent_is_not_tried_for_ever() -> None:
+    """The process comes back unharmed each time, after the silence that the request causes at the same token."""
+    line = Line()
+    request = line.stack.submit([1, 2, 3], 60)
+    line.turns(3)
+    silences = 0
+    while request.refused is None:
+        line.lose(Loss.SILENT)
+        line.come_back(unharmed=True)
+        silences += 1
+        assert silences <= PARDONS + STRIKES + LONE_LOSSES
+    assert silences == PARDONS + STRIKES + LONE_LOSSES
+    assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+    assert request.streams[0].tokens == request.expected(0, NO_EOS)[: len(request.streams[0].tokens)]
+
+
+def test_who_is_held_can_be_cancelled() -> None:
+
+    ward = Ward(1)
+    suspects = [ward.stack.submit([number, POISON], 20) for number in range(6)]
+    for _ in range(200):
+        ward.turn()
+        if ward.stack.engine.quarantine.active:
+            break
+    assert ward.stack.engine.quarantine.num_waiting > 0
+    for request in suspects:
+        ward.stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
+    ward.stack.step()
+    assert ward.stack.engine.idle and ward.stack.engine.quarantine.num_waiting == 0
+    ward.run()
+    assert not ward.stack.engine.quarantine.active
+    ward.stack.assert_clean()

@@ -1,0 +1,136 @@
+"""The state model of recovery: results, deaths, returns, leaves, cancels, swaps and new schedulers, in any order.
+
+The real engine, schedulers and hash runners, under the rules of `EngineMachine` and those below. What holds in every
+state: `check_roster` after each plan, no stream gets a token that differs from, repeats or skips what its slow twin
+says. What holds in the end: every stream is whole or was cancelled, and pools, queues and quarantine are empty.
+
+    ROSTER_TEST_EXAMPLES=5000 pytest tests/scheduler_svc/failure/test_recovery_machine.py
+
+runs more of it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from runner_svc.runner import Runner
+from scheduler_svc.link.runner_events import Fenced, Loss
+from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
+
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
+
+
+class RecoveryMachine(EngineMachine):
+    """Stop strings are left out: it is the front that finds them, again after a restart."""
+
+    cut = None  # type: ignore[assignment]
+
+    def _some_runner(self, rng: random.Random) -> int:
+        return rng.choice(sorted(self.stack.runners.runners))
+
+    @rule()
+    def restart(self) -> None:
+        """The scheduler dies; its successor takes over, and the clients attach."""
+        self.stack.restart_scheduler()
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False))
+    def restart_without_a_runner(self, rng: random.Random) -> None:
+        """One runner comes later than the others, when its sequences may have begun again."""
+        session = self._some_runner(rng)
+        late = self.stack.runners.runners[session]
+        self.stack.runners.dismiss(session)
+        self.stack.restart_scheduler()
+        for _ in range(rng.randint(0, 6)):
+            self.stack.step()
+            for other in list(self.stack.runners.runners):
+                self.stack.runners.execute(other)
+                self.stack.runners.deliver(other)
+        self._return(late, session, holds=True)
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False))
+    def network_cut(self, rng: random.Random) -> None:
+        """A runner is given up, and comes back as it was."""
+        session = self._some_runner(rng)
+        runner = self.stack.runners.kill(session, Loss.SILENT)
+        self.cuts += 1
+        self.stack.step()
+        self._return(runner, session, holds=False)
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from([Loss.FAULT, Loss.HUNG, Loss.REPLACED]))
+    def crash(self, rng: random.Random, loss: Loss) -> None:
+        """A runner is lost in a way that proves something; a new process comes."""
+        self.stack.runners.kill(self._some_runner(rng), loss)
+        self.crashes += 1
+        self._add_runner()
+
+    @precondition(lambda self: any(self.stack.runners.results.values()))
+    @rule(rng=st.randoms(use_true_random=False), column=st.sampled_from(["tokens", "statuses", "token_counts"]))
+    def truncated(self, rng: random.Random, column: str) -> None:
+        """A result is cut short on its way: the session ends, and the runner begins another."""
+        runners = self.stack.runners
+        session = rng.choice(sorted(session for session, queue in runners.results.items() if queue))
+        runner = runners.runners[session]
+        if runners.garble(session, column):
+            self.stack.step()
+            assert session not in runners.runners
+            self.crashes += 1
+            self._return(runner, session, holds=False)
+
+    @precondition(lambda self: any(self.stack.runners.results.values()))
+    @rule(rng=st.randoms(use_true_random=False))
+    def doubled(self, rng: random.Random) -> None:
+        """A result comes twice."""
+        runners = self.stack.runners
+        session = rng.choice(sorted(session for session, queue in runners.results.items() if queue))
+        runners.deliver(session)
+        runners.events.append(runners.events[-1])
+
+    @rule(rng=st.randoms(use_true_random=False), sees_results=st.booleans())
+    def wakes_after_its_successor_took_over(self, rng: random.Random, sees_results: bool) -> None:
+        """A scheduler is stopped, another one takes over, and it wakes: what it still tells is right, then it ends."""
+        former = self.stack.succeed()
+        for session in list(former.runners.results) if sees_results else ():
+            while former.runners.deliver(session):
+                pass
+        for _ in range(rng.randint(0, 2)):
+            former.step()
+        former.runners.events.append(Fenced(2))
+        former.step()
+        num_plans = former.engine.totals.plans
+        former.step()
+        assert former.engine.attendance.fenced and former.engine.idle and former.engine.totals.plans == num_plans
+        for request in former.requests.values():
+            for index, stream in enumerate(request.streams):
+                expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
+                assert stream.tokens == expected[: len(stream.tokens)]
+            if request.first_sequence_id in former.streams and not former.is_attaching(request):
+                assert all(stream.end is not None for stream in request.streams)
+
+    def _return(self, runner: Runner, former: int, holds: bool) -> None:
+        self.stack._sessions += 1
+        self.stack.runners.connect(self.stack._sessions, runner, former, holds)
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False))
+    def leave(self, rng: random.Random) -> None:
+        """A runner says goodbye and finishes what it has; another one comes."""
+        self.stack.runners.leave(self._some_runner(rng))
+        self._add_runner()
+
+
+RecoveryMachine.TestCase.settings = settings(
+    max_examples=NUM_EXAMPLES,
+    stateful_step_count=50,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+TestRecovery = RecoveryMachine.TestCase

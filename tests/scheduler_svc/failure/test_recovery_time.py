@@ -1,0 +1,61 @@
+"""A new scheduler goes on within a second of a runner's connection, with every slot of a large runner occupied.
+
+Time is that of this process on a processor, so that a busy machine does not count. The runner's steps are left out: it
+computes what it would have computed anyway.
+"""
+
+from __future__ import annotations
+
+import time
+
+from runner_svc.hash_model import HashBackend
+from scheduler_svc.link.runner_events import GotSnapshot
+from tests.support.in_process import Stack
+from tests.support.lockstep import advance
+
+NUM_SLOTS = 256
+PROMPT_TOKENS = 1000
+LIMIT_S = 1.0
+
+
+def test_every_stream_goes_on_within_a_second() -> None:
+    """From Hello to the first new token of each of 256 streams: three turns of the engine, which fit into a second."""
+    stack = Stack(prefix_sharing=True, check=False)
+    stack.add_runner(
+        HashBackend(
+            num_slots=NUM_SLOTS,
+            block_size=16,
+            num_blocks=NUM_SLOTS * 80,
+            max_step_tokens=16384,
+            context_length=2048,
+            eos_probability=0.0,
+        )
+    )
+    stack.step()
+    for number in range(NUM_SLOTS):
+        stack.submit([(number + 7 * place) % 200 for place in range(PROMPT_TOKENS)], 200, seed=number)
+    while not all(request.streams and request.streams[0].tokens for request in stack.requests.values()):
+        advance(stack)
+    former = max(stack.runners.runners)
+    runner = stack.runners.runners[former]
+    stack.runners.dismiss(former)
+    stack.restart_scheduler()  # no runner is there: the clients attach, and are told to wait
+    stack.runners.connect(99, runner, former=former, holds=True)
+
+    spent_s = -time.process_time()
+    stack.engine.step()  # Hello is answered with a Welcome and the question what it holds
+    (event,) = stack.runners.events
+    assert isinstance(event, GotSnapshot) and len(event.snapshot.sequences) == NUM_SLOTS
+    stack.engine.step()  # the snapshot is taken over, and the first plan goes out
+    spent_s += time.process_time()
+    scheduler = stack.engine.pool.schedulers[99]
+    assert scheduler.table.num_running == NUM_SLOTS and scheduler.prefill_tokens == 0
+    stack.runners.execute(99)
+    stack.runners.deliver(99)
+    before = stack.engine.totals.sampled_tokens
+    spent_s -= time.process_time()
+    stack.engine.step()  # and its result is published
+    spent_s += time.process_time()
+    assert stack.engine.totals.sampled_tokens - before == NUM_SLOTS
+    assert spent_s < LIMIT_S, f"{spent_s:.2f} s"
+    print(f"taken over in {1000 * spent_s:.0f} ms: {NUM_SLOTS} sequences of {PROMPT_TOKENS} tokens")

@@ -1,0 +1,114 @@
+"""Long random walks by the rules of the recovery machine: no search, no shrinking, and several times as many a second.
+
+A walk is its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS=1` repeats one, and
+
+    ROSTER_TEST_WALKS=20000 pytest --timeout=0 tests/scheduler_svc/failure/test_recovery_walks.py
+
+runs many. What holds in every state and in the end is what holds for the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.policy import available_policies
+from tests.scheduler_svc.failure.test_recovery_machine import RecoveryMachine
+from tests.scheduler_svc.test_engine_machine import STEM
+
+NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "25"))
+FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
+
+POLICIES = available_policies()
+
+
+def _request(rng: random.Random) -> dict[str, Any]:
+    length = rng.randint(1, 30)
+    prompt = (
+        [rng.randrange(4) for _ in range(length)] if rng.random() < 0.5 else [*STEM[: length - 1], rng.randrange(4)]
+    )
+    return {
+        "prompt": prompt,
+        "max_tokens": rng.randint(1, 26),
+        "n": rng.choice([1, 1, 2]),
+        "temperature": rng.choice([0.0, 1.0]),
+        "timeout_ms": rng.choice([None, None, None, rng.randint(1, 3000)]),
+        "keep_ms": rng.choice([0, 0, 1500]),
+        "seed": rng.randrange(10),
+        "cache_salt": rng.choice(["", "", "salt"]),
+        "tenant": rng.choice(["", "a"]),
+        "num_received": rng.choice([0, 0, 0, 1, 4]),
+    }
+
+
+def _with_rng(rng: random.Random) -> dict[str, Any]:
+    return {"rng": rng}
+
+
+def _nothing(rng: random.Random) -> dict[str, Any]:
+    return {}
+
+
+RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
+    "submit": (12, _request),
+    "step": (8, _nothing),
+    "execute": (8, _with_rng),
+    "deliver": (8, _with_rng),
+    "turns": (14, _with_rng),
+    "cancel": (2, lambda rng: {"rng": rng, "how": rng.choice(["cancel", "disconnect"])}),
+    "swap_policy": (2, lambda rng: {"policy": rng.choice(POLICIES)}),
+    "time_passes": (2, lambda rng: {"seconds": rng.uniform(0.1, 2)}),
+    "kill": (2, _with_rng),
+    "crash": (1, lambda rng: {"rng": rng, "loss": rng.choice([Loss.FAULT, Loss.HUNG, Loss.REPLACED])}),
+    "restart": (2, _nothing),
+    "restart_without_a_runner": (4, _with_rng),
+    "network_cut": (3, _with_rng),
+    "leave": (1, _with_rng),
+    "truncated": (1, lambda rng: {"rng": rng, "column": rng.choice(["tokens", "statuses", "token_counts"])}),
+    "doubled": (2, _with_rng),
+    "wakes_after_its_successor_took_over": (2, lambda rng: {"rng": rng, "sees_results": rng.random() < 0.5}),
+}
+"""Weight of each rule, and how its arguments are drawn."""
+
+
+def _possible(machine: RecoveryMachine, name: str) -> bool:
+    """The rules' preconditions."""
+    if name == "cancel":
+        return bool(machine.stack.requests)
+    if name in ("truncated", "doubled"):
+        return any(machine.stack.runners.results.values())
+    return name in ("submit", "step", "swap_policy", "time_passes", "restart") or bool(machine.stack.runners.runners)
+
+
+def walk(seed: int) -> None:
+    """One walk of 20 to 120 rules, and all that has begun in it finished."""
+    rng = random.Random(seed)
+    machine = RecoveryMachine()
+    machine.start(
+        depth=rng.randint(1, 3),
+        policy=rng.choice(POLICIES),
+        sharing=rng.random() < 2 / 3,
+        isolated=rng.random() < 0.5,
+        runners=rng.randint(1, 3),
+        running=rng.choice([None, 1]),
+    )
+    names, weights = list(RULES), [weight for weight, _ in RULES.values()]
+    for name in rng.choices(names, weights, k=rng.randint(20, 120)):
+        if _possible(machine, name):
+            getattr(machine, name)(**RULES[name][1](rng))
+    machine.teardown()
+
+
+def test_walks() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # by the thousand
+    for seed in range(FIRST_WALK, FIRST_WALK + NUM_WALKS):
+        try:
+            walk(seed)
+        except Exception as error:
+            raise AssertionError(f"walk {seed}: {error!r}") from error

@@ -1,0 +1,329 @@
+"""Sessions over real sockets: fencing, resending, silence, hangs, the scheduler's own pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from protos import plan_pb2
+from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
+from scheduler_svc.link.runner_link import RunnerLink
+
+SILENCE_S = 5.0
+PLAN_S = 20.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class FakeRunner:
+    """A DEALER that says what the test wants."""
+
+    def __init__(self, context: zmq.Context, endpoint: str) -> None:  # type: ignore[type-arg]
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def say(self, session: int = 0, number: int = 0, **body: object) -> None:
+        message = plan_pb2.ToScheduler(session=session, number=number, **body)  # type: ignore[arg-type]
+        self.socket.send(message.SerializeToString())
+
+    def hello(self, runner_id: str = "r", session: int = 0) -> None:
+        self.say(session, hello=plan_pb2.Hello(protocol_version=1, runner_id=runner_id))
+
+    def hear(self) -> plan_pb2.ToRunner:
+        assert self.socket.poll(2000), "the runner hears nothing"
+        return plan_pb2.ToRunner.FromString(self.socket.recv())
+
+    def hears_nothing(self) -> bool:
+        return not self.socket.poll(100)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context]:  # type: ignore[type-arg]
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def link(context: zmq.Context, clock: Clock) -> RunnerLink:  # type: ignore[type-arg]
+    return RunnerLink(context, "tcp://127.0.0.1:*", silence_s=SILENCE_S, plan_timeout_s=PLAN_S, clock=clock)
+
+
+def await_events(link: RunnerLink, count: int = 1) -> list[RunnerEvent]:
+    events: list[RunnerEvent] = []
+    for _ in range(400):
+        events += link.receive()
+        if len(events) >= count:
+            return events
+        time.sleep(0.005)
+    raise AssertionError(f"{len(events)} events of {count}")
+
+
+def settle(link: RunnerLink) -> list[RunnerEvent]:
+    time.sleep(0.1)
+    return link.receive()
+
+
+def join(link: RunnerLink, runner: FakeRunner, runner_id: str = "r") -> int:
+    runner.hello(runner_id)
+    (event,) = await_events(link)
+    assert isinstance(event, Joined) and event.hello.runner_id == runner_id
+    link.welcome(event.session)
+    welcome = runner.hear()
+    assert welcome.session == event.session and welcome.HasField("welcome")
+    return event.session
+
+
+def test_plans_go_out_and_results_of_the_session_come_in(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    link.send_plan(session, 1, plan_pb2.Plan(extent_slots=b"abcd"))
+    message = runner.hear()
+    assert (message.session, message.number, message.plan.extent_slots) == (session, 1, b"abcd")
+    runner.say(session + 1, 1, result=plan_pb2.Result(tokens=b"old!"))
+    runner.say(session, 1, result=plan_pb2.Result(tokens=b"mine"))
+    (event,) = await_events(link)
+    assert event == GotResult(session, 1, plan_pb2.Result(tokens=b"mine"))
+
+
+def test_a_gap_is_sent_again_and_what_was_answered_is_not(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    for number in (1, 2, 3):
+        link.send_plan(session, number, plan_pb2.Plan(releases=bytes(number)))
+        runner.hear()
+    runner.say(session, 1, result=plan_pb2.Result())
+    runner.say(session, event=plan_pb2.Event(resend_from=1))
+    await_events(link)
+    settle(link)
+    assert [(m.number, len(m.plan.releases)) for m in (runner.hear(), runner.hear())] == [(2, 2), (3, 3)]
+    assert runner.hears_nothing()
+
+
+def test_a_new_process_of_the_same_name_replaces_the_old_session(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    old, new = FakeRunner(context, link.endpoint), FakeRunner(context, link.endpoint)
+    session = join(link, old)
+    new.hello()
+    lost, joined = await_events(link, 2)
+    assert isinstance(lost, Lost) and lost.session == session and "same name" in lost.reason
+    assert isinstance(joined, Joined) and joined.session != session
+    old.say(session, 1, result=plan_pb2.Result())
+    assert settle(link) == []
+
+
+def test_a_fault_ends_the_session(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, event=plan_pb2.Event(fault="slot 9"))
+    assert await_events(link) == [Lost(session, "it refused a plan or failed half way: slot 9", Loss.FAULT)]
+    link.send_plan(session, 1, plan_pb2.Plan())
+    assert runner.hears_nothing()
+
+
+def test_a_runner_that_leaves_may_finish(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    link.send_plan(session, 1, plan_pb2.Plan())
+    runner.hear()
+    runner.say(session, event=plan_pb2.Event(draining=True))
+    runner.say(session, 1, result=plan_pb2.Result())
+    assert await_events(link, 2) == [Leaving(session), GotResult(session, 1, plan_pb2.Result())]
+    runner.socket.close()
+    (lost,) = await_events(link)
+    assert isinstance(lost, Lost) and lost.loss is Loss.LEFT
+
+
+def test_results_are_handed_on_once_and_in_order(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    """One that was overtaken or lost is asked for by sending its plan again, which the runner answers."""
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    for number in (1, 2, 3):
+        link.send_plan(session, number, plan_pb2.Plan())
+        runner.hear()
+    runner.say(session, 2, result=plan_pb2.Result(tokens=b"two2"))
+    assert settle(link) == []
+    assert runner.hear().number == 1
+    runner.say(session, 1, result=plan_pb2.Result(tokens=b"one1"))
+    runner.say(session, 1, result=plan_pb2.Result(tokens=b"one1"))
+    runner.say(session, 2, result=plan_pb2.Result(tokens=b"two2"))
+    events = await_events(link, 2) + settle(link)
+    assert [(e.number, e.result.tokens) for e in events if isinstance(e, GotResult)] == [(1, b"one1"), (2, b"two2")]
+    assert len(events) == 2
+    runner.say(session, 7, pong=plan_pb2.Pong(last_plan=3))  # it has sent the result of 3, which was lost
+    settle(link)
+    assert runner.hear().number == 3
+
+
+def test_a_result_of_a_plan_that_was_never_sent_ends_the_session(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, 1, result=plan_pb2.Result())
+    (lost,) = await_events(link)
+    assert isinstance(lost, Lost) and lost.loss is Loss.UNSOUND
+
+
+def test_a_runner_of_an_earlier_scheduler_is_asked_what_it_holds(
+    context: zmq.Context,
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    runner.say(77, 5, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=9))
+    (joined,) = await_events(link)
+    assert isinstance(joined, Joined) and joined.holds and joined.former == 77
+    link.resume(joined.session)
+    welcome = runner.hear().welcome
+    assert welcome.resume and welcome.term == link.term > 9
+    assert runner.hear().HasField("snapshot_request")
+    clock.now_s += 1.5  # the request, or its answer, was lost
+    settle(link)
+    assert runner.hear().HasField("ping") and runner.hear().HasField("snapshot_request")
+    for _ in range(2):
+        runner.say(joined.session, snapshot=plan_pb2.Snapshot(last_plan=3))
+    assert await_events(link) + settle(link) == [GotSnapshot(joined.session, plan_pb2.Snapshot(last_plan=3))]
+    # After the loss of this session, which was ours, nothing is left to resume.
+    runner.say(joined.session, event=plan_pb2.Event(fault="x"))
+    await_events(link)
+    runner.say(joined.session, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=link.term))
+    (again,) = await_events(link)
+    assert isinstance(again, Joined) and not again.holds and again.former == joined.session
+
+
+def test_whoever_hears_of_a_later_term_is_fenced(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.say(session, event=plan_pb2.Event(fenced=link.term))  # an old message of our own
+    assert settle(link) == []
+    runner.say(session, event=plan_pb2.Event(fenced=link.term + 1))
+    assert await_events(link) == [Fenced(link.term + 1)]
+    other = FakeRunner(context, link.endpoint)
+    other.say(5, hello=plan_pb2.Hello(protocol_version=1, runner_id="other", term=link.term + 2))
+    assert await_events(link) == [Fenced(link.term + 2)]
+
+
+def test_a_runner_that_went_into_another_session_begins_anew(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.hello(session=0)  # it crossed our Welcome
+    settle(link)
+    assert runner.hear().HasField("welcome")
+    runner.say(session, pong=plan_pb2.Pong())
+    settle(link)
+    runner.hello(session=4)
+    lost, joined = await_events(link, 2)
+    assert isinstance(lost, Lost) and lost.session == session
+    assert isinstance(joined, Joined) and joined.session != session and joined.former == 4
+
+
+def test_silence_and_a_plan_held_too_long_end_the_session(
+    context: zmq.Context,
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
+) -> None:
+    silent, hung = FakeRunner(context, link.endpoint), FakeRunner(context, link.endpoint)
+    first, second = join(link, silent, "silent"), join(link, hung, "hung")
+    link.send_plan(second, 1, plan_pb2.Plan())
+    lost: list[RunnerEvent] = []
+    for _ in range(25):
+        clock.now_s += 1
+        hung.say(second, pong=plan_pb2.Pong())
+        time.sleep(0.02)
+        lost += link.receive()
+    reasons = {event.session: event.reason for event in lost if isinstance(event, Lost)}
+    assert set(reasons) == {first, second}
+    assert "silent" in reasons[first] and "held a plan" in reasons[second]
+    assert silent.hear().HasField("ping")
+
+
+def test_the_schedulers_own_pause_kills_nobody(
+    context: zmq.Context,
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    link.send_plan(session, 1, plan_pb2.Plan())
+    clock.now_s += 1000
+    assert settle(link) == []
+    runner.say(session, 1, result=plan_pb2.Result())
+    assert await_events(link) == [GotResult(session, 1, plan_pb2.Result())]
+
+
+def test_a_runner_that_is_gone_is_noticed_at_once(
+    context: zmq.Context,
+    link: RunnerLink,
+    clock: Clock,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    other = FakeRunner(context, link.endpoint)
+    join(link, other, "other")
+    runner.socket.close()
+    poller = zmq.Poller()
+    for socket in link.sockets:
+        poller.register(socket, zmq.POLLIN)
+    assert poller.poll(5000), "nothing wakes the engine"
+    events = link.receive()
+    while not events:  # bounded by pytest's timeout
+        time.sleep(0.01)
+        clock.now_s += 0.01
+        events = link.receive()
+    (lost,) = events
+    assert isinstance(lost, Lost) and lost.session == session and lost.loss is Loss.GONE
+
+
+def test_garbage_and_a_second_hello_change_nothing(
+    context: zmq.Context,
+    link: RunnerLink,  # type: ignore[type-arg]
+) -> None:
+    runner = FakeRunner(context, link.endpoint)
+    session = join(link, runner)
+    runner.socket.send(b"\xff\xff\xff")
+    runner.socket.send_multipart([b"two", b"frames"])
+    runner.hello(session=session)
+    assert settle(link) == []
+    assert runner.hear().HasField("ping")
+
+
+def test_a_rejected_runner_hears_why(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+    runner = FakeRunner(context, link.endpoint)
+    runner.hello()
+    (joined,) = await_events(link)
+    assert isinstance(joined, Joined)
+    link.reject(joined.session, "another model")
+    assert runner.hear().rejection.reason == "another model"
+    link.welcome(joined.session)
+    assert runner.hears_nothing()
