@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from roster_client.sync_client import SyncRosterClient
 from tests.support.gateway import openai_client
 from tests.support.processes import RosterProcesses
+from tests.support.roster_command import assert_gone
 
 QUESTION_BYTES = 600
 EVENTS_S = 1.0
@@ -76,7 +78,9 @@ def test_a_prefix_goes_where_it_is_cached(
 
 def test_what_dies_is_passed_by_and_found_again(client: openai.OpenAI, fleet: list[RosterProcesses]) -> None:
     victim = fleet[0]
+    workers = [psutil.Process(pid) for pid in victim.children("scheduler")]
     assert victim.end("scheduler", signal.SIGKILL) == -signal.SIGKILL
+    assert_gone(workers)  # they live on for a moment, and would answer for the next one
     texts = [f"{number} of many questions" for number in range(8)]
     for text in texts:
         ask(client, text)
