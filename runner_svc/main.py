@@ -95,13 +95,18 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
     gc.collect()
     gc.freeze()  # what is here now stays: no collection needs to look at it
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    return _run(link, settings.plan_timeout_s)
+
+
+def _run(link: PlanSocket, plan_timeout_s: float) -> int:
+    """Serves plans to the end; returns the exit status."""
     try:
         link.run()
     except Rejected as rejection:
         log.error("the scheduler can't use this runner", reason=str(rejection))
         return 1
     except HungBackend:
-        log.error("a plan does not end: start this runner again", seconds=settings.plan_timeout_s)
+        log.error("a plan does not end: start this runner again", seconds=plan_timeout_s)
         return _BROKEN
     except BrokenBackend:
         log.error("the device can't be used any more: start this runner again")

@@ -71,7 +71,21 @@ async def measure(
         if not load.records:
             raise
         notes.append(f"Interrupted: {len(load.records):,} of {load.total:,} requests had ended.")
-    header = RunHeader(
+    header = _header(system, workload, load, command, seed, len(warmup), notes)
+    return Run(header, load.records, watch.samples if watch else [], load.loop_delays)
+
+
+def _header(
+    system: SystemUnderLoad,
+    workload: Workload,
+    load: LoadRun,
+    command: str,
+    seed: int,
+    warmup_requests: int,
+    notes: list[str],
+) -> RunHeader:
+    """What a run was, for its record."""
+    return RunHeader(
         system=system.name,
         target=system.target.url,
         model=system.model,
@@ -83,13 +97,12 @@ async def measure(
         seed=seed,
         commit=provenance.commit(),
         date=provenance.utc_now(),
-        warmup_requests=len(warmup),
+        warmup_requests=warmup_requests,
         token_counts=TokenCounts.SPREAD.value if load.counts_spread else TokenCounts.TOLD.value,
         versions=provenance.versions(),
         settings={**workload.settings, **system.settings},
         notes=notes,
     )
-    return Run(header, load.records, watch.samples if watch else [], load.loop_delays)
 
 
 async def _show(load: LoadRun, name: str, console: Console) -> None:
