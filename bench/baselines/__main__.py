@@ -17,14 +17,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from bench.baselines import IN_PROCESS
 from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
-from bench.baselines.headers import baseline_header
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
 from roster_client.bench import provenance
 from roster_client.bench.record import RequestRecord, Run, RunHeader
 from roster_client.bench.record_file import write_run
+from roster_client.bench.run_header import run_header
 from roster_client.bench.workload import Workload
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
@@ -59,8 +60,9 @@ def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
     }
     if options.system == "continuous":
         settings |= {"step_tokens": options.step_tokens, "kv_tokens": options.kv_tokens}
-    return baseline_header(
+    return run_header(
         NAMES[options.system],
+        IN_PROCESS,
         workload,
         model=options.model,
         card=provenance.cpu_card() if options.device == "cpu" else provenance.gpu_card() or options.device,

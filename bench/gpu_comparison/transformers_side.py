@@ -12,8 +12,8 @@ import sys
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from bench.baselines import IN_PROCESS
 from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
-from bench.baselines.headers import baseline_header
 from bench.baselines.loading import load
 from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import SEED, TRANSFORMERS, Case, warm_up, workloads
@@ -23,6 +23,7 @@ from bench.gpu_comparison.table import line
 from bench.gpu_comparison.transformers_process import PREPARED
 from roster_client.bench.record import Run
 from roster_client.bench.record_file import append_run
+from roster_client.bench.run_header import run_header
 from roster_client.bench.workload import Workload
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
@@ -39,8 +40,9 @@ def measure_case(
     run_s: float,
 ) -> Run:
     """One run."""
-    header = baseline_header(
+    header = run_header(
         "transformers",
+        IN_PROCESS,
         workload,
         model=options.shape or options.model,
         card=card(options.device),

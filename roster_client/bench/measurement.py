@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..credentials import IN_THE_CLEAR, Credentials
-from . import provenance
 from .load import LoadRun
-from .record import Run, RunHeader, TokenCounts
+from .record import Run, TokenCounts
+from .run_header import run_header
 from .service_watch import ServiceWatch
 from .target import Target
 from .workload import LoadRequest, Workload
@@ -64,45 +64,27 @@ async def measure(
             if console:
                 group.create_task(_show(load, system.name, console))
 
-    notes = list(workload.notes)
+    notes: list[str] = []
     try:
         await load.run(beside)
     except asyncio.CancelledError:
         if not load.records:
             raise
         notes.append(f"Interrupted: {len(load.records):,} of {load.total:,} requests had ended.")
-    header = _header(system, workload, load, command, seed, len(warmup), notes)
-    return Run(header, load.records, watch.samples if watch else [], load.loop_delays)
-
-
-def _header(
-    system: SystemUnderLoad,
-    workload: Workload,
-    load: LoadRun,
-    command: str,
-    seed: int,
-    warmup_requests: int,
-    notes: list[str],
-) -> RunHeader:
-    """What a run was, for its record."""
-    return RunHeader(
-        system=system.name,
-        target=system.target.url,
+    header = run_header(
+        system.name,
+        system.target.url,
+        workload,
         model=system.model,
-        workload=workload.name,
-        arrivals=workload.arrivals,
         card=system.card,
         command=command,
-        rate=workload.rate,
         seed=seed,
-        commit=provenance.commit(),
-        date=provenance.utc_now(),
-        warmup_requests=warmup_requests,
-        token_counts=TokenCounts.SPREAD.value if load.counts_spread else TokenCounts.TOLD.value,
-        versions=provenance.versions(),
-        settings={**workload.settings, **system.settings},
+        warmup_requests=len(warmup),
+        settings=system.settings,
         notes=notes,
+        token_counts=TokenCounts.SPREAD if load.counts_spread else TokenCounts.TOLD,
     )
+    return Run(header, load.records, watch.samples if watch else [], load.loop_delays)
 
 
 async def _show(load: LoadRun, name: str, console: Console) -> None:

@@ -1,17 +1,18 @@
-"""The facts about a baseline's run, as every report wants them."""
+"""The facts about a run, as every report wants them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roster_client.bench import provenance
-from roster_client.bench.record import RunHeader
-from roster_client.bench.workload import Workload
+from . import provenance
+from .record import RunHeader, TokenCounts
+from .workload import Workload
 
 
-def baseline_header(
+def run_header(
     system: str,
+    target: str,
     workload: Workload,
     *,
     model: str,
@@ -20,11 +21,13 @@ def baseline_header(
     seed: int,
     warmup_requests: int,
     settings: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    token_counts: TokenCounts = TokenCounts.TOLD,
 ) -> RunHeader:
-    """Of a library in this process; `settings` are the system's, those of the workload come along."""
+    """Of a run that has just been made; `settings` and `notes` are the system's, those of the workload come along."""
     return RunHeader(
         system=system,
-        target="transformers in this process",
+        target=target,
         model=model,
         workload=workload.name,
         arrivals=workload.arrivals,
@@ -35,7 +38,8 @@ def baseline_header(
         commit=provenance.commit(),
         date=provenance.utc_now(),
         warmup_requests=warmup_requests,
+        token_counts=token_counts.value,
         versions=provenance.versions(),
         settings={**workload.settings, **settings},
-        notes=list(workload.notes),
+        notes=[*workload.notes, *notes],
     )
