@@ -43,36 +43,6 @@ __device__ __forceinline__ void copy_tensor(
         : "memory");
 }
 
-// The same into all blocks of the cluster that `blocks` has a bit for, at the same place; each one's barrier counts it.
-__device__ __forceinline__ void copy_tensor_to_blocks(
-    unsigned shared, const TensorMap* map, int column, int row, int plane, unsigned barrier, unsigned short blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
-        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier), "h"(blocks)
-        : "memory");
-}
-
-__device__ __forceinline__ int cluster_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// Arrives at the barrier that lies at the same place in another block of the cluster, or in this one.
-__device__ __forceinline__ void barrier_arrive_in_block(unsigned barrier, int rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
-// Waits for all threads of the cluster's blocks.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // Makes this thread's writes to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

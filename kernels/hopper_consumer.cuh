@@ -60,7 +60,7 @@ struct Consumer {
 
     __device__ __forceinline__ void release_keys(bool queries_too) {
         if (leads) {
-            Shared::release(shared.keys().empty(key_ring.stage));
+            barrier_arrive(shared.keys().empty(key_ring.stage));
             if (queries_too) barrier_arrive(shared.queries().empty(query_ring.stage));
         }
         key_ring.advance();
@@ -88,7 +88,7 @@ struct Consumer {
 
     // Scores and probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        piece = Piece::load(plan, dealt_pieces(0));
+        piece = Piece::load(plan, dealt_piece(0));
         round = 0;
         tile = piece.last_keys;
         reset_softmax(piece);
@@ -111,7 +111,7 @@ struct Consumer {
         Piece next_piece = piece;
         int next_tile = tile - 1;
         if (ends_piece) {
-            int next_index = dealt_pieces(++round);
+            int next_index = dealt_piece(++round);
             if (next_index >= pieces) {
                 barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
                 wgmma_fence();
@@ -143,7 +143,7 @@ struct Consumer {
         keep_before_wait(next, softmax.sum[0] + softmax.sum[1], shared.base);
         wgmma_wait<0>();
         pin(outputs);
-        if (leads) Shared::release(shared.values().empty(value_ring.stage));
+        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
         value_ring.advance();
         if (ends_piece) {
             write(sums);

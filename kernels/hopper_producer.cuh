@@ -19,20 +19,6 @@ __device__ __forceinline__ int group_row(const int* table, int position, int len
     return __ldg(table + position / BLOCK_SIZE) * BLOCK_SIZE + position % BLOCK_SIZE;
 }
 
-// Copies a group into this block's part of a tile, or into that of all blocks of the cluster; each of them copies the
-// groups that are its own.
-__device__ __forceinline__ bool copies_group(int group) {
-    return group / (kGroups / CLUSTER) == (CLUSTER == 1 ? 0 : cluster_rank());
-}
-
-__device__ __forceinline__ void copy_group(unsigned target, const TensorMap* map, int row, int plane, unsigned full) {
-    if (CLUSTER == 1) {
-        copy_tensor(target, map, 0, row, plane, full);
-    } else {
-        copy_tensor_to_blocks(target, map, 0, row, plane, full, (1 << CLUSTER) - 1);
-    }
-}
-
 __device__ __forceinline__ void produce_queries_and_keys(
     Shared shared, const TensorMap* query_map, const TensorMap* key_map, const int* block_tables, int table_stride,
     const int* plan, int pieces) {
@@ -40,7 +26,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
-    for (int round = 0, index = dealt_pieces(0); index < pieces; index = dealt_pieces(++round)) {
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
         int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
@@ -60,9 +46,9 @@ __device__ __forceinline__ void produce_queries_and_keys(
             barrier_wait(keys.empty(key_ring.stage), key_ring.parity);
             if (lane == 0) barrier_expect(full, kCopiedTileBytes);
             __syncwarp();
-            if (copies_group(group)) {
+            if (group < kGroups) {
                 unsigned target = keys.tile(key_ring.stage) + (part * kGroups + group) * (kCopiedGroupBytes / kParts);
-                copy_group(target, key_map, copied_row, piece.kv_head() * kParts + part, full);
+                copy_tensor(target, key_map, 0, copied_row, piece.kv_head() * kParts + part, full);
             }
             key_ring.advance();
         }
@@ -93,7 +79,7 @@ __device__ __forceinline__ void produce_values(
     const Stages stages = shared.copied_values();
     int lane = threadIdx.x & 31, group = lane % kGroups;
     Ring<kCopiedValueStages> ring(1);
-    for (int round = 0, index = dealt_pieces(0); index < pieces; index = dealt_pieces(++round)) {
+    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
         Piece piece = Piece::load(plan, index);
         int kv_head = piece.kv_head();
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
@@ -113,8 +99,8 @@ __device__ __forceinline__ void produce_values(
             }
             if (lane == 0) barrier_expect(full, kCopiedTileBytes - (partial < kGroups ? kCopiedGroupBytes : 0));
             __syncwarp();
-            if (copies_group(lane) && group != partial) {
-                copy_group(target + group * kCopiedGroupBytes, value_map, copied_row, kv_head * kParts, full);
+            if (lane < kGroups && group != partial) {
+                copy_tensor(target + group * kCopiedGroupBytes, value_map, 0, copied_row, kv_head * kParts, full);
             }
             ring.advance();
         }

@@ -19,9 +19,6 @@ constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "wgmma is used for heads of 64 and 128");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
-static_assert(GROUP_SIZE % CLUSTER == 0, "the blocks of a cluster share a key-value head");
-static_assert(CLUSTER == 1 || !FP8_CACHE, "tiles that are converted are not shared");
-static_assert(kGroups % CLUSTER == 0, "each block of a cluster copies as many groups");
 
 // As copied from the cache.
 constexpr int kCopiedTileBytes = kKeys * HEAD_DIM * kCachedBytes;
@@ -56,21 +53,11 @@ struct Shared {
     __device__ __forceinline__ Stages copied_keys() const { return FP8_CACHE ? raw_keys() : keys(); }
     __device__ __forceinline__ Stages copied_values() const { return FP8_CACHE ? raw_values() : values(); }
 
-    // Says that this block's copy of a tile of keys or values is read, to whoever copies into it.
-    __device__ __forceinline__ static void release(unsigned empty) {
-        if (CLUSTER == 1) {
-            barrier_arrive(empty);
-        } else {
-#pragma unroll
-            for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_in_block(empty, rank);
-        }
-    }
-
     // By one thread, before any other uses them.
     __device__ __forceinline__ void init_barriers() const {
         init(queries(), QUERY_STAGES, kConsumers);
-        init(keys(), KEY_STAGES, kConsumers * CLUSTER);
-        init(values(), VALUE_STAGES, kConsumers * CLUSTER);
+        init(keys(), KEY_STAGES, kConsumers);
+        init(values(), VALUE_STAGES, kConsumers);
         init(raw_keys(), 2 * RAW_STAGES, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -87,14 +74,6 @@ private:
     }
 };
 
-// Pieces are dealt to clusters of blocks. Those of a cluster have the same tile of queries and heads that share keys and
-// values, of which each block copies a part to all.
-__device__ __forceinline__ int dealt_pieces(int round) {
-    unsigned blocks;  // read anew in each round: the warps that copy have no register to keep it in
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
-    return dealt_piece(round, blockIdx.x / CLUSTER, blocks / CLUSTER);
-}
-
 // A tile of queries for one head, and the tiles of keys that it sees.
 struct Piece {
     PrefillTile tile;
@@ -102,12 +81,10 @@ struct Piece {
     int first_keys;
     int last_keys;
 
-    // This block's of the cluster's `pieces`.
-    __device__ __forceinline__ static Piece load(const int* plan, int pieces) {
-        constexpr int kPieces = kHeads / CLUSTER;  // of a tile
+    __device__ __forceinline__ static Piece load(const int* plan, int piece) {
         Piece loaded;
-        loaded.tile = load_prefill_tile(plan, pieces / kPieces);
-        loaded.head = pieces % kPieces * CLUSTER + (CLUSTER == 1 ? 0 : cluster_rank());
+        loaded.tile = load_prefill_tile(plan, piece / kHeads);
+        loaded.head = piece % kHeads;
         loaded.first_keys = loaded.tile.first / kKeys;
         loaded.last_keys = (loaded.tile.position + loaded.tile.rows - 1) / kKeys;
         return loaded;

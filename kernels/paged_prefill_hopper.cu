@@ -20,31 +20,23 @@
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-__device__ __forceinline__ void sync_blocks() {
-    if (CLUSTER == 1) {
-        __syncthreads();
-    } else {
-        cluster_sync();
-    }
-}
-
 // plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Tensor maps have 64 elements a row and planes of
 // 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16 rows and one part, values
 // of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
 // huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
 // [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1) paged_prefill_hopper(
+extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const char* __restrict__ values, Scalar* __restrict__ output,
     long long output_stride, const int* __restrict__ block_tables, int table_stride, const int* __restrict__ plan,
     int window, const float* __restrict__ cache_scales, float scale, float soft_cap) {
     extern __shared__ __align__(1024) char shared_bytes[];
     Shared shared{shared_address(shared_bytes)};
-    int pieces = __ldg(plan) * (kHeads / CLUSTER);
-    if (dealt_pieces(0) >= pieces) return;
+    int pieces = __ldg(plan) * kHeads;
+    if (dealt_piece(0) >= pieces) return;
     if (threadIdx.x == 0) shared.init_barriers();
-    sync_blocks();
+    __syncthreads();
     int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
@@ -76,7 +68,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384
         while (consumer.advance(even, odd) && consumer.advance(odd, even)) {
         }
     }
-    if (CLUSTER > 1) cluster_sync();  // nobody leaves while others copy into its memory or arrive at its barriers
 }
 
 #endif

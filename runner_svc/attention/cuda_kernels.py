@@ -195,14 +195,6 @@ class HopperPrefillVariant:
     copied_keys: int = 16
 
     @property
-    def cluster(self) -> int:
-        """Blocks that share their keys and values, each for another query head.
-
-        L2 is asked once for what two multiprocessors need. Not where tiles are converted, nor in groups of odd size.
-        """
-        return 1 if self.shape.fp8_cache or self.shape.group_size % 2 else 2
-
-    @property
     def stages(self) -> tuple[int, int, int]:
         """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
         if self.shape.head_dim == 64:
@@ -224,5 +216,5 @@ class HopperPrefillVariant:
 
     @property
     def defines(self) -> dict[str, int | str]:
-        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES", "CLUSTER")
-        return self.shape.defines | dict(zip(names, (*self.stages, self.raw_stages, self.cluster), strict=True))
+        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES")
+        return self.shape.defines | dict(zip(names, (*self.stages, self.raw_stages), strict=True))

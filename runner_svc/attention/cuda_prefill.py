@@ -92,7 +92,6 @@ class HopperPrefill:
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
-        self._grid = num_multiprocessors() // variant.cluster * variant.cluster
         self._num_heads, self._head_dim = shape.num_heads, shape.head_dim
         self._planes = shape.head_dim // PLANE
         positions = cache.data.shape[2] * shape.block_size
@@ -119,7 +118,7 @@ class HopperPrefill:
     def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
         self._kernel(
             stream,
-            self._grid,
+            num_multiprocessors(),
             self._query_map(queries.data_ptr(), queries.shape[0], queries.stride(0)),
             *self._layers[layer],
             output.data_ptr(),
