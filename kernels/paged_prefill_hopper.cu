@@ -56,16 +56,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;
         Consumer consumer{
-            shared, plan, pieces, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
+            shared, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
             thread == 0, index * 64 + thread / 32 * 16,
             matrix_descriptor(shared.queries().tile(0) + index * (64 * 128), 16),
             matrix_descriptor(shared.keys().tile(0), 16),
             matrix_descriptor(shared.values().tile(0), kGroup * 128),
-            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}};
-        if (index == 1) consumer.pass_turn();
-        unsigned even[32], odd[32];
-        consumer.begin(even);
-        while (consumer.advance(even, odd) && consumer.advance(odd, even)) {
+            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}, -1};
+        unsigned p[32];
+        consumer.begin(p);
+        while (consumer.advance(p)) {
         }
     }
 }

@@ -20,6 +20,8 @@ __device__ __forceinline__ PrefillTile load_prefill_tile(const int* __restrict__
 
 // The piece of work that a block takes in a round: pieces are sorted by work and dealt back and forth.
 __device__ __forceinline__ int dealt_piece(int round) {
-    int seat = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * gridDim.x + seat;
+    int blocks;  // read anew each time: the warps that copy have no registers left for it
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+    int seat = round & 1 ? blocks - 1 - static_cast<int>(blockIdx.x) : blockIdx.x;
+    return round * blocks + seat;
 }
