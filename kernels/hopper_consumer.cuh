@@ -28,6 +28,7 @@ struct Consumer {
     int position;  // of the warp's first query
     int tile;      // of keys
     int first_tile;
+    int plain_begin, plain_end;  // tiles of which all the warpgroup's queries see all keys
     bool begins;  // the present tile is its piece's first to be computed
     float scores[64];
     float outputs[kOutputs];
@@ -44,12 +45,22 @@ struct Consumer {
         wgmma_commit();
     }
 
+    // Adds values by their probabilities `p`. In the shadow of each product, which its issue waits for, scores of the
+    // next tile become probabilities.
+    template <bool Exponentiate>
     __device__ __forceinline__ void mix(const unsigned (&p)[32], bool accumulate) {
+        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
-        Wgmma<Operand>::mix(outputs, p, b, accumulate);
+        wgmma_fence();
 #pragma unroll
-        for (int k = 1; k < kGroups; k++) Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), 1);
+        for (int k = 0; k < kGroups; k++) {
+            Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
+            if (Exponentiate) softmax.exponentiate(scores, k);
+        }
         wgmma_commit();
+        if (Exponentiate) keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
+        wgmma_wait<0>();
+        pin(outputs);
     }
 
     // Takes up the next piece, whose queries are or will be at `query_ring.stage`. False when there is none.
@@ -61,6 +72,9 @@ struct Consumer {
         position = record.position + warp_row;
         tile = record.last_keys;
         first_tile = record.first_keys;
+        int query = record.position + index * 64;  // the warpgroup's first
+        plain_end = (query + 1) / kKeys;
+        plain_begin = max(first_tile, (max(query + 63 - window, -1) + kKeys) / kKeys);
 #if FP8_CACHE
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
@@ -81,11 +95,6 @@ struct Consumer {
         if (FP8_CACHE) softmax.scale = scale * cached_unit(cache_scales, head / GROUP_SIZE);
     }
 
-    // Scores to probabilities.
-    __device__ __forceinline__ void exponentiate() {
-        softmax.exponentiate(scores, tile * kKeys, position, window, soft_cap);
-    }
-
     // Writes the outputs of the piece of this round.
     __device__ __forceinline__ void write(int of_round, const float (&sums)[2]) {
         PieceRecord record = PieceRecord::load(shared.record(of_round));
@@ -95,70 +104,79 @@ struct Consumer {
                      record.rows - warp_row);
     }
 
-    // Scores and probabilities of the first piece's first tile.
+    // Scores of the tile whose keys are next.
+    template <bool Plain>
+    __device__ __forceinline__ void score_next() {
+        barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
+        wgmma_fence();
+        score();
+        wgmma_wait<0>();
+        pin(scores);
+        release_keys();
+        softmax.prepare<Plain>(scores, tile * kKeys, position, window, soft_cap);
+    }
+
+    // Probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
         take_piece();
         begins = true;
         reset_softmax();
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
-        barrier_wait(shared.keys().full(0), 0);
-        wgmma_fence();
-        score();
-        wgmma_wait<0>();
-        pin(scores);
-        release_keys();
-        exponentiate();
+        score_next<false>();
+#pragma unroll
+        for (int k = 0; k < kGroups; k++) softmax.exponentiate(scores, k);
         pack(scores, p);
     }
 
-    // Adds the present tile's values by its probabilities `p` and makes those of the next tile, which may be of the next
-    // piece. False when there is no next.
+    // Adds the present tile's values by its probabilities `p` and makes those of the next tile.
+    __device__ __forceinline__ void advance_within_piece(unsigned (&p)[32]) {
+        tile--;
+        score_next<true>();
+        advance_values(p, !begins);
+        begins = false;
+        shrink_outputs();
+    }
+
+    // The same for any tile, also the next piece's first. False when there is none.
     __device__ __forceinline__ bool advance(unsigned (&p)[32]) {
         bool ends = tile == first_tile, accumulate = !begins;
         tile--;
         begins = ends;
+        float sums[2] = {softmax.sum[0], softmax.sum[1]};
         if (ends) {
             query_ring.advance();
             if (!take_piece()) {
-                finish(p, accumulate);
+                mix<false>(p, accumulate);
+                write(round - 1, sums);
                 return false;
             }
+            reset_softmax();
         }
-        barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
-        wgmma_fence();
-        score();
-        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
-        wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
-        mix(p, accumulate);
-        wgmma_wait<1>();
-        pin(scores);
-        release_keys();
-        float sums[2] = {softmax.sum[0], softmax.sum[1]};
-        if (ends) reset_softmax();
-        exponentiate();
-        keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
-        wgmma_wait<0>();
-        pin(outputs);
-        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
-        value_ring.advance();
-        pack(scores, p);  // only now, as the product read `p`
+        score_next<false>();
+        advance_values(p, accumulate);
         if (ends) {
             write(round - 1, sums);
-        } else if (softmax.shrinks) {
-#pragma unroll
-            for (int i = 0; i < kOutputs; i++) outputs[i] *= softmax.factor[i >> 1 & 1];
+        } else {
+            shrink_outputs();
         }
         return true;
     }
 
-    // The last tile's values.
-    __device__ __forceinline__ void finish(const unsigned (&p)[32], bool accumulate) {
-        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
-        wgmma_fence();
-        mix(p, accumulate);
-        wgmma_wait<0>();
-        pin(outputs);
-        write(round - 1, softmax.sum);
+    __device__ __forceinline__ void advance_values(unsigned (&p)[32], bool accumulate) {
+        mix<true>(p, accumulate);
+        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
+        value_ring.advance();
+        pack(scores, p);  // only now, as the product read `p`
     }
+
+    __device__ __forceinline__ void shrink_outputs() {
+        if (__builtin_expect(softmax.shrinks, 0)) {
+#pragma unroll
+            for (int i = 0; i < kOutputs; i++) outputs[i] *= softmax.factor[i >> 1 & 1];
+        }
+    }
+
+    // Whether all of the warpgroup's queries see all keys of the next tile, and it is of the same piece.
+    __device__ __forceinline__ bool is_next_plain() const { return tile > plain_begin && tile <= plain_end; }
 };

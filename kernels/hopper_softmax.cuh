@@ -23,34 +23,36 @@ struct Softmax {
         sum[0] = sum[1] = 0.0f;
     }
 
-    // Turns scores into probabilities; `key` is the first key's position and `query` that of the warp's first query.
-    __device__ __forceinline__ void exponentiate(float (&s)[64], int key, int query, int window, float soft_cap) {
+    // Readies a tile's scores; `key` is the first key's position and `query` that of the warp's first query. `Plain`: all
+    // of the warp's queries see all keys.
+    template <bool Plain>
+    __device__ __forceinline__ void prepare(float (&s)[64], int key, int query, int window, float soft_cap) {
         int lane = threadIdx.x & 31;
         if (SOFT_CAP) {
 #pragma unroll
             for (int i = 0; i < 64; i++) s[i] = soft_capped(s[i], scale * (1.0f / kLog2E), soft_cap);
         }
-        int distance = query + (lane >> 2) - key - (lane & 3) * 2;  // from this lane's first key to its first query
-        if (__builtin_expect(key + kKeys - 1 > query, 0)) mask<true>(s, distance, 0);
-        if (__builtin_expect(key <= query + 15 - window, 0)) mask<false>(s, distance, window);
-        float factor_of_scores = SOFT_CAP ? 1.0f : scale;
+        if (!Plain) {
+            int distance = query + (lane >> 2) - key - (lane & 3) * 2;  // from this lane's first key to its first query
+            if (key + kKeys - 1 > query) mask<true>(s, distance, 0);
+            if (key <= query + 15 - window) mask<false>(s, distance, window);
+        }
         float top[2] = {highest<0>(s), highest<1>(s)};
-        float above = fmaxf(top[0] - maximum[0], top[1] - maximum[1]) * factor_of_scores;
+        float above = fmaxf(top[0] - maximum[0], top[1] - maximum[1]) * unit();
         shrinks = __any_sync(kFullWarp, above > kSlack);
-        if (shrinks) raise_maximum(top, factor_of_scores);
+        if (__builtin_expect(shrinks, !Plain)) raise_maximum(top);
+    }
+
+    // Scores of 16 keys, the `group`-th of a tile that is ready, become probabilities.
+    __device__ __forceinline__ void exponentiate(float (&s)[64], int group) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float offset = maximum[r] * factor_of_scores;
-            float sums[4] = {sum[r], 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                float& low = s[4 * j + 2 * r];
-                float& high = s[4 * j + 2 * r + 1];
-                low = exp2_approx(fmaf(low, factor_of_scores, -offset));
-                high = exp2_approx(fmaf(high, factor_of_scores, -offset));
-                sums[j & 3] += low + high;
-            }
-            sum[r] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        for (int i = 0; i < 8; i += 2) {
+            int r = i / 2 % 2;
+            float& low = s[8 * group + i];
+            float& high = s[8 * group + i + 1];
+            low = exp2_in_order(fmaf(low, unit(), -maximum[r] * unit()));
+            high = exp2_in_order(fmaf(high, unit(), -maximum[r] * unit()));
+            sum[r] += low + high;
         }
     }
 
@@ -66,16 +68,26 @@ struct Softmax {
     }
 
     // To the largest score of each row, of which `top` is this lane's.
-    __device__ __forceinline__ void raise_maximum(const float (&top)[2], float factor_of_scores) {
+    __device__ __forceinline__ void raise_maximum(const float (&top)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float raised = fmaxf(maximum[r], top[r]);
             raised = fmaxf(raised, __shfl_xor_sync(kFullWarp, raised, 1));
             raised = fmaxf(raised, __shfl_xor_sync(kFullWarp, raised, 2));
-            factor[r] = exp2_approx((maximum[r] - raised) * factor_of_scores);
+            factor[r] = exp2_approx((maximum[r] - raised) * unit());
             maximum[r] = raised;
             sum[r] *= factor[r];
         }
+    }
+
+    // Of a score, in log2 units.
+    __device__ __forceinline__ float unit() const { return SOFT_CAP ? 1.0f : scale; }
+
+    // An exponential that stays where it is between products.
+    static __device__ __forceinline__ float exp2_in_order(float x) {
+        float y;
+        asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
     }
 
     // Hides keys at distances below `bound` (Below) or at and above it.

@@ -64,8 +64,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
             Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}, -1};
         unsigned p[32];
         consumer.begin(p);
-        while (consumer.advance(p)) {
-        }
+        do {
+            while (consumer.is_next_plain()) consumer.advance_within_piece(p);
+        } while (consumer.advance(p));
     }
 }
 
