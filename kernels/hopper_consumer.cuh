@@ -45,22 +45,15 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Adds values by their probabilities `p`. In the shadow of each product, which its issue waits for, scores of the
-    // next tile become probabilities.
-    template <bool Exponentiate>
     __device__ __forceinline__ void mix(const unsigned (&p)[32], bool accumulate) {
         barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
-        wgmma_fence();
+        wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
 #pragma unroll
         for (int k = 0; k < kGroups; k++) {
             Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
-            if (Exponentiate) softmax.exponentiate(scores, k);
         }
         wgmma_commit();
-        if (Exponentiate) keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
-        wgmma_wait<0>();
-        pin(outputs);
     }
 
     // Takes up the next piece, whose queries are or will be at `query_ring.stage`. False when there is none.
@@ -85,7 +78,9 @@ struct Consumer {
     __device__ __forceinline__ void release_keys() {
         if (leads) {
             barrier_arrive(shared.keys().empty(key_ring.stage));
+#ifndef WRITE_SMEM
             if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
+#endif
         }
         key_ring.advance();
     }
@@ -100,20 +95,32 @@ struct Consumer {
         PieceRecord record = PieceRecord::load(shared.record(of_round));
         long long row = record.query + warp_row;
         float unit = cached_unit(cache_scales, KV_HEADS + record.head / GROUP_SIZE);
+#ifdef WRITE_SMEM
+        int stage = of_round % QUERY_STAGES;
+        asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");  // all warps' scores of the piece are complete
+        write_output(outputs, sums, unit, shared.queries().tile(stage) + warp_row * 128,
+                     output + row * output_stride + record.head * HEAD_DIM, output_stride, record.rows - warp_row);
+        fence_async_proxy();
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) barrier_arrive(shared.queries().empty(stage));
+#else
         write_output(outputs, sums, unit, output + row * output_stride + record.head * HEAD_DIM, output_stride,
                      record.rows - warp_row);
+#endif
     }
 
-    // Scores of the tile whose keys are next.
-    template <bool Plain>
-    __device__ __forceinline__ void score_next() {
+    __device__ __forceinline__ void start_scores() {
         barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
         wgmma_fence();
         score();
-        wgmma_wait<0>();
+    }
+
+    // Scores, which are complete, to probabilities.
+    template <bool Plain>
+    __device__ __forceinline__ void exponentiate() {
         pin(scores);
         release_keys();
-        softmax.prepare<Plain>(scores, tile * kKeys, position, window, soft_cap);
+        softmax.exponentiate<Plain>(scores, tile * kKeys, position, window, soft_cap);
     }
 
     // Probabilities of the first piece's first tile.
@@ -123,60 +130,74 @@ struct Consumer {
         reset_softmax();
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
-        score_next<false>();
-#pragma unroll
-        for (int k = 0; k < kGroups; k++) softmax.exponentiate(scores, k);
+        start_scores();
+        wgmma_wait<0>();
+        exponentiate<false>();
         pack(scores, p);
     }
 
-    // Adds the present tile's values by its probabilities `p` and makes those of the next tile.
-    __device__ __forceinline__ void advance_within_piece(unsigned (&p)[32]) {
-        tile--;
-        score_next<true>();
-        advance_values(p, !begins);
-        begins = false;
-        shrink_outputs();
-    }
-
-    // The same for any tile, also the next piece's first. False when there is none.
-    __device__ __forceinline__ bool advance(unsigned (&p)[32]) {
-        bool ends = tile == first_tile, accumulate = !begins;
-        tile--;
-        begins = ends;
-        float sums[2] = {softmax.sum[0], softmax.sum[1]};
-        if (ends) {
-            query_ring.advance();
-            if (!take_piece()) {
-                mix<false>(p, accumulate);
-                write(round - 1, sums);
-                return false;
-            }
-            reset_softmax();
-        }
-        score_next<false>();
-        advance_values(p, accumulate);
-        if (ends) {
-            write(round - 1, sums);
-        } else {
-            shrink_outputs();
-        }
-        return true;
-    }
-
-    __device__ __forceinline__ void advance_values(unsigned (&p)[32], bool accumulate) {
-        mix<true>(p, accumulate);
+    // Adds the last tile's values by its probabilities `p`, and makes those of the present tile.
+    template <bool Plain>
+    __device__ __forceinline__ void advance(unsigned (&p)[32], bool accumulate) {
+        start_scores();
+        mix(p, accumulate);
+        wgmma_wait<1>();
+        exponentiate<Plain>();
+        keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
+        wgmma_wait<0>();
+        pin(outputs);
         if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
         value_ring.advance();
         pack(scores, p);  // only now, as the product read `p`
     }
 
-    __device__ __forceinline__ void shrink_outputs() {
+    // To a tile of the same piece.
+    template <bool Plain>
+    __device__ __forceinline__ void next_tile(unsigned (&p)[32]) {
+        bool accumulate = !begins;
+        begins = false;
+        tile--;
+        advance<Plain>(p, accumulate);
         if (__builtin_expect(softmax.shrinks, 0)) {
 #pragma unroll
             for (int i = 0; i < kOutputs; i++) outputs[i] *= softmax.factor[i >> 1 & 1];
         }
     }
 
-    // Whether all of the warpgroup's queries see all keys of the next tile, and it is of the same piece.
+    // To the next piece's first tile; false when there is no next piece.
+    __device__ __forceinline__ bool next_piece(unsigned (&p)[32]) {
+        bool accumulate = !begins;
+        begins = true;
+        float sums[2] = {softmax.sum[0], softmax.sum[1]};
+        query_ring.advance();
+        bool more = take_piece();
+        if (more) {
+            reset_softmax();
+            advance<false>(p, accumulate);
+        } else {
+            mix(p, accumulate);
+            wgmma_wait<0>();
+            pin(outputs);
+        }
+        write(round - 1, sums);
+        return more;
+    }
+
+    // All pieces.
+    __device__ __forceinline__ void consume() {
+        unsigned p[32];
+        begin(p);
+        do {
+            while (tile > first_tile) {
+                if (is_next_plain()) {
+                    next_tile<true>(p);
+                } else {
+                    next_tile<false>(p);
+                }
+            }
+        } while (next_piece(p));
+    }
+
+    // Whether all of the warpgroup's queries see all keys of the next tile.
     __device__ __forceinline__ bool is_next_plain() const { return tile > plain_begin && tile <= plain_end; }
 };

@@ -23,16 +23,16 @@ struct Softmax {
         sum[0] = sum[1] = 0.0f;
     }
 
-    // Readies a tile's scores; `key` is the first key's position and `query` that of the warp's first query. `Plain`: all
-    // of the warp's queries see all keys.
+    // Turns scores into probabilities; `key` is the first key's position and `query` that of the warp's first query.
+    // `Plain`: all of the warp's queries see all keys.
     template <bool Plain>
-    __device__ __forceinline__ void prepare(float (&s)[64], int key, int query, int window, float soft_cap) {
-        int lane = threadIdx.x & 31;
+    __device__ __forceinline__ void exponentiate(float (&s)[64], int key, int query, int window, float soft_cap) {
         if (SOFT_CAP) {
 #pragma unroll
             for (int i = 0; i < 64; i++) s[i] = soft_capped(s[i], scale * (1.0f / kLog2E), soft_cap);
         }
         if (!Plain) {
+            int lane = threadIdx.x & 31;
             int distance = query + (lane >> 2) - key - (lane & 3) * 2;  // from this lane's first key to its first query
             if (key + kKeys - 1 > query) mask<true>(s, distance, 0);
             if (key <= query + 15 - window) mask<false>(s, distance, window);
@@ -41,19 +41,35 @@ struct Softmax {
         float above = fmaxf(top[0] - maximum[0], top[1] - maximum[1]) * unit();
         shrinks = __any_sync(kFullWarp, above > kSlack);
         if (__builtin_expect(shrinks, !Plain)) raise_maximum(top);
-    }
-
-    // Scores of 16 keys, the `group`-th of a tile that is ready, become probabilities.
-    __device__ __forceinline__ void exponentiate(float (&s)[64], int group) {
+#ifdef VOLATILE_EXP
+#pragma unroll
+        for (int g = 0; g < 8; g++) {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             int r = i / 2 % 2;
-            float& low = s[8 * group + i];
-            float& high = s[8 * group + i + 1];
+            float& low = s[8 * g + i];
+            float& high = s[8 * g + i + 1];
             low = exp2_in_order(fmaf(low, unit(), -maximum[r] * unit()));
             high = exp2_in_order(fmaf(high, unit(), -maximum[r] * unit()));
             sum[r] += low + high;
         }
+        }
+#else
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float offset = maximum[r] * unit();
+            float sums[2] = {sum[r], 0.0f};
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                float& low = s[4 * j + 2 * r];
+                float& high = s[4 * j + 2 * r + 1];
+                low = exp2_approx(fmaf(low, unit(), -offset));
+                high = exp2_approx(fmaf(high, unit(), -offset));
+                sums[j & 1] += low + high;
+            }
+            sum[r] = sums[0] + sums[1];
+        }
+#endif
     }
 
     // Of this lane's scores of a row.
@@ -122,6 +138,44 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
+#ifdef WRITE_SMEM
+// Divides by the sums, times the values' unit, and stores a warp's 16 rows as whole lines, by way of its rows of the
+// queries' tile in shared memory, which nobody reads any more.
+__device__ __forceinline__ void write_output(
+    const float (&o)[kOutputs], const float (&sums)[2], float unit, unsigned rows_in_tile, Scalar* output,
+    long long stride, int rows) {
+    int lane = threadIdx.x & 31;
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = sums[r];
+        sum += __shfl_xor_sync(kFullWarp, sum, 1);
+        sum += __shfl_xor_sync(kFullWarp, sum, 2);
+        inverse[r] = unit * reciprocal(sum);
+    }
+    // A lane's row of one of four 8 x 8 matrices: rows 0 and 8 on, of two neighbouring blocks of columns.
+    unsigned line = rows_in_tile + (lane & 15) * 128, block = lane >> 4;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 16; i++) {
+        unsigned c[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            c[j] = Tensor16<Scalar>::pack(o[8 * i + 2 * j] * inverse[j & 1], o[8 * i + 2 * j + 1] * inverse[j & 1]);
+        }
+        unsigned chunk = i % 4 * 2 + block;
+        store_matrices(line + i / 4 * kHalfBytes + ((chunk ^ (lane & 7)) << 4), c);
+    }
+    __syncwarp();
+    constexpr int kChunks = HEAD_DIM / 8, kLines = 32 / kChunks;  // rows stored at once
+    int chunk = lane % kChunks;
+#pragma unroll
+    for (int i = 0; i < 16 / kLines; i++) {
+        int row = i * kLines + lane / kChunks;
+        uint4 data = load_shared(rows_in_tile + chunk / 8 * kHalfBytes + row * 128 + ((chunk % 8 ^ row % 8) << 4));
+        if (row < rows) *reinterpret_cast<uint4*>(output + row * stride + chunk * 8) = data;
+    }
+}
+#else
 // Divides by the sums, times the values' unit, and stores a thread's rows; quads exchange columns so that each lane
 // stores 16 bytes at a time.
 __device__ __forceinline__ void write_output(
@@ -155,3 +209,4 @@ __device__ __forceinline__ void write_output(
         }
     }
 }
+#endif

@@ -62,11 +62,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
             matrix_descriptor(shared.keys().tile(0), 16),
             matrix_descriptor(shared.values().tile(0), kGroup * 128),
             Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}, -1};
-        unsigned p[32];
-        consumer.begin(p);
-        do {
-            while (consumer.is_next_plain()) consumer.advance_within_piece(p);
-        } while (consumer.advance(p));
+        consumer.consume();
     }
 }
 
