@@ -61,13 +61,6 @@ __device__ __forceinline__ void store_shared(unsigned address, uint4 data) {
                  : "memory");
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements, of which lane 8 * i + j has the address of row j of the i-th.
-__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&m)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m[0]), "r"(m[1]),
-                 "r"(m[2]), "r"(m[3])
-                 : "memory");
-}
-
 // A position in a ring of stages, with the parity of its barriers.
 template <int Stages>
 struct Ring {

@@ -78,9 +78,7 @@ struct Consumer {
     __device__ __forceinline__ void release_keys() {
         if (leads) {
             barrier_arrive(shared.keys().empty(key_ring.stage));
-#ifndef WRITE_SMEM
             if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
-#endif
         }
         key_ring.advance();
     }
@@ -95,18 +93,8 @@ struct Consumer {
         PieceRecord record = PieceRecord::load(shared.record(of_round));
         long long row = record.query + warp_row;
         float unit = cached_unit(cache_scales, KV_HEADS + record.head / GROUP_SIZE);
-#ifdef WRITE_SMEM
-        int stage = of_round % QUERY_STAGES;
-        asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");  // all warps' scores of the piece are complete
-        write_output(outputs, sums, unit, shared.queries().tile(stage) + warp_row * 128,
-                     output + row * output_stride + record.head * HEAD_DIM, output_stride, record.rows - warp_row);
-        fence_async_proxy();
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(shared.queries().empty(stage));
-#else
         write_output(outputs, sums, unit, output + row * output_stride + record.head * HEAD_DIM, output_stride,
                      record.rows - warp_row);
-#endif
     }
 
     __device__ __forceinline__ void start_scores() {

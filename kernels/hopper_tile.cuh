@@ -82,11 +82,7 @@ struct Shared {
 
     // By one thread, before any other uses them.
     __device__ __forceinline__ void init_barriers() const {
-#ifdef WRITE_SMEM
-        init(queries(), QUERY_STAGES, kConsumers * 4);
-#else
         init(queries(), QUERY_STAGES, kConsumers);
-#endif
         init(keys(), KEY_STAGES, kConsumers);
         init(values(), VALUE_STAGES, kConsumers);
         init(raw_keys(), 2 * RAW_STAGES, 1);
