@@ -46,7 +46,7 @@ def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int
 
 
 def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, progress: Progress) -> StepGraphs:
-    """Graphs of the layers of mixed steps, by positions, up to where launching them takes no longer than the GPU."""
+    """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time."""
 
     def run(bucket: int) -> None:
         steps.forward_mixed(device.current_stream(), bucket)
