@@ -1,8 +1,9 @@
 """Gate-up products of many rows with their activation, own against cuBLAS's: `python -m bench.gated_products`.
 
 For both shapes of `bench.random_model` and each number of rows: the product of every layer's own matrix in a row, as
-one CUDA graph, so that nothing is found in L2. `product` is cuBLAS's alone, `both` with the activation's kernel behind
-it, `own` the fused one; TFLOP/s are those of the product. `--tune` also times every variant of the kernel.
+one CUDA graph, so that nothing is found in L2, again and again, so that the card is at its power limit. `product` is
+cuBLAS's alone, `both` with the activation's kernel behind it, `own` the fused one; TFLOP/s are those of the product.
+`--tune` also times other variants of the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_timing import card, graph_microseconds
+from bench.gpu_timing import card, steady_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
 from runner_svc.cuda.activation import ActivationMul
@@ -29,8 +30,11 @@ from runner_svc.model.config import ModelConfig
 ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)
 # Bytes of matrices that are multiplied in a row: more than L2 holds several times over.
 _ROTATED_BYTES = 600_000_000
-_REPEATS, _TUNING_REPEATS = 20, 5
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+# Clusters of four are few enough to have a place each.
+_FEW_ROWS = 256
+# Variants that are tried: up to this much worse than the one that should be the best.
+_WORTH_A_TRY = 1.25
 BF16 = torch.bfloat16
 
 
@@ -40,7 +44,7 @@ class GatedTime:
 
     shape: str
     rows: int
-    what: str  # "product", "both", "own", or a variant
+    what: str  # "product", "both", or a variant
     microseconds: float
     tflop_s: float
 
@@ -58,12 +62,16 @@ class Case:
 
     def cublas(self, activate: bool) -> GatedTime:
         """With or without the activation."""
-        return self._time("both" if activate else "product", partial(self._run_cublas, activate), _REPEATS)
+        return self._time("both" if activate else "product", partial(self._run_cublas, activate))
 
-    def own(self, what: str, variant: GatedVariant, repeats: int) -> GatedTime:
+    def own(self, variant: GatedVariant) -> GatedTime:
         """The fused product in one of its variants."""
         product = GatedProduct(BF16, "silu", partial(_always, variant), overlap=True)
-        return self._time(what, partial(self._run_own, product), repeats)
+        return self._time(name(variant), partial(self._run_own, product))
+
+    def cost(self, variant: GatedVariant) -> float:
+        """As the choice sees it."""
+        return variant.cost(num_multiprocessors(), self.rows, self._inner)
 
     def chosen(self) -> GatedVariant:
         """The variant that the runner takes."""
@@ -81,8 +89,8 @@ class Case:
         for weight in self._weights:
             product(stream, self._x, weight, self._out)
 
-    def _time(self, what: str, launch: partial[None], repeats: int) -> GatedTime:
-        microseconds = graph_microseconds([launch], repeats) / len(self._weights)
+    def _time(self, what: str, launch: partial[None]) -> GatedTime:
+        microseconds = steady_microseconds(launch) / len(self._weights)
         operations = 4 * self.rows * self._inner * self._hidden
         return GatedTime(self.shape, self.rows, what, microseconds, operations / microseconds / 1e6)
 
@@ -103,14 +111,16 @@ def cases(all_rows: Sequence[int]) -> Iterator[Case]:
 
 
 def tuned(case: Case) -> list[GatedTime]:
-    """Every tile and cluster, then what else can be chosen for the best of them; ascending."""
-    variants = [GatedVariant(columns, *cluster) for columns in COLUMNS for cluster in _CLUSTERS]
-    times = {variant: case.own(name(variant), variant, _TUNING_REPEATS) for variant in variants}
-    best = sorted(variants, key=lambda variant: times[variant].microseconds)[:2]
-    for variant in best:
-        others = [replace(variant, head_start=start) for start in (0, 1, 3) if start < variant.stages]
-        others += [replace(variant, group_rows=rows) for rows in (4, 8, 32)] if case.rows >= 1024 else []
-        times |= {other: case.own(name(other), other, _REPEATS) for other in [variant, *others]}
+    """Every tile and cluster that may be worth it, then what else can be chosen for the best of them; ascending."""
+    clusters = _CLUSTERS if case.rows <= _FEW_ROWS else _CLUSTERS[:3]
+    variants = [GatedVariant(columns, *cluster) for columns in COLUMNS for cluster in clusters]
+    costs = {variant: case.cost(variant) for variant in variants}
+    variants = [variant for variant in variants if costs[variant] <= _WORTH_A_TRY * min(costs.values())]
+    times = {variant: case.own(variant) for variant in variants}
+    best = min(variants, key=lambda variant: times[variant].microseconds)
+    others = [replace(best, head_start=0)]
+    others += [replace(best, group_rows=rows) for rows in (8, 32)] if case.rows >= 2048 else []
+    times |= {other: case.own(other) for other in others}
     return sorted(times.values(), key=lambda time: time.microseconds)
 
 
@@ -125,7 +135,7 @@ def compile_all() -> None:
     """Fills the compiler's cache, as one variant after another takes a second each."""
     fixed = {"SCALAR": "__nv_bfloat16", "ACTIVATION": "silu"}
     variants = [
-        GatedVariant(columns, *cluster, start) for columns in COLUMNS for cluster in _CLUSTERS for start in (0, 1, 2, 3)
+        GatedVariant(columns, *cluster, start) for columns in COLUMNS for cluster in _CLUSTERS for start in (0, 2)
     ]
     with ThreadPoolExecutor(14) as pool:
         list(pool.map(lambda variant: load("gated_product", variant.defines | fixed), variants))
@@ -143,14 +153,13 @@ def main() -> None:
     print(f"{card()}: us (TFLOP/s)\nshape          rows  product             both                own", flush=True)
     times: list[GatedTime] = []
     for case in cases(arguments.rows):
-        own = case.own("own", case.chosen(), _REPEATS)
-        line = [case.cublas(False), case.cublas(True), own]
+        line = [case.cublas(False), case.cublas(True), case.own(case.chosen())]
         cells = [f"{time.microseconds:8.2f} ({time.tflop_s:5.0f})" for time in line]
-        print(f"{case.shape:13} {case.rows:5}  {'    '.join(cells)}  {name(case.chosen())}", flush=True)
+        print(f"{case.shape:13} {case.rows:5}  {'    '.join(cells)}  {line[2].what}", flush=True)
         if arguments.tune:
             found = tuned(case)
             line += found
-            print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:9]), flush=True)
+            print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:11]), flush=True)
         times += line
     if arguments.output:
         source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"])

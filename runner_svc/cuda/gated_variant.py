@@ -43,9 +43,10 @@ class GatedVariant:
         pairs_of_rows = -(-num_tokens // TILE_ROWS) % 2 == 0
         shape = (2, 1) if pairs_of_rows else (1, 2)
         variants = [cls(columns, *shape) for columns in COLUMNS]
-        return min(variants, key=lambda variant: variant._cost(multiprocessors, num_tokens, num_outputs))
+        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs))
 
-    def _cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
+    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
+        """Of a product of so many rows of x and outputs, in outputs of a block."""
         rows, columns = self.tiles(num_tokens, num_outputs)
         rounds = -(-rows * columns // (multiprocessors // self.cluster))
         return rounds * (self.columns + _TILE_COST)

@@ -86,7 +86,7 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_the_run() -> None:
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
     """Each product reads what the one before it wrote; replayed, so that stale inputs would show."""
     size, num_tokens = 1024, 300
-    weights = [normal(2 * size, size) * 0.1 for _ in range(6)]
+    weights = [normal(2 * size, size) / size**0.5 for _ in range(6)]  # six products keep within range
     states = [normal(num_tokens, size) for _ in range(7)]
 
     def run(overlap: bool) -> None:
@@ -97,6 +97,7 @@ def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
     run(False)
     expected = states[-1].clone()
     assert expected.isfinite().all()
+    assert expected.abs().max() > 0
     run(True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
