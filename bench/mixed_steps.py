@@ -82,8 +82,8 @@ class Mixing:
         yield from map(_finished, pending)
 
     def _plan(self, step: int, chunk: int, count: int) -> plan_pb2.Plan:
-        prompt_len = max(_LONG_PROMPT, chunk)
-        chunks = prompt_len // chunk
+        chunks = max(1, _LONG_PROMPT // chunk)
+        prompt_len = chunks * chunk
         slots = np.arange(DECODING + 1, dtype=np.int32)
         starts = np.full(DECODING + 1, PROMPT + step, np.int32)
         starts[-1] = step % chunks * chunk
@@ -111,7 +111,7 @@ class Mixing:
             extent_slots=slots.tobytes(),
             extent_starts=starts.tobytes(),
             extent_counts=counts.tobytes(),
-            extent_flags=np.array([1] * DECODING + [int(chunks == 1)], np.uint8).tobytes(),
+            extent_flags=np.array([1] * DECODING + [int(step % chunks == chunks - 1)], np.uint8).tobytes(),
         )
 
 
