@@ -1,8 +1,9 @@
 """The decoder on a GPU: matrix products by cuBLAS through torch, everything else by the launchers of `runner_svc.cuda`.
 
 Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
-RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms, so
-that an addition never costs a pass of its own. `model.decoder` is its twin on a CPU.
+RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
+the products in front of them (`Adding`), so that an addition never costs a pass of its own. `model.decoder` is its twin
+on a CPU.
 
 Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
 can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -76,8 +78,8 @@ class StepAttention(Protocol):
 class Mlp(Protocol):
     """An MLP of a layer."""
 
-    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
-        """Fills `product` from `normed`, both [T, hidden_size]."""
+    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
+        """Adds its product of `normed` [T, hidden_size] to `hidden`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,20 +95,39 @@ class DeviceInputs:
     rotation_rows: Tensor
 
 
+class Adding(Enum):
+    """Who adds output and down products to the residual stream."""
+
+    NORMS = "norms"
+    """The norm behind a product, which reads two tensors and writes two."""
+    PRODUCTS = "products"
+    """cuBLAS, where a product is still in registers; the norm reads one tensor and writes one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
-    """What comes out of the layers: the last product, and the residual stream that it is still to be added to."""
+    """The residual stream, and where norms add to it, the last product, which is still to be added."""
 
-    last: Tensor  # [T, hidden_size]
     residual: Tensor  # [T, hidden_size]
+    last: Tensor | None  # [T, hidden_size]
+
+    def add(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Adds x W^T + b, or leaves it to the next norm."""
+        if self.last is not None:
+            multiply(x, weight, bias, self.last)
+            return
+        self.residual.addmm_(x, weight.t())
+        if bias is not None:
+            self.residual.add_(bias)
 
     def select(self, index: Tensor) -> Hidden:
         """A copy of the positions at `index`, int32 [L]."""
-        return Hidden(self.last.index_select(0, index), self.residual.index_select(0, index))
+        last = self.last.index_select(0, index) if self.last is not None else None
+        return Hidden(self.residual.index_select(0, index), last)
 
     def slice(self, begin: int, end: int) -> Hidden:
         """A copy of the positions from `begin` to `end`."""
-        return Hidden(self.last[begin:end].clone(), self.residual[begin:end].clone())
+        return Hidden(self.residual[begin:end].clone(), self.last[begin:end].clone() if self.last is not None else None)
 
 
 class Workspace:
@@ -149,49 +170,58 @@ class CudaDecoder:
         """What another decoder of the same model can be made from."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
 
-    @property
-    def norm(self) -> NormLauncher:
-        """What norms the residual stream."""
-        return self._launchers.norm
-
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Of T positions, int32 [T] each, that belong to `rows`."""
         return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
 
     def forward(
-        self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, mlp: Mlp | None = None
+        self,
+        stream: int,
+        inputs: DeviceInputs,
+        cache: KVCache,
+        attention: StepAttention,
+        adding: Adding = Adding.NORMS,
+        mlp: Mlp | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass.
 
         `mlp` stands in for the layers' own.
         """
-        num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
-        space = self.workspace
-        residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
-        product, qkv = space.product[:num_tokens], space.qkv[:num_tokens]
+        num_tokens = inputs.tokens.shape[0]
+        space, hidden = self.workspace, self.hidden(num_tokens, adding)
+        normed, qkv = space.normed[:num_tokens], space.qkv[:num_tokens]
         attended, mlp = space.attended[:num_tokens], mlp or self._mlp
-        torch.index_select(self.embeddings, 0, inputs.tokens, out=residual)
+        torch.index_select(self.embeddings, 0, inputs.tokens, out=hidden.residual)
         for index, layer in enumerate(self.layers):
             if index == 0:
-                norm.norm(stream, residual, layer.attention_norm, normed)
+                self._launchers.norm.norm(stream, hidden.residual, layer.attention_norm, normed)
             else:
-                norm.add(stream, product, residual, layer.attention_norm, normed)
+                self._norm(stream, hidden, layer.attention_norm, normed)
             multiply(normed, layer.qkv, layer.qkv_bias, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
-            multiply(attended, layer.output, layer.output_bias, product)
-            norm.add(stream, product, residual, layer.mlp_norm, normed)
-            mlp(stream, layer, normed, product)
-        return self.hidden(num_tokens)
+            hidden.add(attended, layer.output, layer.output_bias)
+            self._norm(stream, hidden, layer.mlp_norm, normed)
+            mlp(stream, layer, normed, hidden)
+        return hidden
 
-    def hidden(self, num_tokens: int) -> Hidden:
+    def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """What the last `forward`, of so many positions, left."""
-        return Hidden(self.workspace.product[:num_tokens], self.workspace.residual[:num_tokens])
+        space = self.workspace
+        last = space.product[:num_tokens] if adding is Adding.NORMS else None
+        return Hidden(space.residual[:num_tokens], last)
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
-        normed = torch.empty_like(hidden.last)
-        self._launchers.norm.add(stream, hidden.last, hidden.residual, self.norm_weight, normed)
+        normed = torch.empty_like(hidden.residual)
+        self._norm(stream, hidden, self.norm_weight, normed)
         self.multiply_head(normed, out)
+
+    def _norm(self, stream: int, hidden: Hidden, weight: Tensor, out: Tensor) -> None:
+        """Of the residual stream, with the last product added to it."""
+        if hidden.last is None:
+            self._launchers.norm.norm(stream, hidden.residual, weight, out)
+        else:
+            self._launchers.norm.add(stream, hidden.last, hidden.residual, weight, out)
 
     def multiply_head(self, normed: Tensor, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
@@ -236,8 +266,8 @@ class CudaDecoder:
         self._launchers.activation(stream, gate_up, activated)
         return activated
 
-    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
-        multiply(self.activate(stream, layer, normed), layer.down, layer.down_bias, product)
+    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
+        hidden.add(self.activate(stream, layer, normed), layer.down, layer.down_bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
