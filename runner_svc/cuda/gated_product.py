@@ -33,6 +33,15 @@ class GatedProduct:
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
+    def fits(self, weight: Tensor) -> bool:
+        """Whether the kernel has products with this matrix, gate above up."""
+        return (
+            weight.dtype is self._dtype
+            and weight.is_contiguous()
+            and weight.shape[0] % (2 * VECTOR) == 0
+            and weight.shape[1] % STEP == 0
+        )
+
     def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """Fills `out` [T, n] from x [T, width] and `weight` [2 * n, width], which is G above U; all contiguous."""
         num_tokens, width = x.shape
@@ -64,16 +73,6 @@ class GatedProduct:
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )
-
-
-def fits(weight: Tensor) -> bool:
-    """Whether the kernel has products with this matrix, gate above up."""
-    return (
-        weight.dtype in (torch.bfloat16, torch.float16)
-        and weight.is_contiguous()
-        and weight.shape[0] % (2 * VECTOR) == 0
-        and weight.shape[1] % STEP == 0
-    )
 
 
 def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:

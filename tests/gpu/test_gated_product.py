@@ -13,7 +13,7 @@ from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.gated_product import Choose, GatedProduct, fits  # imports CuPy
+from runner_svc.cuda.gated_product import Choose, GatedProduct  # imports CuPy
 from runner_svc.cuda.gated_variant import COLUMNS, GatedVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 
@@ -44,9 +44,10 @@ def always(variant: GatedVariant, num_tokens: int, num_outputs: int) -> GatedVar
 def check(choose: Choose, num_tokens: int, num_outputs: int, width: int, dtype: torch.dtype, activation: str) -> None:
     x = normal(num_tokens, width, dtype=dtype)
     weight = (torch.randn(2 * num_outputs, width, device="cuda") / width**0.5).to(dtype)
-    assert fits(weight)
     poisoned = torch.full((num_tokens + 1, num_outputs), torch.nan, device="cuda", dtype=dtype)
-    GatedProduct(dtype, activation, choose)(stream(), x, weight, poisoned[:num_tokens])
+    product = GatedProduct(dtype, activation, choose)
+    assert product.fits(weight)
+    product(stream(), x, weight, poisoned[:num_tokens])
     gate, up = (x.float() @ weight.float().t()).chunk(2, dim=-1)
     expected = ACTIVATION_FUNCTIONS[activation](gate) * up
     torch.testing.assert_close(poisoned[:num_tokens].float(), expected, rtol=0.01, atol=0.004)
