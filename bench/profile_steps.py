@@ -1,18 +1,22 @@
-"""Where a decode step's time goes, from torch's profiler: `python -m bench.profile_steps qwen3-0.6b 64`.
+"""Where a step's time goes, from torch's profiler: `python -m bench.profile_steps qwen3-0.6b 64`.
 
-Prints each kernel's launches a step, its median time and the median gap before it. A kernel that starts while its
-predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
+That is a decode step of 64 rows; with `--chunk 992` it is a mixed one, of the rows of `bench.mixed_steps` and a chunk
+of so many positions. Prints each kernel's launches a step, its median time and the median gap before it. A kernel that
+starts while its predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
 from torch.autograd import DeviceType
 
+from bench.mixed_steps import DECODING, Mixing
 from bench.random_model import SHAPES
 from bench.step_backend import backend_of
 from bench.steps import Decoding
@@ -20,34 +24,46 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.runner import Runner
 
 _STEPS = 20
+# Steps before those, so that they are in the middle of a generation.
+_DECODE_STEPS, _MIXED_STEPS = 100, 4
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
-    parser.add_argument("batches", type=int, nargs="+")
+    parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
+    parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of mixed steps' chunks")
     arguments = parser.parse_args()
     runner = Runner(backend_of(arguments.shape))
+    vocab_size = ModelConfig.from_hugging_face(SHAPES[arguments.shape]).vocab_size
     for batch in arguments.batches:
         print(f"{arguments.shape}, batch {batch}")
-        print_profile(runner, batch, ModelConfig.from_hugging_face(SHAPES[arguments.shape]).vocab_size)
+        for _ in range(2):
+            decoding = Decoding(runner, batch, vocab_size)
+            decoding.prefill()
+            profiler = profiled(decoding.decode(_DECODE_STEPS + _STEPS), _DECODE_STEPS)
+        print_profile(profiler)
+    mixing = Mixing(runner, vocab_size)
+    for chunk in arguments.chunk:
+        print(f"{arguments.shape}, {DECODING} decoding rows and a chunk of {chunk}")
+        for _ in range(2):
+            profiler = profiled(mixing.steps(chunk, _MIXED_STEPS + _STEPS), _MIXED_STEPS)
+        print_profile(profiler)
 
 
-def print_profile(runner: Runner, batch: int, vocab_size: int) -> None:
-    """Of some steps in the middle of a generation."""
-    decoding = Decoding(runner, batch, vocab_size)
-    decoding.prefill()
-    for _ in decoding.decode(100):
+def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
+    """Of all steps but the first `warm_up`."""
+    for _ in islice(steps, warm_up):
         pass
-    decoding = Decoding(runner, batch, vocab_size)
-    decoding.prefill()
-    results = decoding.decode(100 + _STEPS)
-    for _ in range(100):
-        next(results)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in results:
+        for _ in steps:
             pass
+    return profiler
+
+
+def print_profile(profiler: torch.profiler.profile) -> None:
+    """Of _STEPS steps, by kernel."""
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()

@@ -143,7 +143,7 @@ def measure(
             if index >= FIRST:
                 timings.append(result.timings)
         step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
-        products = products_ms(config, weights, layers, batch)
+        products = products_ms(config, weights, layers, batch, batch)
         context = PROMPT + (FIRST + LAST) / 2
         kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize * config.num_layers
         idle = np.array([timing.idle_ns for timing in timings]) / 1e3
@@ -164,11 +164,13 @@ def measure(
         )
 
 
-def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], batch: int) -> float:
-    """The matrix products of a step of `batch` rows, as one CUDA graph."""
+def products_ms(
+    config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], positions: int, sampled: int
+) -> float:
+    """The matrix products of a step of so many positions, of which some are sampled, as one CUDA graph."""
 
     def rows(width: int) -> torch.Tensor:
-        return torch.randn(batch, width, dtype=DTYPE, device="cuda")
+        return torch.randn(positions, width, dtype=DTYPE, device="cuda")
 
     hidden, attended = rows(config.hidden_size), rows(config.num_heads * config.head_dim)
     activated = rows(config.intermediate_size)
@@ -179,7 +181,7 @@ def products_ms(config: ModelConfig, weights: ModelWeights, layers: list[LayerWe
             torch.mm(attended, layer.output.t())
             torch.mm(hidden, layer.gate_up.t())
             torch.mm(activated, layer.down.t())
-        torch.mm(hidden, weights.head.t())
+        torch.mm(hidden[:sampled], weights.head.t())
 
     return graph_microseconds([launch]) / 1e3
 

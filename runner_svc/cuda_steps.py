@@ -12,7 +12,7 @@ LM head, whose rows are few and vary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,10 +22,11 @@ from torch import Tensor
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
-from runner_svc.model.adding_decoder import AddingDecoder
 from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
@@ -39,6 +40,7 @@ class MixedShape:
     num_tokens: int
     decode_rows: int
     prefill_words: int  # of the plan
+    fusions: Fusions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,8 @@ class CudaSteps:
     ) -> None:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
-        self._adding = AddingDecoder(decoder) if matrices(decoder) is not None else None
+        self.fusions = FusionChoice()
+        """Of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
@@ -96,18 +99,30 @@ class CudaSteps:
             ways.append(Way(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                ways.append(Way(name, partial(self._run_decode, stream, bucket, mlp)))
-        if self._adding is not None and bucket > MAX_ROWS:
-            ways.append(Way("cuBLAS, adding", partial(self._run_own, self._adding, stream, bucket)))
-        return [*ways, Way("cuBLAS", partial(self._run_decode, stream, bucket, None))]
+                ways.append(Way(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+        for fusions in self._decode_fusions(bucket):
+            ways.append(Way(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+        return ways
 
-    def _run_decode(self, current_stream: Callable[[], int], bucket: int, mlp: Mlp | None) -> None:
+    def _decode_fusions(self, bucket: int) -> list[Fusions]:
+        """Those that are worth the time at start-up."""
+        if bucket <= MAX_ROWS:
+            return [Fusions()]
+        return [
+            fusions
+            for fusions in self._decoder.fusions
+            if fusions.activating is Activating.KERNEL or fusions.adding is Adding.PRODUCTS
+        ]
+
+    def _run_decode(
+        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
+    ) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
-    def _run_own(self, decoder: SkinnyDecoder | AddingDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+    def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
         decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
@@ -156,32 +171,38 @@ class CudaSteps:
             self._forward_mixed(stream, step.shape)
         else:
             replay()
-        hidden = self._decoder.hidden(step.shape.num_tokens)
+        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.fusions.adding)
         num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
             self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
 
-    def forward_mixed(self, stream: int, bucket: int) -> None:
-        """Launches the layers of any mixed step of up to `bucket` positions."""
-        self._forward_mixed(stream, self._captured_shape(bucket))
+    def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
+        """Launches the layers of any mixed step of up to `bucket` positions; `fusions` None: as is faster."""
+        shape = self._captured_shape(bucket)
+        self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
+
+    def mixed_fusions(self) -> list[Fusions]:
+        """Those that a mixed step can have."""
+        return self._decoder.fusions
 
     def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
         num_tokens = int(batch.counts.sum())
         words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0
-        return MixedShape(len(batch.slots), num_tokens, decode_rows, words)
+        return MixedShape(len(batch.slots), num_tokens, decode_rows, words, self.fusions(num_tokens))
 
     def _captured_shape(self, bucket: int) -> MixedShape:
         slots = self.num_slots
-        return MixedShape(slots, bucket, slots, self._attention.prefill_plan_words(bucket, slots))
+        words = self._attention.prefill_plan_words(bucket, slots)
+        return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _decode_words(self, shape: MixedShape) -> int:
         return self._attention.decode_plan_words(shape.decode_rows) if shape.decode_rows else 0
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
-        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape))
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
         attention = self._attention
