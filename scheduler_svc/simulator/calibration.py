@@ -251,7 +251,7 @@ class Calibrator:
         link_s = _link_seconds(fit_cost_model(name, source, recorder.steps, shape)[0], recorder.round_trips)
         alone = [TimedStep(trip.work, trip.seconds - 2 * link_s) for trip in recorder.round_trips]
         steps = recorder.steps + [step for step in alone if step.seconds > 0]
-        model, error = fit_cost_model(name, source, steps, shape, link_s)
+        model, error = fit_cost_model(name, source, steps, shape, link_s=link_s)
         return Calibration(model, error, share, steps)
 
 
