@@ -1,8 +1,8 @@
 """The plan of a step's prefill attention: tiles of queries, the longest first (kernels/paged_prefill*.cu).
 
 A tile is up to `tile_rows` neighbouring queries of one row of the step; every query head of a tile is one piece of
-work. Pieces are dealt to a fixed grid of thread blocks, back and forth, so that long and short ones even out. Packed
-int32, made vectorised. No CUDA is imported here.
+work. Pieces are dealt to a fixed grid of thread blocks, or to some of them, back and forth, so that long and short
+ones even out. Packed int32, made vectorised. No CUDA is imported here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,19 @@ class PrefillPlanner:
 
     tile_rows: int
     window: int | None
+    # Blocks of threads that run at once.
+    grid: int
+
+    def key_tiles(self, starts: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
+        """What all queries see, about: in tiles of `tile_rows` queries and KEYS keys, for one head."""
+        seen = starts + (counts + 1) // 2
+        if self.window is not None:
+            seen = np.minimum(seen, self.window)
+        return int((-(-counts // self.tile_rows) * (seen // KEYS + 1)).sum())
+
+    def num_tiles(self, counts: NDArray[np.int32]) -> int:
+        """Of rows of so many positions."""
+        return int((-(-counts // self.tile_rows)).sum())
 
     def max_words(self, num_tokens: int, num_rows: int) -> int:
         """Most int32 words of a plan for `num_rows` rows of together `num_tokens` positions."""
@@ -36,10 +49,11 @@ class PrefillPlanner:
         table_rows: NDArray[np.int32],
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
+        blocks: int | None = None,
     ) -> int:
         """Fills `plan` for rows of `counts` positions from `starts`, whose first queries are `query_rows`; all [R].
 
-        Returns the words used.
+        Only the first `blocks` of the grid get work. Returns the words used.
         """
         tiles_of_row = -(-counts // self.tile_rows)
         ends = np.cumsum(tiles_of_row)
@@ -51,7 +65,7 @@ class PrefillPlanner:
         firsts = np.zeros_like(positions) if self.window is None else np.maximum(positions - (self.window - 1), 0)
         order = np.argsort(firsts // KEYS - (positions + sizes + KEYS - 1) // KEYS, kind="stable")
         words = HEADER_WORDS + TILE_WORDS * num_tiles
-        plan[0] = num_tiles
+        plan[:2] = num_tiles, blocks or self.grid
         tiles = plan[HEADER_WORDS:words].reshape(num_tiles, TILE_WORDS)
         tiles[:, 0] = (query_rows[rows] + offsets)[order]
         tiles[:, 1] = sizes[order]
