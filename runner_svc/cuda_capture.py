@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from runner_svc.adding_choice import AddingChoice, timed_positions
 from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device
 from runner_svc.device_roster import DeviceRoster
-from runner_svc.model.cuda_decoder import Adding
+from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.model.fusions import Fusions
 from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch
 from runner_svc.step_buffers import PackedStep
 
@@ -48,18 +48,18 @@ def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int
 
 
 def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, progress: Progress) -> StepGraphs:
-    """Graphs of the layers of mixed steps, by positions, up to where launching them takes no longer than the GPU.
+    """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time.
 
-    Finds out first who adds in mixed steps.
+    Finds out first what products do beside multiplying in mixed steps.
     """
 
-    def run(bucket: int, adding: Adding | None = None) -> None:
-        steps.forward_mixed(device.current_stream(), bucket, adding)
+    def run(bucket: int, fusions: Fusions | None = None) -> None:
+        steps.forward_mixed(device.current_stream(), bucket, fusions)
 
     progress("timing mixed steps", 0.0)
-    steps.adding = AddingChoice(
+    steps.fusions = FusionChoice(
         {
-            size: {adding: device.seconds(device.capture(partial(run, size, adding))) for adding in Adding}
+            size: {each: device.seconds(device.capture(partial(run, size, each))) for each in steps.mixed_fusions()}
             for size in timed_positions(max_step_tokens)
         }
     )

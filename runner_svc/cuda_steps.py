@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.adding_choice import AddingChoice
 from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
-from runner_svc.model.cuda_decoder import Adding, CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
@@ -40,7 +41,7 @@ class MixedShape:
     num_tokens: int
     decode_rows: int
     prefill_words: int  # of the plan
-    adding: Adding
+    fusions: Fusions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ class CudaSteps:
     ) -> None:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
-        self.adding = AddingChoice()
+        self.fusions = FusionChoice()
         """Of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
@@ -96,17 +97,27 @@ class CudaSteps:
             ways.append(Way(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                ways.append(Way(name, partial(self._run_decode, stream, bucket, Adding.NORMS, mlp)))
-        if bucket > MAX_ROWS:
-            ways.append(Way("cuBLAS, adding", partial(self._run_decode, stream, bucket, Adding.PRODUCTS)))
-        return [*ways, Way("cuBLAS", partial(self._run_decode, stream, bucket, Adding.NORMS))]
+                ways.append(Way(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+        for fusions in self._decode_fusions(bucket):
+            ways.append(Way(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+        return ways
+
+    def _decode_fusions(self, bucket: int) -> list[Fusions]:
+        """Those that are worth the time at start-up."""
+        if bucket <= MAX_ROWS:
+            return [Fusions()]
+        return [
+            fusions
+            for fusions in self._decoder.fusions
+            if fusions.activating is Activating.KERNEL or fusions.adding is Adding.PRODUCTS
+        ]
 
     def _run_decode(
-        self, current_stream: Callable[[], int], bucket: int, adding: Adding, mlp: Mlp | None = None
+        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
     ) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), adding, mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
     def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
@@ -150,27 +161,31 @@ class CudaSteps:
             self._forward_mixed(stream, step.shape)
         else:
             replay()
-        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.adding)
+        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.fusions.adding)
         num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
             self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
 
-    def forward_mixed(self, stream: int, bucket: int, adding: Adding | None = None) -> None:
-        """Launches the layers of any mixed step of up to `bucket` positions; `adding` None: as is faster."""
+    def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
+        """Launches the layers of any mixed step of up to `bucket` positions; `fusions` None: as is faster."""
         shape = self._captured_shape(bucket)
-        self._forward_mixed(stream, replace(shape, adding=adding) if adding is not None else shape)
+        self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
+
+    def mixed_fusions(self) -> list[Fusions]:
+        """Those that a mixed step can have."""
+        return self._decoder.fusions
 
     def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
         num_tokens = int(batch.counts.sum())
         words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0
-        return MixedShape(len(batch.slots), num_tokens, decode_rows, words, self.adding(num_tokens))
+        return MixedShape(len(batch.slots), num_tokens, decode_rows, words, self.fusions(num_tokens))
 
     def _captured_shape(self, bucket: int) -> MixedShape:
         slots = self.num_slots
         words = self._attention.prefill_plan_words(bucket, slots)
-        return MixedShape(slots, bucket, slots, words, self.adding(bucket))
+        return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
     def _max_plan_words(self, max_step_tokens: int) -> int:
         """Small batches may be planned otherwise than large ones, with more words."""
@@ -184,7 +199,7 @@ class CudaSteps:
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
-        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.adding)
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
         plan = self._plan_address()

@@ -2,8 +2,8 @@
 
 Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
 RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
-the products in front of them (`Adding`), so that an addition never costs a pass of its own. `model.decoder` is its twin
-on a CPU.
+the products in front of them, so that an addition never costs a pass of its own, and the activation may be part of an
+own product (`model.fusions`). `model.decoder` is its twin on a CPU.
 
 Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
 can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.step_rotations import StepRotations, StepRows
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
@@ -37,6 +38,14 @@ class ActivationLauncher(Protocol):
     """As `runner_svc.cuda.activation.ActivationMul`."""
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
+
+
+class GatedLauncher(Protocol):
+    """As `runner_svc.cuda.gated_product.GatedProduct`."""
+
+    def fits(self, weight: Tensor) -> bool: ...
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
 
 class RopeKvLauncher(Protocol):
@@ -63,6 +72,8 @@ class DecoderLaunchers:
 
     norm: NormLauncher
     activation: ActivationLauncher
+    # None: there is none for this GPU.
+    gated: GatedLauncher | None
     rotating: RopeKvLauncher
     # For layers without rotary embedding (SmolLM3 has some).
     plain: RopeKvLauncher
@@ -93,15 +104,6 @@ class DeviceInputs:
     # float32 [rows, rotary_dim], cosines of the pairs, then their sines; and each position's row of that, int32 [T].
     rotations: Tensor
     rotation_rows: Tensor
-
-
-class Adding(Enum):
-    """Who adds output and down products to the residual stream."""
-
-    NORMS = "norms"
-    """The norm behind a product, which reads two tensors and writes two."""
-    PRODUCTS = "products"
-    """cuBLAS, where a product is still in registers; the norm reads one tensor and writes one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +168,19 @@ class CudaDecoder:
         self._rope = StepRotations(config, max_tokens, self.device)
 
     @property
+    def fusions(self) -> list[Fusions]:
+        """What this model's products can do beside multiplying, the plainest first."""
+        gated = self._launchers.gated
+        fits = gated is not None and all(
+            layer.gate_up_bias is None and gated.fits(layer.gate_up) for layer in self.layers
+        )
+        return [
+            Fusions(adding, activating)
+            for activating in (Activating if fits else [Activating.KERNEL])
+            for adding in Adding
+        ]
+
+    @property
     def weights(self) -> ModelWeights:
         """What another decoder of the same model can be made from."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
@@ -180,17 +195,17 @@ class CudaDecoder:
         inputs: DeviceInputs,
         cache: KVCache,
         attention: StepAttention,
-        adding: Adding = Adding.NORMS,
+        fusions: Fusions,
         mlp: Mlp | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass.
 
-        `mlp` stands in for the layers' own.
+        `fusions` is one of those that the model has. `mlp` stands in for the layers' own.
         """
         num_tokens = inputs.tokens.shape[0]
-        space, hidden = self.workspace, self.hidden(num_tokens, adding)
+        space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
         normed, qkv = space.normed[:num_tokens], space.qkv[:num_tokens]
-        attended, mlp = space.attended[:num_tokens], mlp or self._mlp
+        attended, mlp = space.attended[:num_tokens], mlp or partial(self._mlp, fusions.activating)
         torch.index_select(self.embeddings, 0, inputs.tokens, out=hidden.residual)
         for index, layer in enumerate(self.layers):
             if index == 0:
@@ -258,16 +273,15 @@ class CudaDecoder:
         )
         attention(stream, index, queries, attended)
 
-    def activate(self, stream: int, layer: LayerWeights, normed: Tensor) -> Tensor:
-        """The input of a layer's down product."""
-        gate_up = self.workspace.gate_up[: len(normed)]
+    def _mlp(self, activating: Activating, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
         activated = self.workspace.activated[: len(normed)]
-        multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-        self._launchers.activation(stream, gate_up, activated)
-        return activated
-
-    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        hidden.add(self.activate(stream, layer, normed), layer.down, layer.down_bias)
+        if activating is Activating.PRODUCT and self._launchers.gated is not None:
+            self._launchers.gated(stream, normed, layer.gate_up, activated)
+        else:
+            gate_up = self.workspace.gate_up[: len(normed)]
+            multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+            self._launchers.activation(stream, gate_up, activated)
+        hidden.add(activated, layer.down, layer.down_bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

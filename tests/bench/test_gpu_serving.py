@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from bench.gpu_serving import report
+from bench.gpu_serving.__main__ import split_spec
 from bench.gpu_serving.client import ClientRecord, arrival_times
+from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
 from bench.workload import TRACES, trace_lengths
 
@@ -71,13 +73,23 @@ def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
     assert report.boundary_gaps(times[order], [names[index] for index in order]).tolist() == [10.0]
 
 
+def test_a_load_brings_settings_of_its_own() -> None:
+    assert split_spec("8:160:1024") == (["8", "160", "1024"], {})
+    fields, changes = split_spec("ljf:1024,depth=3,plan_lead_ms=2,victim=least_computed,finish_tokens=1152")
+    assert fields == ["ljf", "1024"]
+    changed = Scheduling("ljf", '{"step_tokens": 1024}', 2, ("--a",)).changed(changes)
+    assert (changed.depth, changed.flags) == (3, ("--a", "--plan-lead-ms=2"))
+    values = {"step_tokens": 1024, "victim": "least_computed", "finish_tokens": 1152}
+    assert json.loads(changed.policy_parameters) == values
+
+
 def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
         "bench.gpu_serving",
         "--device=null",
-        "--offline=ljf:64",
+        "--offline=ljf:64,finish_tokens=96,depth=1",
         "--requests=8",
         "--slots=16",
     ]
@@ -88,3 +100,4 @@ def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
         output for _, output in trace_lengths(TRACES / "azure_conv_2023_busiest2000.csv", 8, 4096)
     )
     assert load["runner"]["steps"] > 0
+    assert load["scheduler"]["depth"] == 1 and "finish_tokens" in load["scheduler"]["parameters"]

@@ -1,4 +1,4 @@
-"""Whole mixed steps on a GPU: whoever adds to the residual stream, captured or not, the logits are the same."""
+"""Whole mixed steps on a GPU: whatever products do beside multiplying, captured or not, the logits are the same."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.adding_choice import AddingChoice
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import Adding, CudaDecoder
+from runner_svc.model.cuda_decoder import CudaDecoder
 from runner_svc.model.description import read_json
+from runner_svc.model.fusions import Fusions
 from runner_svc.model.weights import load_weights
 from runner_svc.profiling_batch import batch_of
 from runner_svc.step_buffers import PackedStep
@@ -65,9 +66,9 @@ def test_all_kinds_of_a_mixed_step_give_the_same_logits(family: str, sizes: dict
     steps = make_steps(family, tmp_path / "tiny", {"hidden_size": 256, "intermediate_size": 512, **sizes})
     batch, device = mixed_batch(np.random.default_rng(seed)), GpuDevice()
     logits: dict[str, torch.Tensor] = {}
-    for adding in Adding:
+    for fusions in steps.mixed_fusions():
         for captured in (False, True):
-            steps.adding = AddingChoice({1: {adding: 1.0}})
+            steps.fusions = FusionChoice({1: {fusions: 1.0}})
             with device.stream() as stream, torch.inference_mode():
                 steps.packed.zero_()
                 replay = device.capture(partial(run_captured, steps, device)) if captured else None
@@ -77,8 +78,8 @@ def test_all_kinds_of_a_mixed_step_give_the_same_logits(family: str, sizes: dict
                 steps.logits.fill_(torch.nan)
                 steps.run_mixed(stream, step, replay)
             device.synchronize()
-            logits[f"{adding}, captured: {captured}"] = steps.logits.clone()
-    expected = logits.pop(f"{Adding.NORMS}, captured: False")
+            logits[f"{fusions.name}, captured: {captured}"] = steps.logits.clone()
+    expected = logits.pop(f"{Fusions().name}, captured: False")
     assert len({tuple(row) for row in expected.tolist()}) == SLOTS
     for name, actual in logits.items():
         error = float((actual - expected).abs().max() / expected.std())

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from protos import plan_pb2
-from runner_svc.adding_choice import AddingChoice
 from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend, CudaSizes
 from runner_svc.cuda_capture import prepare_decode
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import Adding
 from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.weights import load_weights
 from runner_svc.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
@@ -88,8 +88,8 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
     [
         ("llama", 1, 128, 4),
         ("qwen3", 4, 128, 4),
-        ("llama", 4, 3, 2),
-        ("qwen3", 4, 3, 2),
+        ("llama", 4, 3, 3),
+        ("qwen3", 4, 3, 3),
         ("llama-biases", 4, 128, 1),
         ("llama-biases", 4, 3, 2),
     ],
@@ -117,16 +117,17 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
 
 
 @pytest.mark.parametrize(
-    ("family", "captured", "adding"),
+    ("family", "captured", "fusions"),
     [
-        ("llama", True, Adding.NORMS),
-        ("mistral", True, Adding.PRODUCTS),
-        ("qwen3", False, Adding.PRODUCTS),
-        ("llama-biases", True, Adding.PRODUCTS),
+        ("llama", True, Fusions()),
+        ("mistral", True, Fusions(Adding.PRODUCTS)),
+        ("qwen3", False, Fusions(Adding.PRODUCTS, Activating.PRODUCT)),
+        ("llama", True, Fusions(Adding.NORMS, Activating.PRODUCT)),
+        ("llama-biases", True, Fusions(Adding.PRODUCTS)),
     ],
 )
 def test_mixed_steps_of_all_kinds_give_the_torch_backends_tokens(
-    family: str, captured: bool, adding: Adding, tmp_path: Path
+    family: str, captured: bool, fusions: Fusions, tmp_path: Path
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -135,7 +136,7 @@ def test_mixed_steps_of_all_kinds_give_the_torch_backends_tokens(
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(5)]
     device = HostDevice(mixed_graphs=captured)
     backend = cuda_backend(folder, device)
-    backend._steps.adding = AddingChoice({1: {adding: 1.0}})
+    backend._steps.fusions = FusionChoice({1: {fusions: 1.0}})
     before = device.replays
     actual = RandomDriver(backend, rng).generate(prompts, 8, 12)
     assert actual == RandomDriver(torch_backend(folder), rng).generate(prompts, 8, 12)
@@ -212,7 +213,7 @@ def test_a_late_result_leaves_the_next_sequence_of_its_slot_alone(folder: Path) 
 def test_drawn_tokens_and_logprobs_are_those_of_the_torch_backend(folder: Path, adding: Adding) -> None:
     results = []
     ours_on_device = cuda_backend(folder)
-    ours_on_device._steps.adding = AddingChoice({1: {adding: 1.0}})
+    ours_on_device._steps.fusions = FusionChoice({1: {Fusions(adding): 1.0}})
     for backend in (ours_on_device, torch_backend(folder)):
         runner = Runner(backend)
         asks = sampling(temperature=0.9, logprobs=2, prompt_logprobs=1)

@@ -97,6 +97,7 @@ class HostLaunchers:
         return DecoderLaunchers(
             norm=HostNorm(config.rms_norm_eps),
             activation=HostActivation(config.activation),
+            gated=HostGated(config.activation),
             rotating=HostRopeKv(config, config.rope.rotary_dim),
             plain=HostRopeKv(config, 0),
         )
@@ -204,6 +205,17 @@ class HostActivation:
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None:
         gate, up = gate_up.chunk(2, dim=-1)
         out.copy_(self._function(gate) * up)
+
+
+class HostGated:
+    def __init__(self, name: str) -> None:
+        self._activation = HostActivation(name)
+
+    def fits(self, weight: Tensor) -> bool:
+        return True
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        self._activation(stream, x @ weight.t(), out)
 
 
 class HostRopeKv:
