@@ -27,17 +27,6 @@ class PrefillPlanner:
     # Blocks of threads that run at once.
     grid: int
 
-    def key_tiles(self, starts: NDArray[np.int32], counts: NDArray[np.int32]) -> int:
-        """What all queries see, about: in tiles of `tile_rows` queries and KEYS keys, for one head."""
-        seen = starts + (counts + 1) // 2
-        if self.window is not None:
-            seen = np.minimum(seen, self.window)
-        return int((-(-counts // self.tile_rows) * (seen // KEYS + 1)).sum())
-
-    def num_tiles(self, counts: NDArray[np.int32]) -> int:
-        """Of rows of so many positions."""
-        return int((-(-counts // self.tile_rows)).sum())
-
     def max_words(self, num_tokens: int, num_rows: int) -> int:
         """Most int32 words of a plan for `num_rows` rows of together `num_tokens` positions."""
         return HEADER_WORDS + TILE_WORDS * (num_tokens // self.tile_rows + num_rows)
@@ -49,11 +38,10 @@ class PrefillPlanner:
         table_rows: NDArray[np.int32],
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
-        blocks: int | None = None,
     ) -> int:
         """Fills `plan` for rows of `counts` positions from `starts`, whose first queries are `query_rows`; all [R].
 
-        Only the first `blocks` of the grid get work. Returns the words used.
+        Returns the words used.
         """
         tiles_of_row = -(-counts // self.tile_rows)
         ends = np.cumsum(tiles_of_row)
@@ -65,7 +53,7 @@ class PrefillPlanner:
         firsts = np.zeros_like(positions) if self.window is None else np.maximum(positions - (self.window - 1), 0)
         order = np.argsort(firsts // KEYS - (positions + sizes + KEYS - 1) // KEYS, kind="stable")
         words = HEADER_WORDS + TILE_WORDS * num_tiles
-        plan[:2] = num_tiles, blocks or self.grid
+        plan[:2] = num_tiles, self.grid
         tiles = plan[HEADER_WORDS:words].reshape(num_tiles, TILE_WORDS)
         tiles[:, 0] = (query_rows[rows] + offsets)[order]
         tiles[:, 1] = sizes[order]
@@ -74,3 +62,12 @@ class PrefillPlanner:
         tiles[:, 4] = (starts + counts)[rows][order]
         tiles[:, 5] = table_rows[rows][order]
         return words
+
+    def key_tiles(self, plan: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Tiles of KEYS keys that each tile of a plan sees, the most first."""
+        tiles = plan[HEADER_WORDS : HEADER_WORDS + TILE_WORDS * int(plan[0])].reshape(-1, TILE_WORDS)
+        return (tiles[:, 2] + tiles[:, 1] + (KEYS - 1)) // KEYS - tiles[:, 3] // KEYS
+
+    def deal(self, plan: NDArray[np.int32], blocks: int) -> None:
+        """Gives all work of a plan to the first `blocks` of the grid."""
+        plan[1] = blocks

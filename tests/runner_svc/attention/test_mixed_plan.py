@@ -19,14 +19,23 @@ def planner_of(window: int | None = None) -> MixedPlanner:
     return MixedPlanner(decode, PrefillPlanner(128, window, GRID), heads=32)
 
 
-def decode_rows(lengths: list[int]) -> DecodeRows:
+def shared(planner: MixedPlanner, lengths: list[int], chunks: list[tuple[int, int]]) -> tuple[int, int]:
+    """Blocks with work of decode's plan, and those that prefill is dealt to."""
     rows = np.arange(len(lengths), dtype=np.int32)
-    return DecodeRows(np.array(lengths, np.int32), rows, rows)
-
-
-def prefill_rows(rows: list[tuple[int, int]]) -> PrefillRows:
-    starts, counts = (np.array([row[i] for row in rows], np.int32) for i in (0, 1))
-    return PrefillRows(starts, counts, np.arange(len(rows), dtype=np.int32), np.cumsum(counts, dtype=np.int32) - counts)
+    starts, counts = (np.array([chunk[i] for chunk in chunks], np.int32) for i in (0, 1))
+    queries = np.cumsum(counts, dtype=np.int32) - counts
+    plans = (
+        np.full(planner.decode.words, -1, np.int32),
+        np.full(planner.prefill.max_words(int(counts.sum()), len(chunks)), -1, np.int32),
+    )
+    planner.write(
+        DecodeRows(np.array(lengths, np.int32), rows, rows),
+        PrefillRows(starts, counts, np.arange(len(chunks), dtype=np.int32), queries),
+        *plans,
+    )
+    assert plans[1][0] == (-(-counts // 128)).sum()
+    ranges = plans[0][BATCH * ROW_WORDS :].reshape(GRID, RANGE_WORDS)
+    return int(np.count_nonzero(ranges[:, 9] > ranges[:, 8])), int(plans[1][1])
 
 
 @pytest.mark.parametrize("window", [None, 500])
@@ -34,31 +43,45 @@ def prefill_rows(rows: list[tuple[int, int]]) -> PrefillRows:
     lengths=st.lists(st.integers(1, 4000), max_size=BATCH),
     chunks=st.lists(st.tuples(st.integers(0, 3000), st.integers(2, 1024)), max_size=5),
 )
-def test_both_plans_are_for_as_many_blocks_as_there_are(
+def test_both_have_blocks_of_their_own_or_all_in_turn(
     window: int | None, lengths: list[int], chunks: list[tuple[int, int]]
 ) -> None:
-    planner, decode, prefill = planner_of(window), decode_rows(lengths), prefill_rows(chunks)
-    words = planner.prefill.max_words(int(prefill.counts.sum()), len(chunks))
-    plans = np.full(planner.decode.words, -1, np.int32), np.full(words, -1, np.int32)
-    planner.write(decode, prefill, *plans)
-    ranges = plans[0][BATCH * ROW_WORDS :].reshape(GRID, RANGE_WORDS)
-    working = int(np.count_nonzero(ranges[:, 9] > ranges[:, 8]))
-    blocks = planner.decode_blocks(decode, prefill)
-    assert blocks % 2 == 0 and blocks <= 0.7 * GRID + 1
-    assert working <= blocks and (working > 0) == (len(lengths) > 0)
-    assert plans[1][:2].tolist() == [planner.prefill.num_tiles(prefill.counts), GRID - blocks]
+    decoding, dealt = shared(planner_of(window), lengths, chunks)
+    assert (decoding > 0) == (len(lengths) > 0)
+    assert dealt == GRID or (dealt % 2 == 0 and dealt >= GRID // 4 and decoding <= GRID - dealt)
 
 
 def test_who_has_more_work_gets_more_multiprocessors() -> None:
-    planner = planner_of()
-    chunk = prefill_rows([(0, 1024)])
-    shares = [planner.decode_blocks(decode_rows([1000] * rows), chunk) for rows in (1, 8, 32, 64)]
-    assert shares == sorted(shares) and shares[0] < shares[-1]
-    later = prefill_rows([(3000, 1024)])
-    assert planner.decode_blocks(decode_rows([1000] * 32), later) < shares[2]
+    planner, short, long = planner_of(), [(0, 1024)], [(1024, 1024)]
+    left = [shared(planner, [1000] * rows, short)[1] for rows in (4, 8, 16, 64)]
+    assert left == sorted(left, reverse=True) and GRID > left[0] > left[-1]
+    assert shared(planner, [1000] * 64, long)[1] > left[-1]
 
 
-def test_what_prefill_has_no_pieces_for_is_left_to_decode() -> None:
-    # One tile for each of 32 heads, of many keys: more multiprocessors would not help it.
-    blocks = planner_of().decode_blocks(decode_rows([1000] * 8), prefill_rows([(9000, 100)]))
-    assert blocks == 92
+def test_one_behind_the_other_where_one_multiprocessor_less_costs_prefill_a_round() -> None:
+    # 264 pieces of 33 tiles of keys each, two for everyone.
+    planner = MixedPlanner(planner_of().decode, PrefillPlanner(128, None, GRID), heads=33)
+    assert shared(planner, [500] * 4, [(32 * 128 + 128 * tile, 128) for tile in [0] * 8])[1] == GRID
+
+
+def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
+    rng, planner, ratios = np.random.default_rng(0), planner_of(), []
+    for _ in range(100):
+        key_tiles = np.sort(rng.integers(1, 40, rng.integers(1, 30)))[::-1].astype(np.int32)
+        cost = int(rng.integers(100, 40_000))
+        times = {blocks: end_of_both(planner, cost, key_tiles, blocks) for blocks in (*range(2, 99, 2), GRID)}
+        ratios.append(times[planner.decode_blocks(cost, key_tiles)] / min(times.values()))
+    assert np.mean(ratios) < 1.02 and max(ratios) < 1.3
+
+
+def end_of_both(planner: MixedPlanner, cost: int, key_tiles: np.ndarray, blocks: int) -> float:
+    """In tiles of decode, with every block looked at."""
+    pieces = np.repeat(key_tiles * 15 + 6, planner.heads)
+    workers = GRID - blocks if blocks < GRID else GRID
+    loads = np.zeros(workers)
+    for begin in range(0, len(pieces), workers):
+        dealt = np.zeros(workers)
+        dealt[: len(pieces[begin : begin + workers])] = pieces[begin : begin + workers]
+        loads += dealt if begin // workers % 2 == 0 else dealt[::-1]
+    decode = cost / blocks * (1 + (blocks / (0.47 * GRID)) ** 4) ** 0.25
+    return decode + loads.max() + 35 if blocks == GRID else max(decode, loads.max())
