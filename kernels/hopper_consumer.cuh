@@ -88,7 +88,7 @@ struct Consumer {
 
     // Scores and probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        piece = Piece::load(plan, dealt_piece(0));
+        piece = Piece::load(plan, dealt_piece(plan, 0));
         round = 0;
         tile = piece.last_keys;
         reset_softmax(piece);
@@ -111,7 +111,7 @@ struct Consumer {
         Piece next_piece = piece;
         int next_tile = tile - 1;
         if (ends_piece) {
-            int next_index = dealt_piece(++round);
+            int next_index = dealt_piece(plan, ++round);
             if (next_index >= pieces) {
                 barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
                 wgmma_fence();

@@ -26,7 +26,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
-    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+    for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
         int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void produce_values(
     const Stages stages = shared.copied_values();
     int lane = threadIdx.x & 31, group = lane % kGroups;
     Ring<kCopiedValueStages> ring(1);
-    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+    for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         int kv_head = piece.kv_head();
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;

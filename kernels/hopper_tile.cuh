@@ -74,6 +74,11 @@ private:
     }
 };
 
+// Pieces are dealt to as many blocks as the plan says; the others have none.
+__device__ __forceinline__ int dealt_piece(const int* plan, int round) {
+    return dealt_piece(round, blockIdx.x, __ldg(plan + 1));
+}
+
 // A tile of queries for one head, and the tiles of keys that it sees.
 struct Piece {
     PrefillTile tile;

@@ -9,6 +9,9 @@
 // Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3. An FP8 cache's tiles are
 // made fp16 in shared memory by the two warps that are left, and queries by those that multiply.
 //
+// Launched with `overlap` it runs beside its predecessor, a paged_decode that releases it when all that both read is
+// written, and only ends behind it: who waits for this kernel counts on both.
+//
 // Tiles and barriers are in hopper_tile.cuh, copies in hopper_producer.cuh, products in hopper_consumer.cuh.
 
 #include "hopper.cuh"
@@ -20,7 +23,7 @@
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Tensor maps have 64 elements a row and planes of
+// plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64 elements a row and planes of
 // 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16 rows and one part, values
 // of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
@@ -34,7 +37,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
     extern __shared__ __align__(1024) char shared_bytes[];
     Shared shared{shared_address(shared_bytes)};
     int pieces = __ldg(plan) * kHeads;
-    if (dealt_piece(0) >= pieces) return;
+    if (blockIdx.x >= __ldg(plan + 1) || dealt_piece(plan, 0) >= pieces) {
+        wait_for_predecessors();
+        return;
+    }
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
@@ -68,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
         while (consumer.advance(even, odd) && consumer.advance(odd, even)) {
         }
     }
+    wait_for_predecessors();
 }
 
 #endif

@@ -18,8 +18,8 @@ __device__ __forceinline__ PrefillTile load_prefill_tile(const int* __restrict__
     return PrefillTile{a.x, a.y, a.z, a.w, b.x, b.y, {b.z, b.w}};
 }
 
-// The piece of work that a block takes in a round: pieces are sorted by work and dealt back and forth.
-__device__ __forceinline__ int dealt_piece(int round) {
-    int seat = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * gridDim.x + seat;
+// The piece of work that one of `workers` takes in a round: pieces are sorted by work and dealt back and forth.
+__device__ __forceinline__ int dealt_piece(int round, int worker, int workers) {
+    int seat = round & 1 ? workers - 1 - worker : worker;
+    return round * workers + seat;
 }

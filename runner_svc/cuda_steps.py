@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
@@ -73,10 +74,7 @@ class CudaSteps:
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
         self._gather = launchers.gather(roster.tokens, roster.tables, cache.block_size)
-        # Small batches may be planned otherwise than large ones, with more words.
-        decode_words = max(map(self._attention.decode_plan_words, range(1, num_slots + 1)))
-        plan_words = decode_words + self._attention.prefill_plan_words(max_step_tokens, num_slots)
-        self.layout = StepLayout.of(num_slots, plan_words, tail_words)
+        self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
         self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
         # float32 [num_slots, vocab_size]: of the rows that sample.
@@ -128,7 +126,7 @@ class CudaSteps:
         decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
-        plan = self._plan_address(0)
+        plan = self._plan_address()
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
             self._attention.run_decode(stream, layer, queries, output, plan, bucket)
@@ -145,21 +143,13 @@ class CudaSteps:
             shape = self._captured_shape(bucket)
         rows = step.rows(batch, shape.num_rows, self.num_slots)
         firsts = rows.offsets[: len(batch.slots)]
-        decode_words = self._decode_words(shape)
-        plan = step.plan(0, decode_words)
-        if len(decode):
-            ends, slots = batch.ends[decode], batch.slots[decode]
-            self._attention.plan_decode(ends, slots, plan, firsts[decode], shape.decode_rows)
-        else:
-            plan.fill(0)  # no work for anyone
-        if shape.prefill_words:
-            self._attention.plan_prefill(
-                batch.starts[prefill],
-                batch.counts[prefill],
-                batch.slots[prefill],
-                firsts[prefill],
-                step.plan(decode_words, shape.prefill_words),
-            )
+        self._attention.plan_mixed(
+            DecodeRows(batch.ends[decode], batch.slots[decode], firsts[decode]),
+            PrefillRows(batch.starts[prefill], batch.counts[prefill], batch.slots[prefill], firsts[prefill]),
+            step.plan(0, self._attention.mixed_plan_words(shape.decode_rows, shape.prefill_words)),
+            shape.decode_rows,
+            shape.prefill_words,
+        )
         return MixedStep(rows, shape)
 
     def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
@@ -197,22 +187,25 @@ class CudaSteps:
         words = self._attention.prefill_plan_words(bucket, slots)
         return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
-    def _decode_words(self, shape: MixedShape) -> int:
-        return self._attention.decode_plan_words(shape.decode_rows) if shape.decode_rows else 0
+    def _max_plan_words(self, max_step_tokens: int) -> int:
+        """Small batches may be planned otherwise than large ones, with more words."""
+        attention = self._attention
+        prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
+        batches = range(1, self.num_slots + 1)
+        return max(
+            max(attention.decode_plan_words(batch), attention.mixed_plan_words(batch, prefill_words))
+            for batch in batches
+        )
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
         self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
-        attention = self._attention
-        decode_plan, prefill_plan = self._plan_address(0), self._plan_address(self._decode_words(shape))
+        plan = self._plan_address()
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-            if shape.decode_rows:
-                attention.run_decode(stream, layer, queries, output, decode_plan, shape.decode_rows)
-            if shape.prefill_words:
-                attention.run_prefill(stream, layer, queries, output, prefill_plan, shape.prefill_words)
+            self._attention.run_mixed(stream, layer, queries, output, plan, shape.decode_rows, shape.prefill_words)
 
         return attend
 
@@ -235,8 +228,8 @@ class CudaSteps:
     def _section(self, begin: int, words: int) -> Tensor:
         return self.packed[begin : begin + words]
 
-    def _plan_address(self, begin: int) -> int:
-        return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
+    def _plan_address(self) -> int:
+        return self.packed.data_ptr() + 4 * self.layout.plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
