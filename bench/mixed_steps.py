@@ -37,7 +37,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class MixedTimes:
-    """Milliseconds a step."""
+    """Milliseconds a step: means of the first two, the median of the launch."""
 
     wall: float
     gpu: float
@@ -65,7 +65,7 @@ class Mixing:
         begin = time.perf_counter()
         gpu, host = zip(*steps, strict=True)
         wall = (time.perf_counter() - begin) * 1e3 / _STEPS
-        return MixedTimes(wall, float(np.median(gpu)), float(np.median(host)))
+        return MixedTimes(wall, float(np.mean(gpu)), float(np.median(host)))
 
     def steps(self, chunk: int, count: int) -> Iterator[tuple[float, float]]:
         """Runs `count` steps with one chunk of so many positions each; milliseconds of the GPU and of the launch."""
@@ -82,8 +82,8 @@ class Mixing:
         yield from map(_finished, pending)
 
     def _plan(self, step: int, chunk: int, count: int) -> plan_pb2.Plan:
-        prompt_len = max(_LONG_PROMPT, chunk)
-        chunks = prompt_len // chunk
+        chunks = max(1, _LONG_PROMPT // chunk)
+        prompt_len = chunks * chunk
         slots = np.arange(DECODING + 1, dtype=np.int32)
         starts = np.full(DECODING + 1, PROMPT + step, np.int32)
         starts[-1] = step % chunks * chunk
@@ -111,7 +111,7 @@ class Mixing:
             extent_slots=slots.tobytes(),
             extent_starts=starts.tobytes(),
             extent_counts=counts.tobytes(),
-            extent_flags=np.array([1] * DECODING + [int(chunks == 1)], np.uint8).tobytes(),
+            extent_flags=np.array([1] * DECODING + [int(step % chunks == chunks - 1)], np.uint8).tobytes(),
         )
 
 
@@ -128,11 +128,11 @@ def main() -> None:
     config = ModelConfig.from_hugging_face(SHAPES[arguments.shape])
     weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
     layers = list(weights.layers)
-    backend = backend_of(
-        arguments.shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers))
-    )
+    backend = backend_of(arguments.shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
     mixing = Mixing(Runner(backend), config.vocab_size)
-    print(f"{arguments.shape}, {DECODING} decoding rows and a chunk: ms a step\nchunk     wall      gpu     host products")
+    print(
+        f"{arguments.shape}, {DECODING} decoding rows and a chunk: ms a step\nchunk     wall      gpu     host products"
+    )
     for chunk in arguments.chunks:
         mixing.measure(chunk)
         times = mixing.measure(chunk)

@@ -1,8 +1,8 @@
 """Where a step's time goes, from torch's profiler: `python -m bench.profile_steps qwen3-0.6b 64`.
 
-That is a decode step of 64 rows; with `--chunk 992` it is a mixed one, of the rows of `bench.mixed_steps` and a chunk of
-so many positions. Prints each kernel's launches a step, its median time and the median gap before it. A kernel that starts while its
-predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
+That is a decode step of 64 rows; with `--chunk 992` it is a mixed one, of the rows of `bench.mixed_steps` and a chunk
+of so many positions. Prints each kernel's launches a step, its median time and the median gap before it. A kernel that
+starts while its predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ struct Consumer {
     float scores[64];
     float outputs[kOutputs];
 
+    // Starts the scores of the queries and keys of the present stages.
     __device__ __forceinline__ void score() {
         // The same in all lanes, which the compiler must see to step them in uniform registers.
         unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kTileBytes >> 4), 0);
@@ -45,6 +46,7 @@ struct Consumer {
         wgmma_commit();
     }
 
+    // Starts to add the next stage's values by their probabilities `p`.
     __device__ __forceinline__ void mix(const unsigned (&p)[32], bool accumulate) {
         barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);

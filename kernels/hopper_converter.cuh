@@ -49,7 +49,7 @@ __device__ __forceinline__ void convert(Shared shared, const int* plan, int piec
     const Stages tiles = IsValues ? shared.values() : shared.keys();
     Ring<RAW_STAGES> raw_ring(0);
     Ring<kStages> ring(1);
-    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+    for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
             barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);

@@ -27,7 +27,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
     int round = 0;
-    for (int index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+    for (int index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
         int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void produce_values(
     const Stages stages = shared.copied_values();
     int lane = threadIdx.x & 31, group = lane % kGroups;
     Ring<kCopiedValueStages> ring(1);
-    for (int round = 0, index = dealt_piece(0); index < pieces; index = dealt_piece(++round)) {
+    for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         int kv_head = piece.kv_head();
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;

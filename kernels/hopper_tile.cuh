@@ -101,6 +101,13 @@ private:
     }
 };
 
+// Pieces are dealt to as many blocks as the plan says; the others have none.
+__device__ __forceinline__ int dealt_piece(const int* plan, int round) {
+    int blocks;  // read anew in each round: the warps that copy have no register to keep it in
+    asm volatile("ld.global.nc.s32 %0, [%1 + 4];" : "=r"(blocks) : "l"(plan));
+    return dealt_piece(round, blockIdx.x, blocks);
+}
+
 // A tile of queries for one head, and the tiles of keys that it sees.
 struct Piece {
     PrefillTile tile;

@@ -25,7 +25,15 @@
 
 // plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores, `soft_cap` counts where
 // SOFT_CAP is set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
+//
+// With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors to which the plan gives
+// nothing: it is released when all that it reads is written. Blocks come in pairs then, so that the multiprocessors that
+// are left are pairs too.
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+__launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
     int table_stride, const int* __restrict__ plan, int batch, const float* __restrict__ cache_scales, float scale,
@@ -38,8 +46,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_de
     const Row* rows = reinterpret_cast<const Row*>(plan);
     const Range range = load_range(reinterpret_cast<const Range*>(rows + batch) + blockIdx.x);
     const int begin = range.begin, end = range.end;
+#if BESIDE_PREFILL
+    wait_for_predecessors();
+    release_successors();
+#else
     release_successors();
     wait_for_predecessors();  // also without work: who waits for this kernel counts on its predecessors' end
+#endif
     if (begin >= end) return;
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

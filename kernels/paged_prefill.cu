@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
     extern __shared__ __align__(128) char shared[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int pieces = __ldg(plan) * kHeads;
-    for (int round = 0, piece = dealt_piece(0); piece < pieces; piece = dealt_piece(++round)) {
+    for (int round = 0, piece = blockIdx.x; piece < pieces; piece = dealt_piece(++round, blockIdx.x, gridDim.x)) {
         PrefillTile tile = load_prefill_tile(plan, piece / kHeads);
         int head = piece % kHeads, kv_head = head / GROUP_SIZE;
         int end = tile.position + tile.rows;

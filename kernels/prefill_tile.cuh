@@ -18,10 +18,8 @@ __device__ __forceinline__ PrefillTile load_prefill_tile(const int* __restrict__
     return PrefillTile{a.x, a.y, a.z, a.w, b.x, b.y, {b.z, b.w}};
 }
 
-// The piece of work that a block takes in a round: pieces are sorted by work and dealt back and forth.
-__device__ __forceinline__ int dealt_piece(int round) {
-    int blocks;  // read anew each time: the warps that copy have no registers left for it
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
-    int seat = round & 1 ? blocks - 1 - static_cast<int>(blockIdx.x) : blockIdx.x;
-    return round * blocks + seat;
+// The piece of work that one of `workers` takes in a round: pieces are sorted by work and dealt back and forth.
+__device__ __forceinline__ int dealt_piece(int round, int worker, int workers) {
+    int seat = round & 1 ? workers - 1 - worker : worker;
+    return round * workers + seat;
 }

@@ -68,6 +68,8 @@ class CudaSizes:
 class CudaBackend:
     """Implements `runner_svc.backend.OverlappingBackend`."""
 
+    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of our own
+
     def __init__(
         self,
         model: plan_pb2.Model,
@@ -243,7 +245,7 @@ class CudaBackend:
             parts = []
             for done in range(0, num_scored, CHUNK):
                 some = hidden.slice(begin + done, begin + min(num_scored, done + CHUNK))
-                logits = torch.empty(len(some.last), self._decoder.config.vocab_size, device=self._device.device)
+                logits = torch.empty(len(some.residual), self._decoder.config.vocab_size, device=self._device.device)
                 self._decoder.logits(stream, some, logits)
                 parts.append(launch_logprobs(logits, targets[done : done + CHUNK], state.prompt_logprobs or 0))
             joined = (torch.cat(part) for part in zip(*parts, strict=True))

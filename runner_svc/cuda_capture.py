@@ -17,6 +17,8 @@ from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.model.fusions import Fusions
 from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch
 from runner_svc.step_buffers import PackedStep
 
@@ -46,11 +48,21 @@ def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int
 
 
 def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, progress: Progress) -> StepGraphs:
-    """Graphs of the layers of mixed steps, by positions, up to where launching them takes no longer than the GPU."""
+    """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time.
 
-    def run(bucket: int) -> None:
-        steps.forward_mixed(device.current_stream(), bucket)
+    Finds out first what products do beside multiplying in mixed steps.
+    """
 
+    def run(bucket: int, fusions: Fusions | None = None) -> None:
+        steps.forward_mixed(device.current_stream(), bucket, fusions)
+
+    progress("timing mixed steps", 0.0)
+    steps.fusions = FusionChoice(
+        {
+            size: {each: device.seconds(device.capture(partial(run, size, each))) for each in steps.mixed_fusions()}
+            for size in timed_positions(max_step_tokens)
+        }
+    )
     graphs = StepGraphs(token_sizes(max_step_tokens))
     graphs.capture_small(run, device.capture, device.is_late, progress)
     return graphs

@@ -1,6 +1,7 @@
 """CUDA graphs of steps, one for each bucket: a step is padded to the next bucket and one graph is replayed.
 
-Launching the two to three hundred kernels of a step one by one takes the host longer than a small model takes the GPU.
+Launching the two to three hundred kernels of a step one by one takes the host longer than a small model takes the GPU,
+and until it is done the result of the step before waits: first tokens come late by several milliseconds.
 Buckets of decode steps are numbers of rows, those of mixed steps numbers of positions. They lie close together, as
 padding costs its work in every matrix product.
 """

@@ -12,20 +12,22 @@ LM head, whose rows are few and vary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Replay, Way
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
-from runner_svc.model.adding_decoder import AddingDecoder
 from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
@@ -39,6 +41,7 @@ class MixedShape:
     num_tokens: int
     decode_rows: int
     prefill_words: int  # of the plan
+    fusions: Fusions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,15 +68,13 @@ class CudaSteps:
     ) -> None:
         self._decoder = decoder
         self._skinny = _skinny_parts(decoder, launchers)
-        self._adding = AddingDecoder(decoder) if matrices(decoder) is not None else None
+        self.fusions = FusionChoice()
+        """Of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
         self._attention = launchers.attention(cache, roster.tables, num_slots)
         self._gather = launchers.gather(roster.tokens, roster.tables, cache.block_size)
-        # Small batches may be planned otherwise than large ones, with more words.
-        decode_words = max(map(self._attention.decode_plan_words, range(1, num_slots + 1)))
-        plan_words = decode_words + self._attention.prefill_plan_words(max_step_tokens, num_slots)
-        self.layout = StepLayout.of(num_slots, plan_words, tail_words)
+        self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
         self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
         # float32 [num_slots, vocab_size]: of the rows that sample.
@@ -96,24 +97,36 @@ class CudaSteps:
             ways.append(Way(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                ways.append(Way(name, partial(self._run_decode, stream, bucket, mlp)))
-        if self._adding is not None and bucket > MAX_ROWS:
-            ways.append(Way("cuBLAS, adding", partial(self._run_own, self._adding, stream, bucket)))
-        return [*ways, Way("cuBLAS", partial(self._run_decode, stream, bucket, None))]
+                ways.append(Way(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+        for fusions in self._decode_fusions(bucket):
+            ways.append(Way(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+        return ways
 
-    def _run_decode(self, current_stream: Callable[[], int], bucket: int, mlp: Mlp | None) -> None:
+    def _decode_fusions(self, bucket: int) -> list[Fusions]:
+        """Those that are worth the time at start-up."""
+        if bucket <= MAX_ROWS:
+            return [Fusions()]
+        return [
+            fusions
+            for fusions in self._decoder.fusions
+            if fusions.activating is Activating.KERNEL or fusions.adding is Adding.PRODUCTS
+        ]
+
+    def _run_decode(
+        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
+    ) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
-    def _run_own(self, decoder: SkinnyDecoder | AddingDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+    def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
         decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
 
     def _decode_attention(self, bucket: int) -> StepAttention:
-        plan = self._plan_address(0)
+        plan = self._plan_address()
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
             self._attention.run_decode(stream, layer, queries, output, plan, bucket)
@@ -130,21 +143,13 @@ class CudaSteps:
             shape = self._captured_shape(bucket)
         rows = step.rows(batch, shape.num_rows, self.num_slots)
         firsts = rows.offsets[: len(batch.slots)]
-        decode_words = self._decode_words(shape)
-        plan = step.plan(0, decode_words)
-        if len(decode):
-            ends, slots = batch.ends[decode], batch.slots[decode]
-            self._attention.plan_decode(ends, slots, plan, firsts[decode], shape.decode_rows)
-        else:
-            plan.fill(0)  # no work for anyone
-        if shape.prefill_words:
-            self._attention.plan_prefill(
-                batch.starts[prefill],
-                batch.counts[prefill],
-                batch.slots[prefill],
-                firsts[prefill],
-                step.plan(decode_words, shape.prefill_words),
-            )
+        self._attention.plan_mixed(
+            DecodeRows(batch.ends[decode], batch.slots[decode], firsts[decode]),
+            PrefillRows(batch.starts[prefill], batch.counts[prefill], batch.slots[prefill], firsts[prefill]),
+            step.plan(0, self._attention.mixed_plan_words(shape.decode_rows, shape.prefill_words)),
+            shape.decode_rows,
+            shape.prefill_words,
+        )
         return MixedStep(rows, shape)
 
     def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
@@ -156,42 +161,51 @@ class CudaSteps:
             self._forward_mixed(stream, step.shape)
         else:
             replay()
-        hidden = self._decoder.hidden(step.shape.num_tokens)
+        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.fusions.adding)
         num_sampled = len(step.rows.sample_rows)
         if num_sampled:
             last_positions = self._section(self.layout.last_positions, num_sampled)
             self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
         return hidden
 
-    def forward_mixed(self, stream: int, bucket: int) -> None:
-        """Launches the layers of any mixed step of up to `bucket` positions."""
-        self._forward_mixed(stream, self._captured_shape(bucket))
+    def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
+        """Launches the layers of any mixed step of up to `bucket` positions; `fusions` None: as is faster."""
+        shape = self._captured_shape(bucket)
+        self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
+
+    def mixed_fusions(self) -> list[Fusions]:
+        """Those that a mixed step can have."""
+        return self._decoder.fusions
 
     def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
         num_tokens = int(batch.counts.sum())
         words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0
-        return MixedShape(len(batch.slots), num_tokens, decode_rows, words)
+        return MixedShape(len(batch.slots), num_tokens, decode_rows, words, self.fusions(num_tokens))
 
     def _captured_shape(self, bucket: int) -> MixedShape:
         slots = self.num_slots
-        return MixedShape(slots, bucket, slots, self._attention.prefill_plan_words(bucket, slots))
+        words = self._attention.prefill_plan_words(bucket, slots)
+        return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
 
-    def _decode_words(self, shape: MixedShape) -> int:
-        return self._attention.decode_plan_words(shape.decode_rows) if shape.decode_rows else 0
+    def _max_plan_words(self, max_step_tokens: int) -> int:
+        """Small batches may be planned otherwise than large ones, with more words."""
+        attention = self._attention
+        prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
+        batches = range(1, self.num_slots + 1)
+        return max(
+            max(attention.decode_plan_words(batch), attention.mixed_plan_words(batch, prefill_words))
+            for batch in batches
+        )
 
     def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
         inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
-        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape))
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
 
     def _mixed_attention(self, shape: MixedShape) -> StepAttention:
-        attention = self._attention
-        decode_plan, prefill_plan = self._plan_address(0), self._plan_address(self._decode_words(shape))
+        plan = self._plan_address()
 
         def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-            if shape.decode_rows:
-                attention.run_decode(stream, layer, queries, output, decode_plan, shape.decode_rows)
-            if shape.prefill_words:
-                attention.run_prefill(stream, layer, queries, output, prefill_plan, shape.prefill_words)
+            self._attention.run_mixed(stream, layer, queries, output, plan, shape.decode_rows, shape.prefill_words)
 
         return attend
 
@@ -214,8 +228,8 @@ class CudaSteps:
     def _section(self, begin: int, words: int) -> Tensor:
         return self.packed[begin : begin + words]
 
-    def _plan_address(self, begin: int) -> int:
-        return self.packed.data_ptr() + 4 * (self.layout.plan + begin)
+    def _plan_address(self) -> int:
+        return self.packed.data_ptr() + 4 * self.layout.plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

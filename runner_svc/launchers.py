@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.cuda_decoder import DecoderLaunchers
 from runner_svc.model.skinny_decoder import SkinnyLaunchers
@@ -35,17 +36,14 @@ class AttentionLauncher(Protocol):
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
 
-    def plan_prefill(
-        self,
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
-        query_rows: NDArray[np.int32],
-        plan: NDArray[np.int32],
+    def mixed_plan_words(self, batch: int, prefill_words: int) -> int: ...
+
+    def plan_mixed(
+        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
     ) -> None: ...
 
-    def run_prefill(
-        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int
+    def run_mixed(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
     ) -> None: ...
 
 

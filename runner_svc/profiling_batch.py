@@ -20,16 +20,16 @@ def largest_batch(num_slots: int, max_step_tokens: int, context_length: int) -> 
     """
     left = min(max_step_tokens, num_slots * context_length) - num_slots
     extra = np.minimum(context_length - 1, np.maximum(0, left - np.arange(num_slots) * (context_length - 1)))
-    return _batch(np.zeros(num_slots, np.int32), (1 + extra).astype(np.int32))
+    return batch_of(np.zeros(num_slots, np.int32), (1 + extra).astype(np.int32))
 
 
 def decode_batch(context_length: int, num_rows: int) -> StepBatch:
     """So many sequences decode, each with the context of a short prompt."""
     starts = np.full(num_rows, min(context_length, TIMED_CONTEXT) - 1, np.int32)
-    return _batch(starts, np.ones(num_rows, np.int32))
+    return batch_of(starts, np.ones(num_rows, np.int32))
 
 
-def _batch(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> StepBatch:
+def batch_of(starts: NDArray[np.int32], counts: NDArray[np.int32]) -> StepBatch:
     """Of the first slots; all rows sample."""
     return StepBatch(
         slots=np.arange(len(starts), dtype=np.int32),

@@ -26,7 +26,8 @@ from scheduler_svc.roster.plan_draft import Column, PlanDraft
 from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
 from scheduler_svc.roster.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.roster.prefix_sharing import PrefixSharing, SharingRules
-from scheduler_svc.roster.seating import Seating, better_ranked, chunk
+from scheduler_svc.roster.room import Room
+from scheduler_svc.roster.seating import Seating, better_ranked
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.roster.step_clock import StepClock
 from scheduler_svc.sequence import Sequence
@@ -199,8 +200,8 @@ class Scheduler:
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
             budget = self._budget(draft, queue, policy)
-            room = min(budget.prefill_tokens, self._max_step_tokens - len(draft.decode))
-            room = self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
+            room = Room.of(budget, len(draft.decode), self._max_step_tokens)
+            self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
             if may_admit:
                 self.seating.admit_waiting(draft, queue, policy, budget, room)
         if not draft.num_rows:
@@ -218,7 +219,7 @@ class Scheduler:
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
-        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self.ledger.now_s)
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
@@ -280,9 +281,9 @@ class Scheduler:
         return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
 
     def _continue_prompts(
-        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, room: int, may_admit: bool
-    ) -> int:
-        """Rows for the slots `prompts`, in this order; returns the room left.
+        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, room: Room, may_admit: bool
+    ) -> None:
+        """Rows for the slots `prompts`, in this order, as far as there is room.
 
         Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
         of a long one.
@@ -290,11 +291,10 @@ class Scheduler:
         table = self.table
         for slot in prompts:
             if may_admit:
-                room = self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
+                self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
             lag = int(table.known[slot] - table.planned[slot])
-            count = chunk(lag, room, budget, self._max_step_tokens)
+            count = room.chunk(lag)
             if not count:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
-            room -= count
-        return room
+            room.take(count)

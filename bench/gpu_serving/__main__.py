@@ -1,14 +1,15 @@
 """Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
 
-    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1088 --online 8:240:1024 14:420:1024 18:500:1024
+    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:240:1024 14:420:1024 18:500:1024
     python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192 --online 30:700:2048 55:1300:2048 --decode 64
     python -m bench.gpu_serving --device null --offline fcfs:512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
 
 Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
 exactly the trace's output lengths, over gRPC (Session). Three kinds of load: all at once; Poisson arrivals from an
 open-loop client (RATE:REQUESTS:STEP_TOKENS); a full batch that decodes, for what the GPU idles between steps. TTFT
-counts from the time at which a request was due. The scheduler is replaced between loads whose settings differ, the
-runner is not.
+counts from the time at which a request was due. A load may bring settings of its own behind commas: `depth`,
+`plan_lead_ms`, any other is the policy's (`8:160:1024,finish_tokens=1152`). The scheduler is replaced between loads
+whose settings differ, the runner is not.
 """
 
 from __future__ import annotations
@@ -61,30 +62,44 @@ class Load:
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
     """What the command line asks for."""
-
-    given = json.loads(arguments.policy_parameters)
-
-    def scheduling(policy: str, step_tokens: int | None, **more: object) -> Scheduling:
-        flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
-        return Scheduling(policy, parameters(step_tokens=step_tokens, **more), arguments.depth, flags)
-
+    flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
     loads = []
     for spec in arguments.offline:
-        policy, step_tokens = spec.split(":")
+        (policy, step_tokens), changes = split_spec(spec)
         # By output alone: what matters is which answers are left at the end.
-        more = {"prompt_weight": 0.0} if policy == "ljf" else {}
-        at_once = scheduling(policy, int(step_tokens), **more)
-        loads.append(Load(f"offline, {policy}, {step_tokens} a step", at_once, arguments.requests))
+        given = {"prompt_weight": 0.0} if policy == "ljf" else {}
+        at_once = Scheduling(policy, parameters(step_tokens=int(step_tokens), **given), arguments.depth, flags)
+        name = ", ".join(["offline", policy, f"{step_tokens} a step", *spec.split(",")[1:]])
+        loads.append(Load(name, at_once.changed(changes), arguments.requests))
+    given = json.loads(arguments.policy_parameters)
     for spec in arguments.online:
-        rate, requests, step_tokens = spec.split(":")
-        name = f"{rate}/s, {step_tokens} a step"
-        online = scheduling(arguments.policy, int(step_tokens), **given)
-        loads.append(Load(name, online, int(requests), float(rate)))
+        (rate, requests, step_tokens), changes = split_spec(spec)
+        values = parameters(step_tokens=int(step_tokens), **given)
+        online = Scheduling(arguments.policy, values, arguments.depth, flags)
+        name = ", ".join([f"{rate}/s", f"{step_tokens} a step", *spec.split(",")[1:]])
+        loads.append(Load(name, online.changed(changes), int(requests), float(rate)))
+    decoding = Scheduling("fcfs", parameters(), arguments.depth, flags)
     for batch in arguments.decode:
-        loads.append(Load(f"decode {batch}", scheduling("fcfs", None), batch, batch=batch))
+        loads.append(Load(f"decode {batch}", decoding, batch, batch=batch))
         if arguments.profile:
-            loads.append(Load(f"decode {batch}, profiled", scheduling("fcfs", None), batch, batch=batch, profiled=True))
+            loads.append(Load(f"decode {batch}, profiled", decoding, batch, batch=batch, profiled=True))
     return loads
+
+
+def split_spec(spec: str) -> tuple[list[str], dict[str, Any]]:
+    """A load's fields, and the settings that are its own: "8:160:1024,depth=3" is (["8", "160", "1024"], {"depth": 3}).
+
+    Values are JSON, or else text.
+    """
+    fields, *changes = spec.split(",")
+    settings: dict[str, Any] = {}
+    for change in changes:
+        name, _, value = change.partition("=")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return fields.split(":"), settings
 
 
 def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -130,6 +145,7 @@ def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str,
     during = steps.between(int(record.due.min()), int(record.delta_times.max()))
     row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
     row["runner"] = report.step_numbers(during, depth)
+    row["sampled_steps"] = report.sampled_steps(during)
     if load.batch is not None:
         row["decode"] = report.decode_numbers(during, load.batch, depth)
     return row
@@ -154,9 +170,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cuda", "hash", "null"), default="cuda", help="others try the script out")
-    parser.add_argument("--offline", nargs="*", default=[], metavar="POLICY:STEP_TOKENS", help="fcfs, ljf")
+    parser.add_argument("--offline", nargs="*", default=[], metavar="POLICY:STEP_TOKENS[,NAME=VALUE...]")
     parser.add_argument("--requests", type=int, default=512, help="of the load that comes all at once")
-    parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS")
+    parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS[,NAME=VALUE...]")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
     parser.add_argument("--profile", action="store_true", help="decode loads once more, under torch's profiler")
     parser.add_argument("--policy", default="fcfs", help="under Poisson arrivals; else fcfs")

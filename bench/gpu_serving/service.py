@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class Scheduling:
     policy_parameters: str  # JSON
     depth: int
     flags: tuple[str, ...] = ()
+
+    def changed(self, settings: Mapping[str, Any]) -> Self:
+        """With other settings: `depth`, `plan_lead_ms`, and any other is a parameter of the policy."""
+        others = dict(settings)
+        depth, lead_ms = others.pop("depth", self.depth), others.pop("plan_lead_ms", None)
+        flags = self.flags if lead_ms is None else (*self.flags, f"--plan-lead-ms={lead_ms}")
+        merged = parameters(**json.loads(self.policy_parameters) | others)
+        return replace(self, policy_parameters=merged, depth=depth, flags=flags)
 
 
 class Service:

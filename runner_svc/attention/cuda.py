@@ -7,10 +7,14 @@ How a step uses it (arrays are numpy int32 on the host; T positions, R rows):
     words = attention.decode_plan_words(batch)                    # its part of the step's packed buffer
     attention.plan_decode(lengths, table_rows, buffer[a : a + words], batch=batch)   # lengths: start + 1
     attention.run_decode(stream, layer, queries, output, plan.data_ptr(), batch)   # capturable; replay with a new plan
-    # Rows of several positions (chunks). Rows of one position in a mixed step go through decode, with `query_rows`:
+    # Rows of several positions (chunks):
     words = attention.prefill_plan_words(T, R)                    # for upper bounds T and R
     attention.plan_prefill(starts, counts, table_rows, query_rows, buffer[b : b + words])
     attention.run_prefill(stream, layer, queries, output, plan.data_ptr(), words)  # capturable too
+    # Rows of both kinds, side by side where the GPU can; `batch` 0 or `words` 0 where a kind has none:
+    all_words = attention.mixed_plan_words(batch, words)
+    attention.plan_mixed(decode_rows, prefill_rows, buffer[c : c + all_words], batch, words)
+    attention.run_mixed(stream, layer, queries, output, plan.data_ptr(), batch, words)
 
 - `table_rows` index `block_tables`, int32 [rows, W] on the device, which must stay where it is. `query_rows` index the
   first query of each row among the step's T.
@@ -32,12 +36,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.attention.cuda_decode import DecodeKernel
 from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, SharedMemory
 from runner_svc.attention.cuda_prefill import compile_prefill
-from runner_svc.attention.decode_plan import DecodePlanner
+from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.attention.prefill_plan import PrefillPlanner
-from runner_svc.cuda.kernel import Kernel
-from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+from runner_svc.cuda.module import DTYPE_DEFINES
 from runner_svc.kv_cache import KVCache
 
 _NO_WINDOW = 2**30
@@ -88,22 +92,19 @@ class CudaAttention:
         shared = SharedMemory(
             attributes["MaxSharedMemoryPerMultiprocessor"], attributes["MaxSharedMemoryPerBlockOptin"]
         )
-        self._decode_variants = {small: DecodeVariant.choose(self._shape, shared, small) for small in (True, False)}
-        self._decode_kernels = {
-            small: Kernel(
-                load("paged_decode", variant.defines),
-                "paged_decode",
-                # queries, stride, output, stride, keys, values, tables, stride, plan, batch, cache scales, scale, cap,
-                # workspace
-                "PqPqPPPiPiPffPPP",
-                variant.threads,
-                shared_bytes=variant.shared_bytes,
-                overlap=True,
-            )
-            for small, variant in self._decode_variants.items()
-        }
-        variant = max(self._decode_variants.values(), key=self._grid)
-        slots = 2 * self._grid(variant)
+        self._small_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, True), self._windows)
+        self._large_decode = DecodeKernel(DecodeVariant.choose(self._shape, shared, False), self._windows)
+        self._prefill = compile_prefill(self._shape, cache, block_tables, self._scale, self._soft_cap)
+        self._prefill_planners = [
+            PrefillPlanner(self._prefill.tile_rows, window, self._prefill.grid) for window in self._windows
+        ]
+        self._decode_beside = (
+            DecodeKernel(DecodeVariant.choose_beside_prefill(self._shape, shared), self._windows)
+            if self._prefill.runs_beside_decode
+            else None
+        )
+        variant = self._large_decode.variant
+        slots = 2 * max(self._small_decode.grid, self._large_decode.grid)
         self._partial_sums = torch.empty(slots * variant.heads * self._shape.head_dim, device=device)
         self._partial_stats = torch.empty(slots * variant.heads * 2, device=device)
         self._arrivals = torch.zeros(self._max_batch * variant.units, dtype=torch.int32, device=device)
@@ -112,32 +113,15 @@ class CudaAttention:
             self._partial_stats.data_ptr(),
             self._arrivals.data_ptr(),
         )
-        self._prefill = compile_prefill(self._shape, cache, block_tables, self._scale, self._soft_cap)
-        self._prefill_planners = [PrefillPlanner(self._prefill.tile_rows, window) for window in self._windows]
-        self._decode_planners: dict[int, list[DecodePlanner]] = {}
 
-    @staticmethod
-    def _grid(variant: DecodeVariant) -> int:
-        return num_multiprocessors() * variant.blocks
-
-    def _planners(self, batch: int) -> list[DecodePlanner]:
-        """One for each window; made when a batch size is first met."""
-        planners = self._decode_planners.get(batch)
-        if planners is None:
-            if batch > self._max_batch:
-                raise ValueError(f"a decode batch of {batch} rows, made for {self._max_batch}")
-            variant = self._decode_variants[batch <= _SMALL_BATCH]
-            grid = self._grid(variant)
-            planners = [
-                DecodePlanner(batch, grid, variant.min_cost, variant.units, variant.end_cost, window)
-                for window in self._windows
-            ]
-            self._decode_planners[batch] = planners
-        return planners
+    def _decode(self, batch: int) -> DecodeKernel:
+        if batch > self._max_batch:
+            raise ValueError(f"a decode batch of {batch} rows, made for {self._max_batch}")
+        return self._small_decode if batch <= _SMALL_BATCH else self._large_decode
 
     def decode_plan_words(self, batch: int) -> int:
         """int32 words of a decode plan for `batch` rows."""
-        return sum(planner.words for planner in self._planners(batch))
+        return self._decode(batch).words(batch)
 
     def plan_decode(
         self,
@@ -154,18 +138,22 @@ class CudaAttention:
         """
         if query_rows is None:
             query_rows = np.arange(len(lengths), dtype=np.int32)
-        offset = 0
-        for planner in self._planners(batch or len(lengths)):
-            planner.write(lengths, table_rows, query_rows, plan[offset : offset + planner.words])
-            offset += planner.words
+        batch = batch or len(lengths)
+        planners = self._decode(batch).planners(batch)
+        for planner, part in zip(planners, plan.reshape(len(planners), -1), strict=True):
+            planner.write(lengths, table_rows, query_rows, part)
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
         """Launches a layer's decode attention with the plan at this device address, made for `batch` rows."""
+        self._launch_decode(self._decode(batch), stream, layer, queries, output, plan, batch)
+
+    def _launch_decode(
+        self, decode: DecodeKernel, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int
+    ) -> None:
         part = self._window_of_layer[layer]
-        planners = self._planners(batch)
-        self._decode_kernels[batch <= _SMALL_BATCH](
+        decode.kernel(
             stream,
-            planners[part].grid,
+            decode.grid,
             queries.data_ptr(),
             queries.stride(0),
             output.data_ptr(),
@@ -173,7 +161,7 @@ class CudaAttention:
             *self._layers[layer],
             self._tables,
             self._table_stride,
-            plan + 4 * part * planners[part].words,
+            plan + 4 * part * decode.planners(batch)[part].words,
             batch,
             self._cache_scales[layer],
             self._scale,
@@ -202,6 +190,57 @@ class CudaAttention:
 
     def run_prefill(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
         """Launches a layer's prefill attention with the plan of `plan_words` words at this device address."""
+        self._launch_prefill(stream, layer, queries, output, plan, plan_words, beside=False)
+
+    def _launch_prefill(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int, beside: bool
+    ) -> None:
         part = self._window_of_layer[layer]
         address = plan + 4 * part * (plan_words // len(self._windows))
-        self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW)
+        self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW, beside)
+
+    def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
+        """int32 words of a plan for at most `batch` decoding rows and a prefill plan; either may be 0."""
+        return self._mixed_decode_words(batch, prefill_words) + prefill_words
+
+    def plan_mixed(
+        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
+    ) -> None:
+        """Fills `plan` [mixed_plan_words(batch, prefill_words)]. Kinds of which there is room may have no rows."""
+        decode_words = self._mixed_decode_words(batch, prefill_words)
+        decode_plan, prefill_plan = plan[:decode_words], plan[decode_words:]
+        beside = self._beside(batch, prefill_words)
+        if beside is not None:
+            planners = zip(beside.planners(batch), self._prefill_planners, strict=True)
+            parts = (each.reshape(len(self._windows), -1) for each in (decode_plan, prefill_plan))
+            for (first, second), *plans in zip(planners, *parts, strict=True):
+                MixedPlanner(first, second, self._shape.num_heads).write(decode, prefill, *plans)
+            return
+        if len(decode.lengths):
+            self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)
+        else:
+            decode_plan.fill(0)  # no work for anyone
+        if prefill_words:
+            self.plan_prefill(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, prefill_plan)
+
+    def run_mixed(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
+    ) -> None:
+        """Launches a layer's attention of both kinds with the plan at this device address."""
+        prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
+        beside = self._beside(batch, prefill_words)
+        if beside is not None:
+            self._launch_decode(beside, stream, layer, queries, output, plan, batch)
+        elif batch:
+            self.run_decode(stream, layer, queries, output, plan, batch)
+        if prefill_words:
+            self._launch_prefill(stream, layer, queries, output, prefill_plan, prefill_words, beside is not None)
+
+    def _mixed_decode_words(self, batch: int, prefill_words: int) -> int:
+        if not batch:
+            return 0
+        return (self._beside(batch, prefill_words) or self._decode(batch)).words(batch)
+
+    def _beside(self, batch: int, prefill_words: int) -> DecodeKernel | None:
+        """What decodes beside prefill, where there are both and the GPU can."""
+        return self._decode_beside if batch and prefill_words else None

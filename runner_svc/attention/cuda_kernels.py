@@ -6,7 +6,7 @@ tests check without a GPU; `CudaAttention` compiles and launches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from runner_svc.attention.decode_plan import TILE
@@ -89,6 +89,8 @@ class DecodeVariant:
     warps: int
     blocks: int
     stages: int
+    # Runs on a part of the multiprocessors, and prefill on the others.
+    beside_prefill: bool = False
 
     @classmethod
     def choose(cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool) -> DecodeVariant:
@@ -106,6 +108,11 @@ class DecodeVariant:
         raise ValueError(
             f"decode attention with heads of {shape.head_dim} elements needs more shared memory than this GPU has"
         )
+
+    @classmethod
+    def choose_beside_prefill(cls, shape: AttentionShape, shared: SharedMemory) -> DecodeVariant:
+        """A large block keeps the most bytes on their way to one multiprocessor."""
+        return replace(cls.choose(shape, shared, small_batch=True), beside_prefill=True)
 
     @property
     def columns(self) -> int:
@@ -138,8 +145,15 @@ class DecodeVariant:
         return self.warps * 32
 
     @property
+    def cluster(self) -> int:
+        """Blocks that lie together: what they leave to prefill are pairs of multiprocessors, too."""
+        return 2 if self.beside_prefill else 1
+
+    @property
     def end_cost(self) -> int:
         """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
+        if self.beside_prefill:
+            return self.warps
         return 0 if self.blocks == 1 else 5
 
     @property
@@ -154,6 +168,8 @@ class DecodeVariant:
             "WARPS": self.warps,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks,
+            "BESIDE_PREFILL": int(self.beside_prefill),
+            "CLUSTER": self.cluster,
         }
 
 

@@ -22,9 +22,14 @@ class Prefill(Protocol):
 
     tile_rows: int
     """Queries of a tile of its plans."""
+    grid: int
+    """Blocks of threads that run at once."""
+    runs_beside_decode: bool
 
-    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
-        """Launches one layer, with the plan at this device address."""
+    def __call__(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
+    ) -> None:
+        """Launches one layer, with the plan at this device address; `beside` the decode launched just before."""
 
 
 def compile_prefill(
@@ -39,6 +44,8 @@ def compile_prefill(
 class PortablePrefill:
     """kernels/paged_prefill.cu"""
 
+    runs_beside_decode = False
+
     def __init__(
         self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
     ) -> None:
@@ -52,16 +59,18 @@ class PortablePrefill:
             variant.threads,
             shared_bytes=variant.shared_bytes,
         )
-        self._grid = num_multiprocessors() * variant.blocks
+        self.grid = num_multiprocessors() * variant.blocks
         self._layers = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.data]
         self._cache_scales = cache.scale_addresses()
         self._tables = (block_tables.data_ptr(), block_tables.stride(0))
         self._scales = (scale, soft_cap)
 
-    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
+    def __call__(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
+    ) -> None:
         self._kernel(
             stream,
-            self._grid,
+            self.grid,
             queries.data_ptr(),
             queries.stride(0),
             output.data_ptr(),
@@ -78,20 +87,28 @@ class PortablePrefill:
 class HopperPrefill:
     """kernels/paged_prefill_hopper.cu, with the tensor maps that it reads through."""
 
+    runs_beside_decode = True
+
     def __init__(
         self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
     ) -> None:
         variant = HopperPrefillVariant(shape)
         self.tile_rows = variant.tile_rows
-        self._kernel = Kernel(
-            load("paged_prefill_hopper", variant.defines),
-            "paged_prefill_hopper",
-            # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
-            # scale, cap
-            "128s128s128sPPqPiPiPff",
-            variant.threads,
-            shared_bytes=variant.shared_bytes,
-        )
+        # Alone, and beside the kernel before it.
+        self._kernels = [
+            Kernel(
+                load("paged_prefill_hopper", variant.defines),
+                "paged_prefill_hopper",
+                # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
+                # scale, cap
+                "128s128s128sPPqPiPiPff",
+                variant.threads,
+                shared_bytes=variant.shared_bytes,
+                overlap=overlap,
+            )
+            for overlap in (False, True)
+        ]
+        self.grid = num_multiprocessors()
         self._num_heads, self._head_dim = shape.num_heads, shape.head_dim
         self._planes = shape.head_dim // PLANE
         positions = cache.data.shape[2] * shape.block_size
@@ -115,10 +132,12 @@ class HopperPrefill:
         box = (self.tile_rows, self._planes)
         return heads_map(address, self._num_heads, self._head_dim, rows, row_stride, box)
 
-    def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int) -> None:
-        self._kernel(
+    def __call__(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
+    ) -> None:
+        self._kernels[beside](
             stream,
-            num_multiprocessors(),
+            self.grid,
             self._query_map(queries.data_ptr(), queries.shape[0], queries.stride(0)),
             *self._layers[layer],
             output.data_ptr(),

@@ -53,16 +53,23 @@ class DecodePlanner:
     def _bound_indexes(self) -> NDArray[np.int32]:
         return np.arange(self.grid + 1, dtype=np.int32)
 
+    def cost(self, lengths: NDArray[np.int32]) -> int:
+        """Of all rows, in tiles."""
+        seen = lengths if self.window is None else np.minimum(lengths, self.window)
+        return self.units * int((-(-seen // TILE) + self.end_cost).sum())
+
     def write(
         self,
         lengths: NDArray[np.int32],
         table_rows: NDArray[np.int32],
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
+        blocks: int | None = None,
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
-        Rows that the batch is padded with are no work, and keep what the output held.
+        Rows that the batch is padded with are no work, and keep what the output held. Only the first `blocks` of the
+        grid get work.
         """
         num_rows = len(lengths)
         rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
@@ -83,7 +90,7 @@ class DecodePlanner:
         rows[:, 5] = query_rows
         rows[:, 6] = self._indexes[:num_rows]
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
-        self._write_ranges(self._line(starts, tiles), rows, ranges)
+        self._write_ranges(self._line(starts, tiles), rows, ranges, blocks or self.grid)
 
     def _line(self, starts: NDArray[np.int32], tiles: NDArray[np.int32]) -> NDArray[np.int32]:
         """[N, 4]: where each row begins on the line of tiles and on that of costs, and both for one of its units."""
@@ -94,11 +101,13 @@ class DecodePlanner:
         np.add(tiles, self.end_cost, out=line[:, _COST])
         return line
 
-    def _write_ranges(self, line: NDArray[np.int32], rows: NDArray[np.int32], ranges: NDArray[np.int32]) -> None:
+    def _write_ranges(
+        self, line: NDArray[np.int32], rows: NDArray[np.int32], ranges: NDArray[np.int32], blocks: int
+    ) -> None:
         tile_start, cost_start, tiles_of_unit, cost_of_unit = line[-1].tolist()
         num_tiles = tile_start + self.units * tiles_of_unit
         all_costs = cost_start + self.units * cost_of_unit
-        cost = max(self.min_cost, -(-all_costs // self.grid))
+        cost = max(self.min_cost, -(-all_costs // blocks))
         bounds = self._bounds(line, np.minimum(self._bound_indexes * cost, all_costs))
         # The first tile of each range, then the last of each (of an empty one, any), and the (row, unit) that it is
         # part of.

@@ -1,8 +1,8 @@
 """The plan of a step's prefill attention: tiles of queries, the longest first (kernels/paged_prefill*.cu).
 
 A tile is up to `tile_rows` neighbouring queries of one row of the step; every query head of a tile is one piece of
-work. Pieces are dealt to a fixed grid of thread blocks, back and forth, so that long and short ones even out. Packed
-int32, made vectorised. No CUDA is imported here.
+work. Pieces are dealt to a fixed grid of thread blocks, or to some of them, back and forth, so that long and short
+ones even out. Packed int32, made vectorised. No CUDA is imported here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class PrefillPlanner:
 
     tile_rows: int
     window: int | None
+    # Blocks of threads that run at once.
+    grid: int
 
     def max_words(self, num_tokens: int, num_rows: int) -> int:
         """Most int32 words of a plan for `num_rows` rows of together `num_tokens` positions."""
@@ -51,7 +53,7 @@ class PrefillPlanner:
         firsts = np.zeros_like(positions) if self.window is None else np.maximum(positions - (self.window - 1), 0)
         order = np.argsort(firsts // KEYS - (positions + sizes + KEYS - 1) // KEYS, kind="stable")
         words = HEADER_WORDS + TILE_WORDS * num_tiles
-        plan[0] = num_tiles
+        plan[:2] = num_tiles, self.grid
         tiles = plan[HEADER_WORDS:words].reshape(num_tiles, TILE_WORDS)
         tiles[:, 0] = (query_rows[rows] + offsets)[order]
         tiles[:, 1] = sizes[order]
@@ -60,3 +62,12 @@ class PrefillPlanner:
         tiles[:, 4] = (starts + counts)[rows][order]
         tiles[:, 5] = table_rows[rows][order]
         return words
+
+    def key_tiles(self, plan: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Tiles of KEYS keys that each tile of a plan sees, the most first."""
+        tiles = plan[HEADER_WORDS : HEADER_WORDS + TILE_WORDS * int(plan[0])].reshape(-1, TILE_WORDS)
+        return (tiles[:, 2] + tiles[:, 1] + (KEYS - 1)) // KEYS - tiles[:, 3] // KEYS
+
+    def deal(self, plan: NDArray[np.int32], blocks: int) -> None:
+        """Gives all work of a plan to the first `blocks` of the grid."""
+        plan[1] = blocks

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from runner_svc.pool_size import MemoryProfile
 
-# A step costs the host this many times what its launches do: under load they take longer, and there is other work.
-_HOST_SHARE = 1.5
+# While the host launches a step kernel by kernel it takes no result, of which a client waits for the one before:
+# tolerated where that is at most this part of the step's own time.
+_HOST_SHARE = 0.1
 
 
 class GpuDevice:
@@ -68,12 +69,12 @@ class GpuDevice:
         return begin.elapsed_time(end) / 1000 / repeats
 
     def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
-        """Whether launching takes the host so long that the GPU would wait, where it only had to replay."""
+        """Whether launching takes the host long, beside what the GPU takes for a replay."""
         self.synchronize()
         begin = time.perf_counter()
         launch()
         launching = time.perf_counter() - begin
-        return self.seconds(replay) < _HOST_SHARE * launching
+        return launching > _HOST_SHARE * self.seconds(replay)
 
     def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
         """Runs the largest step and sees what it takes."""

@@ -12,8 +12,10 @@ from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
+from runner_svc.cuda.gated_product import GatedProduct
+from runner_svc.cuda.gated_variant import GatedVariant
 from runner_svc.cuda.gather import GatherInputs
-from runner_svc.cuda.module import is_hopper
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
@@ -47,6 +49,7 @@ class CudaLaunchers:
         return DecoderLaunchers(
             norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
             activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            gated=self._gated() if is_hopper() else None,
             rotating=self._rope(config.rope.rotary_dim, fp8_cache),
             plain=self._rope(0, fp8_cache),
         )
@@ -90,6 +93,10 @@ class CudaLaunchers:
     def sampling(self, tokens: Tensor) -> CudaSampler:
         """Draws from float32 logits, written into a token buffer."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
+
+    def _gated(self) -> GatedProduct:
+        choose = partial(GatedVariant.choose, num_multiprocessors())
+        return GatedProduct(self._dtype, self._config.activation, choose, overlap=self._overlap)
 
     def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
         config = self._config

@@ -1,8 +1,9 @@
 """The decoder on a GPU: matrix products by cuBLAS through torch, everything else by the launchers of `runner_svc.cuda`.
 
 Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
-RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms, so
-that an addition never costs a pass of its own. `model.decoder` is its twin on a CPU.
+RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
+the products in front of them, so that an addition never costs a pass of its own, and the activation may be part of an
+own product (`model.fusions`). `model.decoder` is its twin on a CPU.
 
 Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
 can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.step_rotations import StepRotations, StepRows
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
@@ -35,6 +38,14 @@ class ActivationLauncher(Protocol):
     """As `runner_svc.cuda.activation.ActivationMul`."""
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
+
+
+class GatedLauncher(Protocol):
+    """As `runner_svc.cuda.gated_product.GatedProduct`."""
+
+    def fits(self, weight: Tensor) -> bool: ...
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
 
 class RopeKvLauncher(Protocol):
@@ -61,6 +72,8 @@ class DecoderLaunchers:
 
     norm: NormLauncher
     activation: ActivationLauncher
+    # None: there is none for this GPU.
+    gated: GatedLauncher | None
     rotating: RopeKvLauncher
     # For layers without rotary embedding (SmolLM3 has some).
     plain: RopeKvLauncher
@@ -76,8 +89,8 @@ class StepAttention(Protocol):
 class Mlp(Protocol):
     """An MLP of a layer."""
 
-    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
-        """Fills `product` from `normed`, both [T, hidden_size]."""
+    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
+        """Adds its product of `normed` [T, hidden_size] to `hidden`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,18 +108,28 @@ class DeviceInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
-    """What comes out of the layers: the last product, and the residual stream that it is still to be added to."""
+    """The residual stream, and where norms add to it, the last product, which is still to be added."""
 
-    last: Tensor  # [T, hidden_size]
     residual: Tensor  # [T, hidden_size]
+    last: Tensor | None  # [T, hidden_size]
+
+    def add(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Adds x W^T + b, or leaves it to the next norm."""
+        if self.last is not None:
+            multiply(x, weight, bias, self.last)
+            return
+        self.residual.addmm_(x, weight.t())
+        if bias is not None:
+            self.residual.add_(bias)
 
     def select(self, index: Tensor) -> Hidden:
         """A copy of the positions at `index`, int32 [L]."""
-        return Hidden(self.last.index_select(0, index), self.residual.index_select(0, index))
+        last = self.last.index_select(0, index) if self.last is not None else None
+        return Hidden(self.residual.index_select(0, index), last)
 
     def slice(self, begin: int, end: int) -> Hidden:
         """A copy of the positions from `begin` to `end`."""
-        return Hidden(self.last[begin:end].clone(), self.residual[begin:end].clone())
+        return Hidden(self.residual[begin:end].clone(), self.last[begin:end].clone() if self.last is not None else None)
 
 
 class Workspace:
@@ -145,53 +168,75 @@ class CudaDecoder:
         self._rope = StepRotations(config, max_tokens, self.device)
 
     @property
+    def fusions(self) -> list[Fusions]:
+        """What this model's products can do beside multiplying, the plainest first."""
+        gated = self._launchers.gated
+        fits = gated is not None and all(
+            layer.gate_up_bias is None and gated.fits(layer.gate_up) for layer in self.layers
+        )
+        return [
+            Fusions(adding, activating)
+            for activating in (Activating if fits else [Activating.KERNEL])
+            for adding in Adding
+        ]
+
+    @property
     def weights(self) -> ModelWeights:
         """What another decoder of the same model can be made from."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
-
-    @property
-    def norm(self) -> NormLauncher:
-        """What norms the residual stream."""
-        return self._launchers.norm
 
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
         """Of T positions, int32 [T] each, that belong to `rows`."""
         return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
 
     def forward(
-        self, stream: int, inputs: DeviceInputs, cache: KVCache, attention: StepAttention, mlp: Mlp | None = None
+        self,
+        stream: int,
+        inputs: DeviceInputs,
+        cache: KVCache,
+        attention: StepAttention,
+        fusions: Fusions,
+        mlp: Mlp | None = None,
     ) -> Hidden:
         """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass.
 
-        `mlp` stands in for the layers' own.
+        `fusions` is one of those that the model has. `mlp` stands in for the layers' own.
         """
-        num_tokens, norm = inputs.tokens.shape[0], self._launchers.norm
-        space = self.workspace
-        residual, normed = space.residual[:num_tokens], space.normed[:num_tokens]
-        product, qkv = space.product[:num_tokens], space.qkv[:num_tokens]
-        attended, mlp = space.attended[:num_tokens], mlp or self._mlp
-        torch.index_select(self.embeddings, 0, inputs.tokens, out=residual)
+        num_tokens = inputs.tokens.shape[0]
+        space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
+        normed, qkv = space.normed[:num_tokens], space.qkv[:num_tokens]
+        attended, mlp = space.attended[:num_tokens], mlp or partial(self._mlp, fusions.activating)
+        torch.index_select(self.embeddings, 0, inputs.tokens, out=hidden.residual)
         for index, layer in enumerate(self.layers):
             if index == 0:
-                norm.norm(stream, residual, layer.attention_norm, normed)
+                self._launchers.norm.norm(stream, hidden.residual, layer.attention_norm, normed)
             else:
-                norm.add(stream, product, residual, layer.attention_norm, normed)
+                self._norm(stream, hidden, layer.attention_norm, normed)
             multiply(normed, layer.qkv, layer.qkv_bias, qkv)
             self.attend(stream, index, qkv, inputs, cache, attention, attended)
-            multiply(attended, layer.output, layer.output_bias, product)
-            norm.add(stream, product, residual, layer.mlp_norm, normed)
-            mlp(stream, layer, normed, product)
-        return self.hidden(num_tokens)
+            hidden.add(attended, layer.output, layer.output_bias)
+            self._norm(stream, hidden, layer.mlp_norm, normed)
+            mlp(stream, layer, normed, hidden)
+        return hidden
 
-    def hidden(self, num_tokens: int) -> Hidden:
+    def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
         """What the last `forward`, of so many positions, left."""
-        return Hidden(self.workspace.product[:num_tokens], self.workspace.residual[:num_tokens])
+        space = self.workspace
+        last = space.product[:num_tokens] if adding is Adding.NORMS else None
+        return Hidden(space.residual[:num_tokens], last)
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
-        normed = torch.empty_like(hidden.last)
-        self._launchers.norm.add(stream, hidden.last, hidden.residual, self.norm_weight, normed)
+        normed = torch.empty_like(hidden.residual)
+        self._norm(stream, hidden, self.norm_weight, normed)
         self.multiply_head(normed, out)
+
+    def _norm(self, stream: int, hidden: Hidden, weight: Tensor, out: Tensor) -> None:
+        """Of the residual stream, with the last product added to it."""
+        if hidden.last is None:
+            self._launchers.norm.norm(stream, hidden.residual, weight, out)
+        else:
+            self._launchers.norm.add(stream, hidden.last, hidden.residual, weight, out)
 
     def multiply_head(self, normed: Tensor, out: Tensor) -> None:
         """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
@@ -228,16 +273,15 @@ class CudaDecoder:
         )
         attention(stream, index, queries, attended)
 
-    def activate(self, stream: int, layer: LayerWeights, normed: Tensor) -> Tensor:
-        """The input of a layer's down product."""
-        gate_up = self.workspace.gate_up[: len(normed)]
+    def _mlp(self, activating: Activating, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
         activated = self.workspace.activated[: len(normed)]
-        multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-        self._launchers.activation(stream, gate_up, activated)
-        return activated
-
-    def _mlp(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
-        multiply(self.activate(stream, layer, normed), layer.down, layer.down_bias, product)
+        if activating is Activating.PRODUCT and self._launchers.gated is not None:
+            self._launchers.gated(stream, normed, layer.gate_up, activated)
+        else:
+            gate_up = self.workspace.gate_up[: len(normed)]
+            multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
+            self._launchers.activation(stream, gate_up, activated)
+        hidden.add(activated, layer.down, layer.down_bias)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

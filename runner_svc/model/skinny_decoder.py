@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runner_svc.kv_cache import KVCache
-from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention, multiply
+from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, StepAttention
 from runner_svc.model.weights import LayerWeights
 
 MAX_ROWS = 128
@@ -123,14 +123,14 @@ class SkinnyMlp:
         self._products = products
         self._own_down = own_down
 
-    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, product: Tensor) -> None:
-        """As `model.cuda_decoder.Mlp`, of at most MAX_ROWS positions."""
+    def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
+        """As `model.cuda_decoder.Mlp`, of at most MAX_ROWS positions. An own down product is left to the next norm."""
         activated = self._workspace.activated[: len(normed)]
         self._products.gated(stream, ScaledRows(normed, None), layer.gate_up, activated)
-        if self._own_down:
-            self._products.store(stream, ScaledRows(activated, None), layer.down, product)
+        if self._own_down and hidden.last is not None:
+            self._products.store(stream, ScaledRows(activated, None), layer.down, hidden.last)
         else:
-            multiply(activated, layer.down, None, product)
+            hidden.add(activated, layer.down, None)
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:

@@ -64,7 +64,7 @@ class PolicyGuard:
         return self._call("tenant_key", _is_number, tenant, ledger)
 
     def budget(self, load: Load) -> Budget:
-        """A budget with prefill_tokens and max_new >= 0, whatever the policy does."""
+        """A budget of counts >= 0, whatever the policy does."""
         return self._call("budget", _is_budget, load)
 
     def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
@@ -136,7 +136,9 @@ def _is_key(key: Any) -> bool:
 
 
 def _is_budget(budget: Any) -> bool:
-    return isinstance(budget, Budget) and _is_count(budget.prefill_tokens) and _is_count(budget.max_new)
+    if not isinstance(budget, Budget):
+        return False
+    return _is_count(budget.prefill_tokens) and _is_count(budget.max_new) and _is_count(budget.stretch)
 
 
 def _is_count(number: Any) -> bool:

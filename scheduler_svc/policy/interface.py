@@ -22,12 +22,14 @@ class Budget(NamedTuple):
 
     prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).
     max_new: most sequences admitted. admit_ahead: sequences may take slots before the budget reaches them.
+    stretch: positions beyond prefill_tokens for a prompt that they complete, as the last of the step.
     """
 
     prefill_tokens: int
     may_chunk: bool = True
     max_new: int = 1 << 30
     admit_ahead: bool = False
+    stretch: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,6 +67,12 @@ class PolicyParameters(BaseModel):
         ge=1,
         description="Most positions a step, decoding rows included; default: what the runner allows. It bounds what a "
         "prompt may cost its neighbours; policies that choose budgets of their own may ignore it.",
+    )
+    finish_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most positions of a step that thereby computes the last of a prompt, so that a short rest needs "
+        "no step of its own; default: step_tokens.",
     )
 
     def choose_victim(self, running: Sequence[RunningView]) -> RunningView | None:
@@ -114,7 +122,9 @@ class Policy:
     def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
         """What the decoding rows leave of the step; at least one position, so that prompts always move."""
         step_tokens = min(self.parameters.step_tokens or max_step_tokens, max_step_tokens)
-        return Budget(prefill_tokens=max(1, step_tokens - decoding))
+        prefill_tokens = max(1, step_tokens - decoding)
+        finish_tokens = self.parameters.finish_tokens or step_tokens
+        return Budget(prefill_tokens, stretch=max(0, finish_tokens - decoding - prefill_tokens))
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be

@@ -13,19 +13,13 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.policy.views import Rank
 from scheduler_svc.roster.admission import add_admission
 from scheduler_svc.roster.plan_draft import PlanDraft
+from scheduler_svc.roster.room import Room
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 from scheduler_svc.waiting.waiting_line import WaitingLine
 
 if TYPE_CHECKING:
     from scheduler_svc.scheduler import Scheduler
-
-
-def chunk(lag: int, room: int, budget: Budget, max_step_tokens: int) -> int:
-    """Positions of a prompt that go into a step: 0 if a whole prompt is wanted and does not fit."""
-    if budget.may_chunk or lag > max_step_tokens:
-        return min(lag, room)
-    return lag if lag <= room else 0
 
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
@@ -42,7 +36,6 @@ class Seating:
         self._table = scheduler.table
         self._pool = scheduler.pool
         self._prefix = scheduler.prefix
-        self._max_step_tokens = scheduler.hello.max_step_tokens
         self._ledger = ledger
 
     @property
@@ -50,8 +43,8 @@ class Seating:
         """Blocks that admissions leave free for the sequences that decode."""
         return min(self._table.num_running, self._pool.num_blocks // 64)
 
-    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: int) -> int:
-        """Seats sequences of `line` until it, slots, blocks or budget end; returns the room left."""
+    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: Room) -> None:
+        """Seats sequences of `line` until it, slots, blocks or budget end."""
         size, reserve = self._pool.block_size, self.reserve
         while len(draft.joined) < budget.max_new and self._table.free:
             candidate = self._prefix.first_in_line(queue, line)
@@ -60,7 +53,7 @@ class Seating:
             sequence, hit = candidate.sequence, candidate.hit
             num_tokens = len(sequence.tokens)
             lag = num_tokens - len(hit) * size
-            count = chunk(lag, room, budget, self._max_step_tokens)
+            count = room.chunk(lag)
             need = self._pool.blocks_for(num_tokens) - len(hit)
             if need + reserve > self._pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
@@ -68,10 +61,9 @@ class Seating:
             self._seat(sequence, hit, need, draft)
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
-                room -= count
-        return room
+                room.take(count)
 
-    def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: int) -> None:
+    def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: Room) -> None:
         """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
         self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, room)
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from bench.gpu_serving import report
+from bench.gpu_serving.__main__ import split_spec
 from bench.gpu_serving.client import ClientRecord, arrival_times
+from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
 from bench.workload import TRACES, trace_lengths
 
@@ -56,12 +58,22 @@ def test_what_a_client_sees(tmp_path: Path) -> None:
 
 
 def test_only_decode_steps_behind_one_of_the_same_rows_count() -> None:
-    rows = [[batch, positions, *[10 * step + i for i in range(5)], step, 1, 2, 3] for step, (batch, positions) in
-            enumerate([(2, 9), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2)])]  # fmt: skip
+    sizes = [(2, 9), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2)]
+    rows = [[*size, 70, 80, *[10 * step + i for i in range(5)], step, 1, 2, 3] for step, size in enumerate(sizes)]
     steps = StepRecord.of([*rows, [1, 2, 3]])  # the last one was cut off
     assert steps.full_decode(2).idle.tolist() == [2, 3, 6]
     assert steps.between(10, 31).rows.tolist() == [2, 2, 2]
     assert steps.host_parts_us(2)["engine's turn"].tolist() == [0.016] * 5
+
+
+def test_steps_of_both_kinds_are_sampled_over_the_whole_load() -> None:
+    rows = [[2, 2 + step % 2 * 100, 1000 + step, step, 0, 0, 0, 0, 0, 0, 0, 2 * MS, MS] for step in range(4001)]
+    sampled = [report.timed_step(line) for line in report.sampled_steps(StepRecord.of(rows))]
+    tokens, pairs = [step.work.tokens for step in sampled], [step.work.prefill_pairs for step in sampled]
+    assert tokens == [102] * report.SAMPLED_STEPS + [2] * report.SAMPLED_STEPS
+    assert min(pairs) <= 2 and max(pairs) >= 3999
+    assert all(step.seconds == 0.003 and step.work.context_tokens == 1000 + step.work.prefill_pairs for step in sampled)
+    assert len(report.sampled_steps(StepRecord.of(rows[:5]))) == 4
 
 
 def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
@@ -71,13 +83,23 @@ def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
     assert report.boundary_gaps(times[order], [names[index] for index in order]).tolist() == [10.0]
 
 
+def test_a_load_brings_settings_of_its_own() -> None:
+    assert split_spec("8:160:1024") == (["8", "160", "1024"], {})
+    fields, changes = split_spec("ljf:1024,depth=3,plan_lead_ms=2,victim=least_computed,finish_tokens=1152")
+    assert fields == ["ljf", "1024"]
+    changed = Scheduling("ljf", '{"step_tokens": 1024}', 2, ("--a",)).changed(changes)
+    assert (changed.depth, changed.flags) == (3, ("--a", "--plan-lead-ms=2"))
+    values = {"step_tokens": 1024, "victim": "least_computed", "finish_tokens": 1152}
+    assert json.loads(changed.policy_parameters) == values
+
+
 def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
         "bench.gpu_serving",
         "--device=null",
-        "--offline=ljf:64",
+        "--offline=ljf:64,finish_tokens=96,depth=1",
         "--requests=8",
         "--slots=16",
     ]
@@ -88,3 +110,4 @@ def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:
         output for _, output in trace_lengths(TRACES / "azure_conv_2023_busiest2000.csv", 8, 4096)
     )
     assert load["runner"]["steps"] > 0
+    assert load["scheduler"]["depth"] == 1 and "finish_tokens" in load["scheduler"]["parameters"]

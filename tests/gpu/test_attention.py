@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.attention.cuda import CudaAttention  # imports CuPy
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 
 DEVICE = torch.device("cuda")
 # bf16 operands and output round to 2 ** -9; a wrong row or mask is far above.
@@ -97,6 +98,31 @@ def run_prefill(attention: CudaAttention, batch: AttentionBatch) -> None:
     torch.cuda.synchronize()
 
 
+def run_mixed(attention: CudaAttention, batch: AttentionBatch, room: int = 0) -> None:
+    """Rows of one position decode, the others are prompts; with room for more rows and positions."""
+    ones, more = np.flatnonzero(batch.counts == 1), np.flatnonzero(batch.counts > 1)
+    num_rows = len(ones) + room
+    prefill_words = attention.prefill_plan_words(len(batch.queries) + room, len(more) + room) if len(more) + room else 0
+    plan = np.zeros(attention.mixed_plan_words(num_rows, prefill_words), np.int32)
+    starts = batch.lengths - batch.counts
+    attention.plan_mixed(
+        DecodeRows(batch.lengths[ones], batch.table_rows[ones], batch.query_rows[ones]),
+        PrefillRows(starts[more], batch.counts[more], batch.table_rows[more], batch.query_rows[more]),
+        plan,
+        num_rows,
+        prefill_words,
+    )
+    device_plan = to_device(plan)
+    for _ in range(3):
+        batch.output.fill_(float("nan"))
+        stream = torch.cuda.current_stream().cuda_stream
+        attention.run_mixed(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), num_rows, prefill_words)
+        # Waits for the kernel launched last alone.
+        copied = batch.output.clone()
+    torch.cuda.synchronize()
+    batch.output.copy_(copied)
+
+
 def check(batch: AttentionBatch, seed: int) -> None:
     expected = batch.expected()
     assert batch.output.isfinite().all(), f"seed {seed}: NaN in {batch.case}"
@@ -172,6 +198,38 @@ def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -
     check(batch, seed)
 
 
+MIXES = (
+    # lengths, counts
+    ((700, 33, 1, 2000, 555), (1, 1, 1, 1, 555)),
+    ((4000, 1024, *range(1, 900, 30)), (900, 1024, *(1 for _ in range(1, 900, 30)))),
+    ((20000, 60), (1, 60)),
+    ((30, 3000), (1, 20)),
+    ((900, 17), (900, 17)),
+    ((900, 17, 5), (1, 1, 1)),
+)
+
+
+@CACHES
+@pytest.mark.parametrize("room", [0, 3])
+@pytest.mark.parametrize("lengths, counts", MIXES, ids=lambda numbers: f"{len(numbers)}x{max(numbers)}")
+def test_decode_and_prefill_side_by_side(lengths, counts, room, fp8_cache, seed) -> None:
+    batch = AttentionBatch(AttentionCase(lengths, counts, fp8_cache=fp8_cache), seed, DEVICE)
+    attention = CudaAttention(batch.cache, batch.block_tables, 32, [None], len(lengths) + room, batch.case.dtype)
+    run_mixed(attention, batch, room)
+    check(batch, seed)
+
+
+@pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+    head_dim, num_heads, num_kv_heads, block_size = shape
+    lengths, counts = (200, 333, 700, 31, 450), (1, 1, 211, 31, 1)
+    case = AttentionCase(lengths, counts, head_dim, num_heads, num_kv_heads, block_size, window, soft_cap, dtype=dtype)
+    batch = AttentionBatch(case, seed, DEVICE)
+    run_mixed(attention_of(batch), batch)
+    check(batch, seed)
+
+
 @pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
@@ -180,6 +238,17 @@ def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)
     check(batch, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("first_key", [4.0, 30.0])
+def test_prefill_of_scores_that_grow_tile_by_tile(first_key, dtype, seed) -> None:
+    """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
+    for head_dim in (64, 128):
+        case = AttentionCase((1500, 640), (300, 640), head_dim, dtype=dtype, first_key=first_key)
+        batch = AttentionBatch(case, seed, DEVICE)
+        run_prefill(attention_of(batch), batch)
+        check(batch, seed)
 
 
 def test_queries_may_be_a_view_of_the_qkv_product(seed) -> None:

@@ -57,6 +57,12 @@ def test_decode_compiles(shape: tuple, arch: str) -> None:
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] in HopperPrefillVariant.HEAD_DIMS], ids=str)
+def test_decode_beside_prefill_compiles(shape: tuple) -> None:
+    variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), ARCHITECTURES["sm_90a"])
+    assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)
+
+
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_prefill_compiles(shape: tuple, arch: str) -> None:
     log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner_svc.cuda.gated_variant import GatedVariant
 from runner_svc.cuda.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.nvrtc import compile_kernel, toolkit_folder
@@ -60,6 +61,29 @@ def test_skinny_products_compile_for_hopper(tokens: int, blocks: int, epilogue: 
     assert " 0 bytes spill stores" in log, log
     assert variant.shared_bytes <= (228 << 10) // blocks - 1024
     assert variant.stages >= 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "cluster", "scalar", "activation"),
+    [
+        (48, (1, 2), HALF, "silu"),
+        (64, (1, 1), BF16, "gelu"),
+        (96, (2, 1), BF16, "silu"),
+        (112, (1, 2), BF16, "gelu_tanh"),
+        (128, (2, 1), BF16, "silu"),
+        (128, (1, 2), HALF, "relu"),
+    ],
+)
+def test_gated_products_compile_for_hopper_without_serialized_products(
+    columns: int, cluster: tuple[int, int], scalar: str, activation: str
+) -> None:
+    defines = GatedVariant(columns, *cluster).defines | {"ACTIVATION": activation}
+    options = (scalar, *(f"-D{key}={value}" for key, value in defines.items()))
+    code, log = compile_kernel(kernel_folder() / "gated_product.cu", "sm_90a", options)
+    assert code.startswith(b"\x7fELF")
+    assert "warning" not in log, log
+    assert "Potential Performance Loss" not in log, log
+    assert " 0 bytes spill stores" in log, log
 
 
 def test_an_error_is_reported_with_its_line() -> None:

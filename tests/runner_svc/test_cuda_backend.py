@@ -12,8 +12,10 @@ import torch
 from protos import plan_pb2
 from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend, CudaSizes
 from runner_svc.cuda_capture import prepare_decode
+from runner_svc.fusion_choice import FusionChoice
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.weights import load_weights
 from runner_svc.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
@@ -81,8 +83,17 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
     assert device.replays > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize(("bucket", "max_skinny", "num_ways"), [(1, 128, 4), (4, 128, 4), (4, 3, 2)])
+@pytest.mark.parametrize(
+    ("family", "bucket", "max_skinny", "num_ways"),
+    [
+        ("llama", 1, 128, 4),
+        ("qwen3", 4, 128, 4),
+        ("llama", 4, 3, 3),
+        ("qwen3", 4, 3, 3),
+        ("llama-biases", 4, 128, 1),
+        ("llama-biases", 4, 3, 2),
+    ],
+)
 def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
     family: str, bucket: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,15 +116,27 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
         torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-def test_captured_mixed_steps_give_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "captured", "fusions"),
+    [
+        ("llama", True, Fusions()),
+        ("mistral", True, Fusions(Adding.PRODUCTS)),
+        ("qwen3", False, Fusions(Adding.PRODUCTS, Activating.PRODUCT)),
+        ("llama", True, Fusions(Adding.NORMS, Activating.PRODUCT)),
+        ("llama-biases", True, Fusions(Adding.PRODUCTS)),
+    ],
+)
+def test_mixed_steps_of_all_kinds_give_the_torch_backends_tokens(
+    family: str, captured: bool, fusions: Fusions, tmp_path: Path
+) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     folder = make_tiny_model(family, tmp_path / "tiny")
     prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 30))] for _ in range(5)]
-    device = HostDevice(mixed_graphs=True)
+    device = HostDevice(mixed_graphs=captured)
     backend = cuda_backend(folder, device)
+    backend._steps.fusions = FusionChoice({1: {fusions: 1.0}})
     before = device.replays
     actual = RandomDriver(backend, rng).generate(prompts, 8, 12)
     assert actual == RandomDriver(torch_backend(folder), rng).generate(prompts, 8, 12)
@@ -186,9 +209,12 @@ def test_a_late_result_leaves_the_next_sequence_of_its_slot_alone(folder: Path) 
     assert ints(runner.snapshot().sequences[0].tokens) == prompt + tokens
 
 
-def test_drawn_tokens_and_logprobs_are_those_of_the_torch_backend(folder: Path) -> None:
+@pytest.mark.parametrize("adding", Adding)
+def test_drawn_tokens_and_logprobs_are_those_of_the_torch_backend(folder: Path, adding: Adding) -> None:
     results = []
-    for backend in (cuda_backend(folder), torch_backend(folder)):
+    ours_on_device = cuda_backend(folder)
+    ours_on_device._steps.fusions = FusionChoice({1: {Fusions(adding): 1.0}})
+    for backend in (ours_on_device, torch_backend(folder)):
         runner = Runner(backend)
         asks = sampling(temperature=0.9, logprobs=2, prompt_logprobs=1)
         admissions = [admission(2, [7, 8, 9, 10, 11], [4], seed=77, sampling=asks), admission(1, [3, 4], [6], seed=5)]

@@ -58,6 +58,8 @@ def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position
     assert policy.budget(load(decoding=16)).prefill_tokens == 1
     assert Fcfs(PolicyParameters()).budget(load()).prefill_tokens == 61
     assert Fcfs(PolicyParameters(step_tokens=1000)).budget(load()).prefill_tokens == 61
+    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=20)).budget(load()) == Budget(13, stretch=4)
+    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=8)).budget(load()) == Budget(13)
 
 
 def test_orca_never_splits_and_static_joins_nobody() -> None:

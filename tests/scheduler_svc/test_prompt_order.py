@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,34 @@ def test_no_step_exceeds_its_budget(policy: str) -> None:
             assert np.frombuffer(plan.extent_counts, "<i4").sum() <= 16
         stack.runners.execute(session)
         stack.runners.deliver(session)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair"])
+def test_a_step_exceeds_step_tokens_only_to_finish_a_prompt(policy: str) -> None:
+    stack, session = stack_of(policy, step_tokens=10, finish_tokens=14)
+    rng, longest = random.Random(5), 0
+    for _ in range(60):
+        stack.submit(list(range(rng.randrange(1, 40))), 3)
+        stack.step()
+        for _, plan in stack.runners.plans[session]:
+            positions = int(np.frombuffer(plan.extent_counts, "<i4").sum())
+            assert positions <= 10 or (positions <= 14 and plan.extent_flags[-1] == 1)
+            longest = max(longest, positions)
+        stack.runners.execute(session)
+        stack.runners.deliver(session)
+    assert longest > 10
+
+
+def test_a_short_rest_needs_no_step_of_its_own() -> None:
+    def steps(**parameters: object) -> int:
+        stack, session = stack_of("fcfs", step_tokens=10, **parameters)
+        request = stack.submit(list(range(13)), 1)
+        for number in range(1, 10):
+            stack.step()
+            stack.runners.execute(session)
+            stack.runners.deliver(session)
+            if request.first_sequence_id is not None and stack.streams[request.first_sequence_id].tokens:
+                return number
+        raise AssertionError("no token")
+
+    assert steps(finish_tokens=13) == steps(finish_tokens=12) - 1

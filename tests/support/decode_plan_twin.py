@@ -35,10 +35,12 @@ class PlannerTwin:
         table_rows: NDArray[np.int32],
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
+        blocks: int | None = None,
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
-        Rows that the batch is padded with are no work, and keep what the output held.
+        Rows that the batch is padded with are no work, and keep what the output held. Only the first `blocks` of the
+        grid get work.
         """
         rows = plan[: ROW_WORDS * len(lengths)].reshape(len(lengths), ROW_WORDS)
         firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
@@ -52,13 +54,18 @@ class PlannerTwin:
         rows[:, 5] = query_rows
         rows[:, 6] = np.arange(len(lengths))
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
-        self._write_ranges(tiles, ends * self.units, rows, ranges)
+        self._write_ranges(tiles, ends * self.units, rows, ranges, blocks or self.grid)
 
     def _write_ranges(
-        self, tiles: NDArray[np.int32], ends: NDArray[np.int64], rows: NDArray[np.int32], ranges: NDArray[np.int32]
+        self,
+        tiles: NDArray[np.int32],
+        ends: NDArray[np.int64],
+        rows: NDArray[np.int32],
+        ranges: NDArray[np.int32],
+        blocks: int,
     ) -> None:
         """`ends` [N] is where each row ends on the line."""
-        bounds = self._bounds(tiles, ends)
+        bounds = self._bounds(tiles, ends, blocks)
         begins = bounds[:-1]
         # The first and the last tile of each range (of an empty one, any), and the (row, unit) that each is part of.
         edges = np.concatenate((np.minimum(begins, ends[-1] - 1), np.maximum(bounds[1:] - 1, 0)))
@@ -75,11 +82,11 @@ class PlannerTwin:
         ranges[:, 10], ranges[:, 12] = first_slots.reshape(2, self.grid)
         ranges[:, 11], ranges[:, 13] = last_blocks.reshape(2, self.grid)
 
-    def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64], blocks: int) -> NDArray[np.int64]:
         """[grid + 1]: where ranges of equal cost begin on the line of tiles, and where the last one ends."""
         costs = tiles + self.end_cost
         cost_ends = np.cumsum(costs) * self.units
-        cost = max(self.min_cost, -(-int(cost_ends[-1]) // self.grid))
+        cost = max(self.min_cost, -(-int(cost_ends[-1]) // blocks))
         bounds = np.minimum(np.arange(self.grid + 1) * cost, cost_ends[-1])
         row_of_bound = np.minimum(np.searchsorted(cost_ends, bounds, side="right"), len(tiles) - 1)
         cost_of_row, tiles_of_row = costs[row_of_bound], tiles[row_of_bound]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.attention.reference import paged_attention
 from runner_svc.backend import allowed_ids
 from runner_svc.gumbel import gumbel, key_words
@@ -96,6 +97,7 @@ class HostLaunchers:
         return DecoderLaunchers(
             norm=HostNorm(config.rms_norm_eps),
             activation=HostActivation(config.activation),
+            gated=HostGated(config.activation),
             rotating=HostRopeKv(config, config.rope.rotary_dim),
             plain=HostRopeKv(config, 0),
         )
@@ -205,6 +207,17 @@ class HostActivation:
         out.copy_(self._function(gate) * up)
 
 
+class HostGated:
+    def __init__(self, name: str) -> None:
+        self._activation = HostActivation(name)
+
+    def fits(self, weight: Tensor) -> bool:
+        return True
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        self._activation(stream, x @ weight.t(), out)
+
+
 class HostRopeKv:
     def __init__(self, config: ModelConfig, rotary_dim: int) -> None:
         self._config = config
@@ -289,26 +302,38 @@ class HostAttention:
     ) -> None:
         assert len(plan) == self.decode_plan_words(batch or len(lengths))
         rows = np.arange(len(lengths)) if query_rows is None else query_rows
-        self.plan_prefill(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
+        _write_rows(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
-        self.run_prefill(stream, layer, queries, output, plan, self.decode_plan_words(batch))
+        self._run(layer, queries, output, plan, self.decode_plan_words(batch))
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
         return 8 + 8 * num_rows
 
-    def plan_prefill(
-        self,
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
-        query_rows: NDArray[np.int32],
-        plan: NDArray[np.int32],
-    ) -> None:
-        plan[0] = len(starts)
-        plan[8 : 8 + 4 * len(starts)] = np.stack((starts, counts, table_rows, query_rows), axis=1).ravel()
+    def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
+        return (self.decode_plan_words(batch) if batch else 0) + prefill_words
 
-    def run_prefill(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
+    def plan_mixed(
+        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
+    ) -> None:
+        assert len(plan) == self.mixed_plan_words(batch, prefill_words)
+        words = len(plan) - prefill_words
+        if batch:
+            ones = np.ones_like(decode.lengths)
+            _write_rows(decode.lengths - 1, ones, decode.table_rows, decode.query_rows, plan[:words])
+        if prefill_words:
+            _write_rows(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, plan[words:])
+
+    def run_mixed(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
+    ) -> None:
+        words = self.mixed_plan_words(batch, 0)
+        if batch:
+            self._run(layer, queries, output, plan, words)
+        if prefill_words:
+            self._run(layer, queries, output, plan + 4 * words, prefill_words)
+
+    def _run(self, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
         words = np.ctypeslib.as_array(ctypes.cast(plan, ctypes.POINTER(ctypes.c_int32)), (plan_words,))
         config = self._config
         keys, values = self._cache.data[layer]
@@ -324,6 +349,17 @@ class HostAttention:
                 config.windows[layer],
                 self._cache.layer_scales(layer),
             )
+
+
+def _write_rows(
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    table_rows: NDArray[np.int32],
+    query_rows: NDArray[np.int32],
+    plan: NDArray[np.int32],
+) -> None:
+    plan[0] = len(starts)
+    plan[8 : 8 + 4 * len(starts)] = np.stack((starts, counts, table_rows, query_rows), axis=1).ravel()
 
 
 class HostSampling:

@@ -96,8 +96,9 @@ def test_plans_are_the_slow_twins(planner: DecodePlanner, data: st.DataObject) -
     twin = PlannerTwin(planner.batch, planner.grid, planner.min_cost, planner.units, planner.end_cost, planner.window)
     tables, queries = np.arange(7, 7 + num_rows, dtype=np.int32), np.arange(num_rows, 0, -1, dtype=np.int32)
     plans = np.full((2, planner.words), -1, np.int32)
-    planner.write(lengths, tables, queries, plans[0])
-    twin.write(lengths, tables, queries, plans[1])
+    blocks = data.draw(st.none() | st.integers(1, planner.grid))
+    planner.write(lengths, tables, queries, plans[0], blocks)
+    twin.write(lengths, tables, queries, plans[1], blocks)
     np.testing.assert_array_equal(plans[0], plans[1])
 
 
@@ -116,3 +117,14 @@ def test_work_is_shared_evenly_whatever_the_lengths() -> None:
     planner = DecodePlanner(batch=3, grid=10, min_cost=1, units=2, end_cost=0, window=None)
     _, ranges = plan_of(planner, [16 * 1000, 16, 16 * 499])
     assert (ranges[:, 9] - ranges[:, 8] == 300).all()
+
+
+def test_blocks_beyond_those_that_are_asked_for_have_no_work() -> None:
+    planner = DecodePlanner(batch=2, grid=10, min_cost=1, units=2, end_cost=3, window=None)
+    plan = np.full(planner.words, -1, np.int32)
+    rows = np.arange(2, dtype=np.int32)
+    planner.write(np.array([16 * 70, 16 * 30], np.int32), rows, rows, plan, blocks=4)
+    ranges = plan[2 * ROW_WORDS :].reshape(-1, RANGE_WORDS)
+    sizes = ranges[:, 9] - ranges[:, 8]
+    assert (sizes[:4] > 40).all() and sizes.sum() == 200 and not sizes[4:].any()
+    assert planner.cost(np.array([16 * 70, 16 * 30], np.int32)) == 2 * (70 + 30 + 2 * 3)

@@ -18,14 +18,14 @@ def tiles_of(planner: PrefillPlanner, rows: list[tuple[int, int]]) -> list[list[
     plan = np.full(planner.max_words(int(counts.sum()), len(rows)), -1, np.int32)
     used = planner.write(starts, counts, np.arange(len(rows), dtype=np.int32), queries, plan)
     tiles = plan[HEADER_WORDS:used].reshape(-1, TILE_WORDS)
-    assert plan[0] == len(tiles)
+    assert plan[:2].tolist() == [len(tiles), planner.grid]
     return tiles.tolist()
 
 
 @pytest.mark.parametrize("window", [None, 1, 100])
 @given(rows=ROWS)
 def test_every_query_is_in_one_tile(window: int | None, rows: list[tuple[int, int]]) -> None:
-    planner = PrefillPlanner(64, window)
+    planner = PrefillPlanner(64, window, 132)
     seen = {}
     for query, size, position, first, length, row, *_ in tiles_of(planner, rows):
         start, count = rows[row]
@@ -38,5 +38,7 @@ def test_every_query_is_in_one_tile(window: int | None, rows: list[tuple[int, in
 
 @given(rows=ROWS)
 def test_the_longest_tiles_come_first(rows: list[tuple[int, int]]) -> None:
-    lengths = [-(-(position + size) // KEYS) for _, size, position, *_ in tiles_of(PrefillPlanner(128, None), rows)]
+    lengths = [
+        -(-(position + size) // KEYS) for _, size, position, *_ in tiles_of(PrefillPlanner(128, None, 132), rows)
+    ]
     assert lengths == sorted(lengths, reverse=True)

@@ -1,0 +1,292 @@
+// The gated half of an MLP for more than a hundred rows, for Hopper (sm_90a): out = activation(x G^T) * (x U^T).
+//
+// A block stays for the whole launch and works off tiles of 128 rows of x by COLUMNS of G and the same COLUMNS of U. G's
+// rows lie above U's in one matrix in shared memory, so that a thread's sums are those of gate and up of the same
+// outputs, and the activation needs nobody else. One thread copies pieces of 64 columns through a ring of stages; two
+// warpgroups multiply 64 rows each. The copies of the next tile run while the last one's outputs are written, and
+// warpgroup 0 is HEAD_START stages ahead, so that one multiplies while the other writes.
+//
+// A cluster has CLUSTER_ROWS by CLUSTER_COLUMNS neighbouring tiles: blocks that need the same rows of x, or the same
+// weights, copy a part each for all of them. Rows of x beyond the end are copied as zeros and not written.
+//
+// Macros: SCALAR; ACTIVATION, of activation.cuh; COLUMNS, a multiple of 16 from 48 to 128; STAGES; CLUSTER_ROWS and
+// CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
+
+#include "activation.cuh"
+#include "hopper_cluster.cuh"
+#include "vector.cuh"
+#include "wgmma_wide.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+using Scalar = SCALAR;
+using Product = WideWgmma<Scalar, COLUMNS>;
+
+constexpr int kRows = 128;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = (kConsumers + 1) * 128;
+constexpr int kInputBytes = kRows * 128;      // 64 columns of x
+constexpr int kWeightBytes = COLUMNS * 128;  // of either half
+constexpr int kStageBytes = kInputBytes + 2 * kWeightBytes;
+constexpr int kCluster = CLUSTER_ROWS * CLUSTER_COLUMNS;
+constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // of x that a block copies
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kHeadStartBarrier = 1;
+
+// Shared memory: the ring, x above gate above up; then a full and an empty barrier for each stage.
+struct Shared {
+    unsigned base;
+
+    __device__ __forceinline__ unsigned inputs(int stage) const { return base + stage * kStageBytes; }
+    __device__ __forceinline__ unsigned weights(int stage) const { return inputs(stage) + kInputBytes; }
+    __device__ __forceinline__ unsigned full(int stage) const { return base + STAGES * kStageBytes + stage * 16; }
+    __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
+};
+
+// A block's place in its cluster, by which it knows what to copy for whom.
+struct Member {
+    int row;
+    int column;
+
+    __device__ __forceinline__ static Member self() {
+        const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+        return {rank / CLUSTER_COLUMNS, rank % CLUSTER_COLUMNS};
+    }
+    // The blocks that need the same rows of x, and those that need the same weights, as bits.
+    __device__ __forceinline__ unsigned same_inputs() const {
+        return ((1u << CLUSTER_COLUMNS) - 1) << (row * CLUSTER_COLUMNS);
+    }
+    __device__ __forceinline__ unsigned same_weights() const {
+        return (CLUSTER_ROWS == 1 ? 1u : 1u | 1u << CLUSTER_COLUMNS) << column;
+    }
+};
+
+// How clusters' tiles are numbered: within `group` neighbouring rows of tiles, those of a column one after the other.
+struct Tiles {
+    int rows;
+    int columns;
+    int group;
+
+    __device__ __forceinline__ int count() const { return rows * columns; }
+    __device__ __forceinline__ int first() const { return blockIdx.x / kCluster; }
+    __device__ __forceinline__ int step() const { return gridDim.x / kCluster; }
+};
+
+// The first row of x and the first output of a block's tile.
+struct Place {
+    int row;
+    int column;
+
+    __device__ __forceinline__ Place(const Tiles& tiles, int tile, Member member) {
+        const int first = tile / (tiles.group * tiles.columns) * tiles.group;
+        const int height = min(tiles.group, tiles.rows - first), index = tile - first * tiles.columns;
+        row = ((first + index % height) * CLUSTER_ROWS + member.row) * kRows;
+        column = (index / height * CLUSTER_COLUMNS + member.column) * COLUMNS;
+    }
+};
+
+// By one thread: fills the ring for all of a block's tiles.
+struct Producer {
+    Shared shared;
+    const TensorMap* inputs;
+    const TensorMap* weights;
+    int num_columns;
+    Member member;
+
+    __device__ __forceinline__ void copy_inputs(int stage, const Place& place, int step) const {
+        const unsigned target = shared.inputs(stage) + member.column * kPartRows * 128;
+        const int row = place.row + member.column * kPartRows;
+        if (CLUSTER_COLUMNS == 1) {
+            copy_tensor(target, inputs, 0, row, step, shared.full(stage));
+        } else {
+            copy_tensor_to(member.same_inputs(), target, inputs, 0, row, step, shared.full(stage));
+        }
+    }
+
+    __device__ __forceinline__ void copy_weights(int stage, const Place& place, int step) const {
+        const unsigned gate = shared.weights(stage), full = shared.full(stage);
+        if (CLUSTER_ROWS == 1) {
+            copy_tensor(gate, weights, 0, place.column, step, full);
+            copy_tensor(gate + kWeightBytes, weights, 0, num_columns + place.column, step, full);
+        } else {  // one copies the gate's rows, the other those of up
+            copy_tensor_to(member.same_weights(), gate + member.row * kWeightBytes, weights, 0,
+                           member.row * num_columns + place.column, step, full);
+        }
+    }
+
+    __device__ __forceinline__ void produce(const Tiles& tiles, int steps) const {
+        Ring<STAGES> ring(1);
+        for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
+            const Place place(tiles, tile, member);
+            int step = 0;
+            if (tile == tiles.first()) {  // weights need no predecessor
+                const int ahead = min(STAGES, steps);
+                for (int i = 0; i < ahead; i++) {
+                    barrier_expect(shared.full(i), kStageBytes);
+                    copy_weights(i, place, i);
+                }
+                wait_for_predecessors();
+                for (; step < ahead; step++, ring.advance()) copy_inputs(step, place, step);
+            }
+            for (; step < steps; step++, ring.advance()) {
+                barrier_wait(shared.empty(ring.stage), ring.parity);
+                barrier_expect(shared.full(ring.stage), kStageBytes);
+                copy_inputs(ring.stage, place, step);
+                copy_weights(ring.stage, place, step);
+            }
+        }
+    }
+};
+
+// One of the two warpgroups that multiply: rows index * 64 to index * 64 + 63 of each tile.
+struct Consumer {
+    Shared shared;
+    Member member;
+    int index;
+    bool leads;  // this thread arrives for the warpgroup
+    unsigned input_matrix, weight_matrix;
+    Ring<STAGES> ring;
+    float sums[COLUMNS];
+
+    // Tells everybody who copies into this stage that it has been read.
+    __device__ __forceinline__ void release(int stage) const {
+        if (!leads) return;
+        if (kCluster == 1) {
+            barrier_arrive(shared.empty(stage));
+            return;
+        }
+        const unsigned senders = member.same_inputs() | member.same_weights();
+#pragma unroll
+        for (int rank = 0; rank < kCluster; rank++) {
+            if (senders >> rank & 1) barrier_arrive_at(shared.empty(stage), rank);
+        }
+    }
+
+    // The sums of a tile.
+    __device__ __forceinline__ void multiply(int steps, bool first_tile) {
+        int last_stage = 0;
+        for (int step = 0; step < steps; step++) {
+            barrier_wait(shared.full(ring.stage), ring.parity);
+            wgmma_fence();
+            // The same in all lanes, which the compiler must see to step it in uniform registers.
+            const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                Product::multiply(sums, input_matrix + place + 2 * k, weight_matrix + place + 2 * k, step > 0 || k > 0);
+            }
+            wgmma_commit();
+            if (step > 0) {
+                wgmma_wait<1>();
+                release(last_stage);
+            }
+            if (HEAD_START > 0 && first_tile && index == 0 && step + 1 == min(HEAD_START, steps)) {
+                asm volatile("bar.arrive %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
+            }
+            last_stage = ring.stage;
+            ring.advance();
+        }
+        wgmma_wait<0>();
+        release(last_stage);
+        Product::pin(sums);
+    }
+
+    __device__ __forceinline__ void await_head_start() const {
+        if (HEAD_START > 0 && index == 1) {
+            asm volatile("bar.sync %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
+        }
+    }
+
+    // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2.
+    __device__ __forceinline__ unsigned outputs(int block, int half) const {
+        const float* gate = sums + 4 * block + 2 * half;
+        const float* up = gate + COLUMNS / 2;
+        return Tensor16<Scalar>::pack(ACTIVATION(gate[0]) * up[0], ACTIVATION(gate[1]) * up[1]);
+    }
+
+    // Writes a tile's outputs; quads exchange columns, so that a lane stores 16 bytes at a time.
+    __device__ __forceinline__ void write(const Place& place, Scalar* out, int num_rows, int num_columns) const {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+        const int first_row = place.row + index * 64, row = first_row + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
+        if (first_row >= num_rows) return;  // also keeps the activation behind the last stage's release
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 32; i++) {
+                unsigned words[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) words[j] = outputs(4 * i + j, half);
+                exchange(words, quad);
+                store(words, row + half * 8, place.column + i * 32 + quad * 8, out, num_rows, num_columns);
+            }
+        }
+        if (COLUMNS % 32) {  // 16 columns of both rows at a time
+            unsigned words[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) words[j] = outputs(COLUMNS / 8 - 2 + (j & 1), j >> 1);
+            exchange(words, quad);
+            store(words, row + (quad >> 1) * 8, place.column + COLUMNS - 16 + (quad & 1) * 8, out, num_rows, num_columns);
+        }
+    }
+
+private:
+    // Lane q of each quad gets the words q of all its lanes, in the lanes' order.
+    static __device__ __forceinline__ void exchange(unsigned (&words)[4], int quad) {
+        const auto swap = [](unsigned& low, unsigned& high, bool upper, int distance) {
+            const unsigned other = __shfl_xor_sync(kFullWarp, upper ? low : high, distance);
+            if (upper) low = other; else high = other;
+        };
+        swap(words[0], words[1], quad & 1, 1);
+        swap(words[2], words[3], quad & 1, 1);
+        swap(words[0], words[2], quad & 2, 2);
+        swap(words[1], words[3], quad & 2, 2);
+    }
+
+    static __device__ __forceinline__ void store(
+        const unsigned (&words)[4], int row, int column, Scalar* out, int num_rows, int num_columns) {
+        if (row >= num_rows || column >= num_columns) return;
+        *reinterpret_cast<uint4*>(out + static_cast<long long>(row) * num_columns + column) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+    }
+};
+
+// inputs: planes of 64 columns of x in boxes of 128 / CLUSTER_COLUMNS rows; weights: those of G above U, COLUMNS rows.
+// `out` [num_rows, num_columns], num_columns a multiple of 8. Clusters' tiles in rows and columns.
+extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) gated_product(
+    const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Scalar* out, int steps,
+    int num_rows, int num_columns, int tile_rows, int tile_columns, int group) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    const Shared shared{shared_address(shared_bytes)};
+    const Member member = Member::self();
+    const Tiles tiles{tile_rows, tile_columns, group};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(shared.full(i), 1);
+            barrier_init(shared.empty(i), (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) * kConsumers);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (kCluster > 1) cluster_sync();
+    else __syncthreads();
+    release_successors();
+    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
+    if (warpgroup == kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
+        if (threadIdx.x == kConsumers * 128) {
+            Producer{shared, &inputs, &weights, num_columns, member}.produce(tiles, steps);
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
+        Consumer consumer{shared, member, warpgroup, (threadIdx.x & 127) == 0,
+                          matrix_descriptor(shared.inputs(0) + warpgroup * (64 * 128), 16),
+                          matrix_descriptor(shared.weights(0), 16), Ring<STAGES>(0)};
+        consumer.await_head_start();
+        for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
+            consumer.multiply(steps, tile == tiles.first());
+            consumer.write(Place(tiles, tile, member), out, num_rows, num_columns);
+        }
+    }
+    if (kCluster > 1) cluster_sync();  // others may still copy into this block, and arrive at its barriers
+}
+
+#endif

@@ -1,0 +1,59 @@
+// Products of a warpgroup with wide matrices in shared memory: m64nNk16 for N up to 256, both operands along k.
+#pragma once
+
+#include "hopper.cuh"
+
+#define WIDE_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WIDE_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WIDE_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WIDE_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WIDE_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WIDE_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WIDE_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define WIDE_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+#define REGISTERS_WIDE_48 WIDE_0 ", " WIDE_1 ", " WIDE_2
+#define REGISTERS_WIDE_64 REGISTERS_WIDE_48 ", " WIDE_3
+#define REGISTERS_WIDE_80 REGISTERS_WIDE_64 ", " WIDE_4
+#define REGISTERS_WIDE_96 REGISTERS_WIDE_80 ", " WIDE_5
+#define REGISTERS_WIDE_112 REGISTERS_WIDE_96 ", " WIDE_6
+#define REGISTERS_WIDE_128 REGISTERS_WIDE_112 ", " WIDE_7
+
+#define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
+#define ACCUMULATORS_WIDE_48(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
+#define ACCUMULATORS_WIDE_64(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_16(d, 48)
+#define ACCUMULATORS_WIDE_80(d) ACCUMULATORS_WIDE_64(d), ACCUMULATORS_16(d, 64)
+#define ACCUMULATORS_WIDE_96(d) ACCUMULATORS_WIDE_80(d), ACCUMULATORS_16(d, 80)
+#define ACCUMULATORS_WIDE_112(d) ACCUMULATORS_WIDE_96(d), ACCUMULATORS_16(d, 96)
+#define ACCUMULATORS_WIDE_128(d) ACCUMULATORS_WIDE_112(d), ACCUMULATORS_16(d, 112)
+
+// d [64, 2 * Count] (+)= a [64, 16] * b [2 * Count, 16]^T; a thread has Count sums.
+template <typename Scalar, int Count>
+struct WideWgmma;
+
+#define DEFINE_WIDE_WGMMA(TYPE, NAME, COUNT, N, A, B, ACCUMULATE)                                                 \
+    template <>                                                                                                   \
+    struct WideWgmma<TYPE, COUNT> {                                                                               \
+        static __device__ __forceinline__ void multiply(float (&d)[COUNT], unsigned a, unsigned b, int accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ACCUMULATE ", 0;\n"                                \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                          \
+                         " {" REGISTERS_WIDE_##COUNT "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                     \
+                         : ACCUMULATORS_WIDE_##COUNT(d)                                                           \
+                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                  \
+        }                                                                                                         \
+        /* Keeps the compiler from moving uses of the sums above a wait. */                                       \
+        static __device__ __forceinline__ void pin(float (&d)[COUNT]) {                                           \
+            asm volatile("" : ACCUMULATORS_WIDE_##COUNT(d)::"memory");                                            \
+        }                                                                                                         \
+    };
+
+#define DEFINE_WIDE_WGMMAS(COUNT, N, A, B, ACCUMULATE)                              \
+    DEFINE_WIDE_WGMMA(__nv_bfloat16, "bf16", COUNT, N, A, B, ACCUMULATE)            \
+    DEFINE_WIDE_WGMMA(__half, "f16", COUNT, N, A, B, ACCUMULATE)
+
+DEFINE_WIDE_WGMMAS(48, 96, 48, 49, 50)
+DEFINE_WIDE_WGMMAS(64, 128, 64, 65, 66)
+DEFINE_WIDE_WGMMAS(80, 160, 80, 81, 82)
+DEFINE_WIDE_WGMMAS(96, 192, 96, 97, 98)
+DEFINE_WIDE_WGMMAS(112, 224, 112, 113, 114)
+DEFINE_WIDE_WGMMAS(128, 256, 128, 129, 130)

@@ -1,0 +1,79 @@
+"""The gate-up product of many rows with its activation; see `kernels/gated_product.cu`. Only for Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from runner_svc.attention.tensor_map import PLANE, heads_map
+from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.gated_variant import STEP, THREADS, VECTOR, GatedVariant
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+
+Choose = Callable[[int, int], GatedVariant]
+"""From rows of x and outputs."""
+
+# Maps of a model's weights for a few boxes, and of a decoder's workspace at every number of rows.
+_MAX_MAPS = 8192
+
+
+class GatedProduct:
+    """activation(x G^T) * (x U^T) of one model; x has any number of rows, and more than 128 are worth it."""
+
+    def __init__(self, dtype: torch.dtype, activation: str, choose: Choose, *, overlap: bool = False) -> None:
+        """`choose` makes the variants. Raises KeyError for an unknown activation."""
+        self._dtype = dtype
+        self._activation = ACTIVATIONS[activation]
+        self._choose = choose
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
+
+    def fits(self, weight: Tensor) -> bool:
+        """Whether the kernel has products with this matrix, gate above up."""
+        return (
+            weight.dtype is self._dtype
+            and weight.is_contiguous()
+            and weight.shape[0] % (2 * VECTOR) == 0
+            and weight.shape[1] % STEP == 0
+        )
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """Fills `out` [T, n] from x [T, width] and `weight` [2 * n, width], which is G above U; all contiguous."""
+        num_tokens, width = x.shape
+        num_outputs = out.shape[1]
+        variant = self._choose(num_tokens, num_outputs)
+        rows, columns = variant.tiles(num_tokens, num_outputs)
+        clusters = min(rows * columns, num_multiprocessors() // variant.cluster)
+        self._kernel(variant)(
+            stream,
+            clusters * variant.cluster,
+            self._map(x.data_ptr(), num_tokens, width, variant.input_rows),
+            self._map(weight.data_ptr(), 2 * num_outputs, width, variant.columns),
+            out.data_ptr(),
+            width // STEP,
+            num_tokens,
+            num_outputs,
+            rows,
+            columns,
+            variant.group,
+        )
+
+    def _compile(self, variant: GatedVariant) -> Kernel:
+        defines = variant.defines | {"SCALAR": DTYPE_DEFINES[self._dtype], "ACTIVATION": self._activation}
+        return Kernel(
+            load("gated_product", defines),
+            "gated_product",
+            "128s128sPiiiiii",  # maps of x and weights; out; steps, rows, outputs; rows, columns and groups of clusters
+            THREADS,
+            shared_bytes=variant.shared_bytes,
+            overlap=self._overlap,
+        )
+
+
+def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1))

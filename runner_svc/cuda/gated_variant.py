@@ -1,0 +1,97 @@
+"""Which variant of kernels/gated_product.cu a product gets: tiles, clusters, stages. Plain arithmetic, no CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TILE_ROWS = 128
+"""Rows of x in a tile."""
+STEP = 64
+"""Columns of x in a stage; its width is a multiple of it."""
+VECTOR = 8
+"""Outputs written at once; their number is a multiple of it."""
+THREADS = 384
+"""Two warpgroups that multiply and one that copies."""
+COLUMNS = (48, 64, 80, 96, 112, 128)
+"""Outputs of a tile: as many rows of the gate's matrix, and as many of the other one."""
+
+# Of a block.
+_SHARED_BYTES = 227 * 1024
+_BARRIER_BYTES = 16
+# What a tile costs beside its products, in outputs.
+_TILE_COST = 8
+# Rows of tiles that are worked off together: their x stays in L2 while the weights pass by.
+_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GatedVariant:
+    """Tiles of 128 rows by `columns` outputs, `cluster_rows` by `cluster_columns` of them in a cluster of blocks.
+
+    One warpgroup is `head_start` stages ahead of the other.
+    """
+
+    columns: int
+    cluster_rows: int
+    cluster_columns: int
+    head_start: int = 2
+    group_rows: int = _GROUP
+
+    @classmethod
+    def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int) -> GatedVariant:
+        """The one whose last block ends first: blocks work off tiles in rounds, which last as long as their tiles."""
+        pairs_of_rows = -(-num_tokens // TILE_ROWS) % 2 == 0
+        shape = (2, 1) if pairs_of_rows else (1, 2)
+        variants = [cls(columns, *shape) for columns in COLUMNS]
+        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs))
+
+    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
+        """Of a product of so many rows of x and outputs, in outputs of a block."""
+        rows, columns = self.tiles(num_tokens, num_outputs)
+        rounds = -(-rows * columns // (multiprocessors // self.cluster))
+        return rounds * (self.columns + _TILE_COST)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_rows * self.cluster_columns
+
+    @property
+    def _stage_bytes(self) -> int:
+        return (TILE_ROWS + 2 * self.columns) * 2 * STEP
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        return _SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return self.stages * (self._stage_bytes + _BARRIER_BYTES)
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of x that a block copies at once."""
+        return TILE_ROWS // self.cluster_columns
+
+    @property
+    def group(self) -> int:
+        """Rows of clusters that are worked off together."""
+        return self.group_rows // self.cluster_rows
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        """The source's macros."""
+        return {
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "CLUSTER_ROWS": self.cluster_rows,
+            "CLUSTER_COLUMNS": self.cluster_columns,
+            "HEAD_START": self.head_start,
+        }
+
+    def tiles(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
+        """Rows and columns of clusters."""
+        rows = -(-num_tokens // (TILE_ROWS * self.cluster_rows))
+        return rows, -(-num_outputs // (self.columns * self.cluster_columns))

@@ -1,0 +1,90 @@
+"""Whole mixed steps on a GPU: whatever products do beside multiplying, captured or not, the logits are the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner_svc.backend import StepBatch
+from runner_svc.cuda_steps import CudaSteps
+from runner_svc.device_roster import DeviceRoster
+from runner_svc.fusion_choice import FusionChoice
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.cuda_decoder import CudaDecoder
+from runner_svc.model.description import read_json
+from runner_svc.model.fusions import Fusions
+from runner_svc.model.weights import load_weights
+from runner_svc.profiling_batch import batch_of
+from runner_svc.step_buffers import PackedStep
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.launchers import CudaLaunchers  # imports CuPy
+
+BF16 = torch.bfloat16
+SLOTS, CONTEXT, TOKENS = 40, 512, 1024
+
+
+def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
+    """Over a cache of noise, in which every slot has blocks and tokens of its own."""
+    folder = make_tiny_model(family, folder, rounded_to=BF16, **sizes)
+    config, device = ModelConfig.from_hugging_face(read_json(folder / "config.json")), torch.device("cuda")
+    weights = load_weights(folder, config, BF16, device, lambda what, share: None)
+    launchers = CudaLaunchers(config, BF16)
+    decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), TOKENS)
+    roster = DeviceRoster(SLOTS, CONTEXT, CONTEXT // 16, device)
+    cache = KVCache(config, SLOTS * CONTEXT // 16, 16, BF16, device)
+    steps = CudaSteps(decoder, cache, roster, launchers, num_slots=SLOTS, max_step_tokens=TOKENS, tail_words=1024)
+    cache.data.normal_()
+    roster.tokens.random_(NUM_TOKENS)
+    roster.spread(CONTEXT, cache)
+    return steps
+
+
+def mixed_batch(rng: np.random.Generator) -> StepBatch:
+    """Most rows decode, some have chunks, in any order; all sample."""
+    counts = rng.permutation([1] * (SLOTS - 5) + [int(rng.integers(2, 100)) for _ in range(3)] + [230, 128])
+    starts = [int(rng.integers(0, CONTEXT - count + 1)) for count in counts]
+    return batch_of(np.array(starts, np.int32), counts.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("qwen3", {"head_dim": 128}), ("llama", {}), ("llama-biases", {}), ("mistral", {"hidden_size": 384})],
+)
+def test_all_kinds_of_a_mixed_step_give_the_same_logits(family: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    seed = np.random.SeedSequence().entropy
+    print(f"seed {seed}")
+    steps = make_steps(family, tmp_path / "tiny", {"hidden_size": 256, "intermediate_size": 512, **sizes})
+    batch, device = mixed_batch(np.random.default_rng(seed)), GpuDevice()
+    logits: dict[str, torch.Tensor] = {}
+    for fusions in steps.mixed_fusions():
+        for captured in (False, True):
+            steps.fusions = FusionChoice({1: {fusions: 1.0}})
+            with device.stream() as stream, torch.inference_mode():
+                steps.packed.zero_()
+                replay = device.capture(partial(run_captured, steps, device)) if captured else None
+                packed = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
+                step = steps.pack_mixed(packed, batch, TOKENS if captured else None)
+                steps.packed.copy_(torch.from_numpy(packed.words))
+                steps.logits.fill_(torch.nan)
+                steps.run_mixed(stream, step, replay)
+            device.synchronize()
+            logits[f"{fusions.name}, captured: {captured}"] = steps.logits.clone()
+    expected = logits.pop(f"{Fusions().name}, captured: False")
+    assert len({tuple(row) for row in expected.tolist()}) == SLOTS
+    for name, actual in logits.items():
+        error = float((actual - expected).abs().max() / expected.std())
+        assert error < 0.3, f"{name}: {error:.3f} of the standard deviation"  # NaN never passes
+
+
+def run_captured(steps: CudaSteps, device: GpuDevice) -> None:
+    steps.forward_mixed(device.current_stream(), TOKENS)

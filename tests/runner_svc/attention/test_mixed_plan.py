@@ -1,0 +1,87 @@
+"""How decode and prefill share the multiprocessors of a mixed step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, DecodePlanner
+from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
+from runner_svc.attention.prefill_plan import PrefillPlanner
+
+GRID, BATCH = 132, 64
+
+
+def planner_of(window: int | None = None) -> MixedPlanner:
+    decode = DecodePlanner(batch=BATCH, grid=GRID, min_cost=9, units=8, end_cost=8, window=window)
+    return MixedPlanner(decode, PrefillPlanner(128, window, GRID), heads=32)
+
+
+def shared(planner: MixedPlanner, lengths: list[int], chunks: list[tuple[int, int]]) -> tuple[int, int]:
+    """Blocks with work of decode's plan, and those that prefill is dealt to."""
+    rows = np.arange(len(lengths), dtype=np.int32)
+    starts, counts = (np.array([chunk[i] for chunk in chunks], np.int32) for i in (0, 1))
+    queries = np.cumsum(counts, dtype=np.int32) - counts
+    plans = (
+        np.full(planner.decode.words, -1, np.int32),
+        np.full(planner.prefill.max_words(int(counts.sum()), len(chunks)), -1, np.int32),
+    )
+    planner.write(
+        DecodeRows(np.array(lengths, np.int32), rows, rows),
+        PrefillRows(starts, counts, np.arange(len(chunks), dtype=np.int32), queries),
+        *plans,
+    )
+    assert plans[1][0] == (-(-counts // 128)).sum()
+    ranges = plans[0][BATCH * ROW_WORDS :].reshape(GRID, RANGE_WORDS)
+    return int(np.count_nonzero(ranges[:, 9] > ranges[:, 8])), int(plans[1][1])
+
+
+@pytest.mark.parametrize("window", [None, 500])
+@given(
+    lengths=st.lists(st.integers(1, 4000), max_size=BATCH),
+    chunks=st.lists(st.tuples(st.integers(0, 3000), st.integers(2, 1024)), max_size=5),
+)
+def test_both_have_blocks_of_their_own_or_all_in_turn(
+    window: int | None, lengths: list[int], chunks: list[tuple[int, int]]
+) -> None:
+    decoding, dealt = shared(planner_of(window), lengths, chunks)
+    assert (decoding > 0) == (len(lengths) > 0)
+    assert dealt == GRID or (dealt % 2 == 0 and dealt >= GRID // 4 and decoding <= GRID - dealt)
+
+
+def test_who_has_more_work_gets_more_multiprocessors() -> None:
+    planner, short, long = planner_of(), [(0, 1024)], [(1024, 1024)]
+    left = [shared(planner, [1000] * rows, short)[1] for rows in (4, 8, 16, 64)]
+    assert left == sorted(left, reverse=True) and GRID > left[0] > left[-1]
+    assert shared(planner, [1000] * 64, long)[1] > left[-1]
+
+
+def test_one_behind_the_other_where_one_multiprocessor_less_costs_prefill_a_round() -> None:
+    # 264 pieces of 33 tiles of keys each, two for everyone.
+    planner = MixedPlanner(planner_of().decode, PrefillPlanner(128, None, GRID), heads=33)
+    assert shared(planner, [500] * 4, [(32 * 128 + 128 * tile, 128) for tile in [0] * 8])[1] == GRID
+
+
+def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
+    rng, planner, ratios = np.random.default_rng(0), planner_of(), []
+    for _ in range(100):
+        key_tiles = np.sort(rng.integers(1, 40, rng.integers(1, 30)))[::-1].astype(np.int32)
+        cost = int(rng.integers(100, 40_000))
+        times = {blocks: end_of_both(planner, cost, key_tiles, blocks) for blocks in (*range(2, 99, 2), GRID)}
+        ratios.append(times[planner.decode_blocks(cost, key_tiles)] / min(times.values()))
+    assert np.mean(ratios) < 1.02 and max(ratios) < 1.3
+
+
+def end_of_both(planner: MixedPlanner, cost: int, key_tiles: np.ndarray, blocks: int) -> float:
+    """In tiles of decode, with every block looked at."""
+    pieces = np.repeat(key_tiles * 15 + 6, planner.heads)
+    workers = GRID - blocks if blocks < GRID else GRID
+    loads = np.zeros(workers)
+    for begin in range(0, len(pieces), workers):
+        dealt = np.zeros(workers)
+        dealt[: len(pieces[begin : begin + workers])] = pieces[begin : begin + workers]
+        loads += dealt if begin // workers % 2 == 0 else dealt[::-1]
+    decode = cost / blocks * (1 + (blocks / (0.47 * GRID)) ** 4) ** 0.25
+    return decode + loads.max() + 35 if blocks == GRID else max(decode, loads.max())

@@ -1,0 +1,30 @@
+"""Which of the timed sizes a step goes by."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.model.fusions import Activating, Adding, Fusions
+
+PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
+
+
+@pytest.mark.parametrize(
+    ("max_step_tokens", "sizes"),
+    [(40, [40]), (64, [64]), (300, [64, 256]), (2048, [64, 256, 1024]), (8192, [64, 256, 1024, 4096])],
+)
+def test_sizes_are_those_that_steps_may_have(max_step_tokens: int, sizes: list[int]) -> None:
+    assert timed_positions(max_step_tokens) == sizes
+
+
+def test_a_step_goes_by_the_largest_size_below_it() -> None:
+    choice = FusionChoice(
+        {256: {PLAIN: 2.0, FUSED: 1.0}, 1024: {PLAIN: 3.0, FUSED: 4.0}, 4096: {PLAIN: 6.0, FUSED: 5.0}}
+    )
+    chosen = {size: choice(size) for size in (1, 256, 1023, 1024, 4095, 4096, 9000)}
+    assert [size for size, fusions in chosen.items() if fusions == PLAIN] == [1024, 4095]
+
+
+def test_nothing_is_fused_before_anything_was_timed() -> None:
+    assert FusionChoice()(1000) == PLAIN
