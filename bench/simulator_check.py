@@ -189,7 +189,9 @@ def main() -> None:
     live = asyncio.run(serve(flags, options.policy, trace, before.model.runner.vocab_size))
     after = calibrate(flags, options.calibration_s / 2)
     link_s = (before.model.link_s + after.model.link_s) / 2
-    model, error = fit_cost_model("check", before.model.source, before.steps + after.steps, before.model.runner, link_s)
+    model, error = fit_cost_model(
+        "check", before.model.source, before.steps + after.steps, before.model.runner, link_s=link_s
+    )
     print(f"{model!r}\n{error}")
     setup = Setup(model, policy=options.policy, spread=error.spread)
     measures = compare(live, trace, setup)

@@ -134,6 +134,7 @@ class Backend(Protocol):
     num_blocks: int  # blocks that plans may name, 1 to num_blocks; block 0 is the backend's dummy
     num_slots: int  # slots that plans may name, 0 to num_slots - 1
     max_step_tokens: int  # most positions of one batch
+    tile_tokens: int  # positions that are multiplied at once: a tile that is not full takes as long
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copies whole blocks; all sources are read before any target is written."""

@@ -68,6 +68,8 @@ class CudaSizes:
 class CudaBackend:
     """Implements `runner_svc.backend.OverlappingBackend`."""
 
+    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of our own
+
     def __init__(
         self,
         model: plan_pb2.Model,

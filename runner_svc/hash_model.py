@@ -115,6 +115,7 @@ class HashBackend:
     """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take at least that long."""
 
     device = "hash"
+    tile_tokens = 1
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class NullBackend:
     """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take that long."""
 
     device = "null"
+    tile_tokens = 1
 
     def __init__(
         self,

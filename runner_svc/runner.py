@@ -72,6 +72,7 @@ class Runner:
             block_size=backend.block_size,
             num_blocks=backend.num_blocks,
             max_step_tokens=backend.max_step_tokens,
+            tile_tokens=backend.tile_tokens,
             max_depth=self.max_depth,
             model=backend.model,
         )

@@ -30,6 +30,8 @@ from runner_svc.sampler import Sampler
 class TorchBackend:
     """A decoder, its KV cache and a sampler on one device; implements `runner_svc.backend.Backend`."""
 
+    tile_tokens = 1
+
     def __init__(
         self,
         model: plan_pb2.Model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from protos import plan_pb2
 from scheduler_svc.policy import Ended, FirstToken, StepReport
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster.applied import Applied
@@ -11,8 +12,8 @@ from scheduler_svc.roster.applied import Applied
 _TRUE = b"\1"
 
 
-def observation(applied: Applied, now_s: float, ended: list[Ended]) -> StepReport:
-    """What the result, here at `now_s`, tells of its step; `ended` since the report before."""
+def observation(hello: plan_pb2.Hello, applied: Applied, now_s: float, ended: list[Ended]) -> StepReport:
+    """What the result, here at `now_s`, tells of its step; `ended` since the report before. The runner said `hello`."""
     flight, gaps_s, num_decode = applied.flight, applied.gaps_s, applied.flight.num_decode
     first_tokens = []
     is_first = np.isnan(gaps_s)
@@ -30,6 +31,7 @@ def observation(applied: Applied, now_s: float, ended: list[Ended]) -> StepRepor
         decode_rows=num_decode,
         prefill_tokens=flight.positions - num_decode,
         context=int(np.add.reduce(flight.starts[:num_decode])),
+        tile_tokens=max(1, hello.tile_tokens),
         gaps_s=gaps_s,
         first_tokens=tuple(first_tokens),
         ended=tuple(ended),

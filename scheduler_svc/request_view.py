@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.policy import Load, RequestView, RunningView, WaitingView
 from scheduler_svc.roster.slot_table import SlotTable
@@ -53,9 +54,14 @@ def running_view(sequence: Sequence, table: SlotTable) -> RunningView:
 
 
 def load_view(
-    table: SlotTable, pool: BlockPool, queue: Queue, decode: npt.NDArray[np.int64], max_step_tokens: int, now_s: float
+    hello: plan_pb2.Hello,
+    table: SlotTable,
+    pool: BlockPool,
+    queue: Queue,
+    decode: npt.NDArray[np.int64],
+    now_s: float,
 ) -> Load:
-    """One runner and the queue, when the slots `decode` are to decode."""
+    """One runner, which said `hello`, and the queue, when the slots `decode` are to decode."""
     running, backlog = table.num_running, 0
     if len(decode) < running:
         lags = table.lag
@@ -70,9 +76,10 @@ def load_view(
         free_blocks=pool.num_free,
         blocks=pool.num_blocks,
         block_size=pool.block_size,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=hello.max_step_tokens,
         now_s=now_s,
         context=int(np.add.reduce(table.planned[decode])),
         prompt_backlog=backlog,
         itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
+        tile_tokens=max(1, hello.tile_tokens),
     )

@@ -219,7 +219,7 @@ class Scheduler:
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
         """What the policy sees when the slots `decode` are to decode."""
-        return load_view(self.table, self.pool, queue, decode, self._max_step_tokens, self.ledger.now_s)
+        return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""

@@ -145,6 +145,7 @@ def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str,
     during = steps.between(int(record.due.min()), int(record.delta_times.max()))
     row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
     row["runner"] = report.step_numbers(during, depth)
+    row["sampled_steps"] = report.sampled_steps(during)
     if load.batch is not None:
         row["decode"] = report.decode_numbers(during, load.batch, depth)
     return row

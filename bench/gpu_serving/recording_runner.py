@@ -24,6 +24,7 @@ from runner_svc.main import serve
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import LaunchedPlan, Runner
 from runner_svc.settings import RunnerSettings
+from scheduler_svc.simulator.cost_model import StepWork
 
 Times = dict[int, list[int]]
 """By plan: the values of a row of StepRecord, as far as they have come."""
@@ -65,8 +66,9 @@ class RecordingSocket(PlanSocket):
         super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)
 
     def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
-        counts = np.frombuffer(plan.extent_counts, "<i4")
-        self._times[number] = [len(counts), int(counts.sum()), time.monotonic_ns()]
+        received, work = time.monotonic_ns(), StepWork.of_plan(plan)
+        pairs = int(work.prefill_pairs)
+        self._times[number] = [work.sequences, work.tokens, work.context_tokens, pairs, received]
         super()._plan(number, plan)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:

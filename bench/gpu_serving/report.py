@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from bench.gpu_serving.client import ClientRecord
 from bench.gpu_serving.step_record import StepRecord
+from scheduler_svc.simulator.cost_fit import TimedStep
+from scheduler_svc.simulator.cost_model import StepWork
 
 PERCENTILES = (50, 90, 99)
+SAMPLED_STEPS = 100
 
 VLLM_OFFLINE_S = {"llama-3.1-8b": 25.96, "qwen3-0.6b": 6.4}
 """vLLM 0.25.0 on another H200: the same 512 requests all at once, seconds."""
@@ -86,6 +89,26 @@ def step_numbers(steps: StepRecord, depth: int) -> dict[str, Any]:
     }
     numbers["host_us"] = {name: percentiles(values) for name, values in steps.host_parts_us(depth).items()}
     return numbers
+
+
+def sampled_steps(steps: StepRecord) -> list[str]:
+    """Up to SAMPLED_STEPS mixed steps and as many that only decode, spread over the load, a line each: positions, rows,
+    context, prefill pairs, milliseconds. `timed_step` reads them. The first step is left out: it may be cut off."""
+    columns = (steps.positions, steps.rows, steps.context, steps.prefill_pairs, (steps.forward + steps.sample) / 1e6)
+    table = np.column_stack(columns)[1:]
+    mixed = table[:, 0] > table[:, 1]
+    chosen = np.concatenate([_spread(table[kind], SAMPLED_STEPS) for kind in (mixed, ~mixed)])
+    return ["{:.0f} {:.0f} {:.0f} {:.0f} {:.3f}".format(*row) for row in chosen]
+
+
+def timed_step(line: str) -> TimedStep:
+    """Of a line of `sampled_steps`."""
+    positions, rows, context, pairs, milliseconds = line.split()
+    return TimedStep(StepWork(int(positions), int(rows), int(context), float(pairs)), float(milliseconds) / 1e3)
+
+
+def _spread(rows: NDArray[Any], most: int) -> NDArray[Any]:
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
 
 
 def decode_numbers(steps: StepRecord, batch: int, depth: int) -> dict[str, Any]:

@@ -16,6 +16,8 @@ class StepRecord:
 
     rows: NDArray[np.int64]  # [S]
     positions: NDArray[np.int64]
+    context: NDArray[np.int64]  # positions whose KV the rows read
+    prefill_pairs: NDArray[np.int64]  # (query, key) pairs of rows of more than one position
     received: NDArray[np.int64]  # the plan is here
     launch_begin: NDArray[np.int64]
     launch_end: NDArray[np.int64]

@@ -55,7 +55,7 @@ class Adaptive(Policy):
             return Budget(most)
         if self._model.num_steps < _LEARNING_STEPS:
             return Budget(min(most, self._trial))
-        tokens = self._model.prefill_tokens_within(self._target_s, load.decoding, load.context)
+        tokens = self._model.prefill_tokens_within(self._target_s, load.decoding, load.context, load.tile_tokens)
         tokens = min(tokens, 2 * self._model.largest_prefill)  # the model is not trusted far beyond what it has seen
         return Budget(int(min(most, max(self.parameters.min_tokens, tokens))))
 

@@ -107,13 +107,13 @@ class Deadline(Policy):
         most = super().budget(load).prefill_tokens
         if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
             return most
-        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context)
+        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context, load.tile_tokens)
         return min(most, max(self.parameters.min_tokens, tokens))
 
     def _pace(self, load: Load) -> Pace:
         """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
         tokens = max(1.0, self._prefill_tokens(load))
-        step_s = max(1e-6, self._model.seconds(tokens, load.decoding, load.context))
+        step_s = max(1e-6, self._model.seconds(tokens, load.decoding, load.context, load.tile_tokens))
         decode_s = max(1e-6, self._model.seconds(0, load.decoding, load.context))
         ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
         return Pace(tokens / step_s, ends_per_s, load.slots - load.decoding, decode_s)

@@ -2,7 +2,8 @@
 
     seconds = w0 + w1 * prefill tokens + w2 * decoding rows + w3 * context, all w >= 0
 
-by least squares with exponential forgetting over the results' reports, and a factor for the tail: the quantile of
+by least squares with exponential forgetting over the results' reports, where prefill tokens include the room that is
+left in the step's last tile (`Load.tile_tokens`), and a factor for the tail: the quantile of
 (seconds taken / predicted), tracked online by stochastic steps on the pinball loss (Robbins-Monro). Load is an input,
 not something to be learnt anew, so a shift of load finds the model ready.
 """
@@ -49,7 +50,8 @@ class StepTimeModel:
         seconds = report.step_s
         if seconds <= 0:  # came together with the result before it: its time is in that one's
             return
-        x = _inputs(report.prefill_tokens, report.decode_rows, report.context)
+        charged = charged_prefill(report.prefill_tokens, report.decode_rows, report.tile_tokens)
+        x = _inputs(charged, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
             self._track_tail(seconds, self._predicted(x))
         (one, p, r, c), s, forget = x, seconds, self._forget
@@ -61,15 +63,20 @@ class StepTimeModel:
             gram = [[self._sums[place] for place in row] for row in _TRIANGLE]
             self._weights = nonnegative_solution(gram, self._sums[10:])
 
-    def seconds(self, prefill_tokens: float, decode_rows: int, context: int) -> float:
+    def seconds(self, prefill_tokens: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
         """Predicted time of a step."""
-        return self._predicted(_inputs(prefill_tokens, decode_rows, context))
+        charged = charged_prefill(prefill_tokens, decode_rows, tile_tokens)
+        return self._predicted(_inputs(charged, decode_rows, context))
 
-    def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int) -> float:
+    def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
         """Most prefill tokens with which the step stays below `seconds`, tail included; may be negative."""
         rest = seconds / self.tail_factor - self.seconds(0, decode_rows, context)
         per_token = self._weights[1] * _SCALE[1]
-        return rest / per_token if per_token > 0 else math.copysign(math.inf, rest)
+        if per_token <= 0:
+            return math.copysign(math.inf, rest)
+        tokens = rest / per_token
+        whole_tiles = (tokens + decode_rows) // tile_tokens * tile_tokens - decode_rows
+        return whole_tiles if whole_tiles > 0 else tokens
 
     def _predicted(self, x: Inputs) -> float:
         return sum(map(mul, x, self._weights))
@@ -81,6 +88,13 @@ class StepTimeModel:
         above = seconds > predicted * self.tail_factor
         self.tail_factor *= math.exp(0.02 * (float(above) - self._tail))
         self.tail_factor = min(4.0, max(1.0, self.tail_factor))
+
+
+def charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
+    """Positions that the step's last tile has room for count as prompts', where there are any."""
+    if not prefill_tokens:
+        return 0
+    return -(-(prefill_tokens + decode_rows) // tile_tokens) * tile_tokens - decode_rows
 
 
 def _inputs(prefill_tokens: float, decode_rows: int, context: int) -> Inputs:

@@ -74,6 +74,8 @@ class Load(NamedTuple):
     """Positions that running sequences have still to compute of their prompts."""
     itl_target_s: float = math.inf
     """Tightest ITL target of the sequences that decode."""
+    tile_tokens: int = 1
+    """Steps take their time by tiles of so many positions: a tile that is not full takes as long."""
 
 
 class Account(NamedTuple):
@@ -128,6 +130,8 @@ class StepReport(NamedTuple):
     prefill_tokens: int = 0
     context: int = 0
     """KV positions before the decoding rows: what attention read for them."""
+    tile_tokens: int = 1
+    """Of the runner, see `Load`."""
     gaps_s: npt.NDArray[np.float64] = _NO_GAPS
     """Inter-token times that ended with this result, one per token that is not its sequence's first."""
     first_tokens: tuple[FirstToken, ...] = ()

@@ -55,7 +55,7 @@ class Results:
             engine.finish(sequence, end)
         engine.rate.observe(engine.ledger.now_s, len(applied.tokens), len(applied.ends), len(engine.queue))
         if engine.policy.observes:
-            engine.policy.observe(observation(applied, engine.ledger.now_s, self._ended))
+            engine.policy.observe(observation(scheduler.hello, applied, engine.ledger.now_s, self._ended))
             self._ended.clear()
 
     def _record(self, applied: Applied) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork, charged_tokens
 
 FREE_TOKENS = (0, 16, 32, 64, 128, 256)
 """Candidates for the positions that ride along for free."""
 WORTH = 0.9
-"""Free positions are believed in when they bring the squared error below this share of it without."""
+"""Free positions and tiles are believed in when they bring the squared error below this share of it without."""
 OUTLIER = 4.0
 """Scaled median absolute deviations from the median, beyond which a step is left out."""
 
@@ -45,16 +47,25 @@ class FitError:
 
 
 def fit_cost_model(
-    name: str, source: str, steps: Sequence[TimedStep], runner: RunnerShape, link_s: float = 0.0
+    name: str,
+    source: str,
+    steps: Sequence[TimedStep],
+    runner: RunnerShape,
+    *,
+    link_s: float = 0.0,
+    tile_tokens: int = 1,
 ) -> tuple[CostModel, FitError]:
-    """The model with the least squared relative error. Raises ValueError for fewer than 8 steps."""
+    """The model with the least squared relative error. Raises ValueError for fewer than 8 steps.
+
+    `tile_tokens`: rows of a tile that the runner's products may have.
+    """
     if len(steps) < 8:
         raise ValueError(f"{len(steps)} steps are too few to fit a cost model: at least 8 are needed")
     seconds = np.array([step.seconds for step in steps])
     kept = np.ones(len(steps), bool)
     for _ in range(2):
-        free_tokens, coefficients = _best([s for s, keep in zip(steps, kept, strict=True) if keep])
-        ratio = np.log(seconds / (_features([step.work for step in steps], free_tokens) @ coefficients))
+        shape, coefficients = _best([s for s, keep in zip(steps, kept, strict=True) if keep], tile_tokens)
+        ratio = np.log(seconds / (_features([step.work for step in steps], shape) @ coefficients))
         kept = _inliers(ratio)
     error = np.abs(np.exp(-ratio[kept]) - 1)
     model = CostModel(
@@ -62,7 +73,8 @@ def fit_cost_model(
         source=source,
         fixed_s=coefficients[0],
         token_s=coefficients[1],
-        free_tokens=free_tokens,
+        free_tokens=shape.free_tokens,
+        tile_tokens=shape.tile_tokens,
         sequence_s=coefficients[2],
         context_s=coefficients[3],
         pair_s=coefficients[4],
@@ -79,25 +91,32 @@ def fit_cost_model(
     return model, quality
 
 
-def _features(works: Sequence[StepWork], free_tokens: int) -> Floats:
+class _Shape(NamedTuple):
+    """What is not linear in a model."""
+
+    free_tokens: int
+    tile_tokens: int
+
+
+def _features(works: Sequence[StepWork], shape: _Shape) -> Floats:
     """(steps, 5): what each coefficient is multiplied with."""
     return np.array(
-        [(1.0, max(0, w.tokens - free_tokens), w.sequences, w.context_tokens, w.prefill_pairs) for w in works]
+        [(1.0, charged_tokens(w.tokens, *shape), w.sequences, w.context_tokens, w.prefill_pairs) for w in works]
     )
 
 
-def _best(steps: Sequence[TimedStep]) -> tuple[int, Floats]:
-    """(free tokens, coefficients) of the best fit."""
+def _best(steps: Sequence[TimedStep], tile_tokens: int) -> tuple[_Shape, Floats]:
+    """The best shape and its coefficients; the plain one, the first, unless another is worth it."""
     works, seconds = [step.work for step in steps], np.array([step.seconds for step in steps])
     fits = []
-    for free_tokens in FREE_TOKENS:
-        relative = _features(works, free_tokens) / seconds[:, None]
+    for shape in map(_Shape._make, product(FREE_TOKENS, sorted({1, tile_tokens}))):
+        relative = _features(works, shape) / seconds[:, None]
         coefficients = nonnegative_least_squares(relative, np.ones(len(steps)))
         error = float(((relative @ coefficients - 1) ** 2).sum())
-        fits.append((error, free_tokens, coefficients))
+        fits.append((error, shape, coefficients))
     plain, best = fits[0], min(fits, key=lambda fit: fit[0])
-    _, free_tokens, coefficients = best if best[0] < WORTH * plain[0] else plain
-    return free_tokens, coefficients
+    _, shape, coefficients = best if best[0] < WORTH * plain[0] else plain
+    return shape, coefficients
 
 
 def _inliers(log_ratio: Floats) -> npt.NDArray[np.bool_]:

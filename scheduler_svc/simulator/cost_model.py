@@ -1,11 +1,12 @@
-"""What a step costs: seconds as a linear function of what the step does, and the size of the runner it belongs to.
+"""What a step costs: seconds as a function of what the step does, and the size of the runner it belongs to.
 
-    seconds = fixed + token * max(0, tokens - free_tokens) + sequence * sequences + context * context tokens
-              + pair * prefill pairs
+    seconds = fixed + token * charged tokens + sequence * sequences + context * context tokens + pair * prefill pairs
+    charged tokens = 0 up to free_tokens, else (tokens rounded up to a multiple of tile_tokens) - free_tokens
 
 *tokens* are the positions computed, *sequences* the rows, *context tokens* the positions whose KV the rows read (a row
 of count c at start s reads s + c), *prefill pairs* the (query, key) pairs of rows of more than one position (the
-quadratic term of long prompts). *free_tokens* ride along while reading the weights is what takes the time.
+quadratic term of long prompts). *free_tokens* ride along while reading the weights is what takes the time. A GPU
+multiplies tiles of *tile_tokens* rows, and one that is not full takes as long.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ class CostModel(BaseModel):
     fixed_s: float = Field(ge=0, description="Seconds a step.")
     token_s: float = Field(ge=0, description="Seconds a position computed, beyond the free ones.")
     free_tokens: int = Field(default=0, ge=0, description="Positions a step that take no time of their own.")
+    tile_tokens: int = Field(
+        default=1, ge=1, description="Beyond the free ones, positions are charged in multiples of it."
+    )
     sequence_s: float = Field(default=0.0, ge=0, description="Seconds a row.")
     context_s: float = Field(default=0.0, ge=0, description="Seconds a position whose KV is read.")
     pair_s: float = Field(default=0.0, ge=0, description="Seconds a (query, key) pair of prompt rows.")
@@ -108,20 +112,24 @@ class CostModel(BaseModel):
 
     def timer(self) -> Callable[[StepWork], float]:
         """`step_seconds` for those who call it often: attributes of a pydantic model are slow."""
-        fixed_s, token_s, free_tokens = self.fixed_s, self.token_s, self.free_tokens
+        fixed_s, token_s, free_tokens, tile_tokens = self.fixed_s, self.token_s, self.free_tokens, self.tile_tokens
         sequence_s, context_s, pair_s = self.sequence_s, self.context_s, self.pair_s
 
         def seconds(work: StepWork) -> float:
-            charged = work.tokens - free_tokens
             return (
                 fixed_s
-                + (token_s * charged if charged > 0 else 0.0)
+                + token_s * charged_tokens(work.tokens, free_tokens, tile_tokens)
                 + sequence_s * work.sequences
                 + context_s * work.context_tokens
                 + pair_s * work.prefill_pairs
             )
 
         return seconds
+
+
+def charged_tokens(tokens: int, free_tokens: int, tile_tokens: int) -> int:
+    """Positions of a step that take time of their own."""
+    return -(-tokens // tile_tokens) * tile_tokens - free_tokens if tokens > free_tokens else 0
 
 
 def shipped_cost_models() -> list[str]:

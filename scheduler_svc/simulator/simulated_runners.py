@@ -57,7 +57,8 @@ class SimulatedRunners:
         self._free_at_s = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
-        self._joining: list[RunnerEvent] = [Joined(session, _hello(session, shape)) for session in range(1, count + 1)]
+        hellos = {session: _hello(session, shape, cost.tile_tokens) for session in range(1, count + 1)}
+        self._joining: list[RunnerEvent] = [Joined(session, hello) for session, hello in hellos.items()]
         self.tallies = StepTallies()
 
     # ------------------------------------------------------------------ as the engine sees it
@@ -209,7 +210,7 @@ def _column(data: bytes, size: int) -> bytes:
     return data[:size] if size <= len(data) else (data * -(-size // len(data)))[:size]
 
 
-def _hello(session: int, shape: RunnerShape) -> plan_pb2.Hello:
+def _hello(session: int, shape: RunnerShape, tile_tokens: int) -> plan_pb2.Hello:
     return plan_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         runner_id=f"simulated-{session}",
@@ -218,6 +219,7 @@ def _hello(session: int, shape: RunnerShape) -> plan_pb2.Hello:
         block_size=shape.block_size,
         num_blocks=max(1, shape.kv_tokens // shape.block_size),
         max_step_tokens=shape.step_tokens,
+        tile_tokens=tile_tokens,
         max_depth=3,
         model=plan_pb2.Model(name="simulated", vocab_size=shape.vocab_size, context_length=shape.kv_tokens),
     )

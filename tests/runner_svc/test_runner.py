@@ -27,7 +27,7 @@ def test_hello_tells_the_backends_sizes(runner: Runner, backend: SpyBackend) -> 
     hello = runner.hello()
     assert (hello.protocol_version, hello.runner_id, hello.device) == (1, "spy", "null")
     assert (hello.num_slots, hello.block_size, hello.num_blocks, hello.max_step_tokens) == (4, 4, 20, 32)
-    assert hello.max_depth >= 1
+    assert hello.max_depth >= 1 and hello.tile_tokens == 1
     assert hello.model == backend.model
 
 

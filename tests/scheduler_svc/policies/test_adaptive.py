@@ -7,7 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
+from scheduler_svc.policies.adaptive import Adaptive, AdaptiveParameters
+from scheduler_svc.policy import Budget, Load, StepReport
+from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
@@ -36,8 +38,8 @@ def shifting(seed: int) -> Trace:
     return merged(chats, documents)
 
 
-def run(trace: Trace, policy: str, **parameters: float) -> Outcome:
-    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05))
+def run(trace: Trace, policy: str, cost: CostModel = COST, **parameters: float) -> Outcome:
+    outcome = simulate(trace, Setup(cost, policy=policy, parameters=parameters, spread=0.05))
     assert outcome.counters.policy_failures == 0
     return outcome
 
@@ -68,6 +70,31 @@ def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(see
         else:
             missed += 1
     assert kept >= 2 and missed >= 2
+
+
+class Untiled(Adaptive):
+    """Is not told of tiles."""
+
+    def budget(self, load: Load) -> Budget:
+        return super().budget(load._replace(tile_tokens=1))
+
+    def observe(self, report: StepReport) -> None:
+        super().observe(report._replace(tile_tokens=1))
+
+
+def test_budgets_that_end_with_a_tile_bring_more_prompts_through() -> None:
+    """An H200's steps of the 8B shape: 128 positions are multiplied at once."""
+    tiled_cost = load_cost_model("h200-llama-3.1-8b").model_copy(update={"tile_tokens": 128, "free_tokens": 128})
+    rng = random.Random(4)
+    trace = merged([TraceRequest(t, rng.randint(200, 3000), rng.randint(50, 200)) for t in poisson(rng, 24.0, 0, 15)])
+    parameters = AdaptiveParameters(itl_ms=30)
+    tiled, untiled = (
+        simulate(trace, Setup(tiled_cost, policy=policy(parameters), spread=0.03)) for policy in (Adaptive, Untiled)
+    )
+    for outcome in (tiled, untiled):
+        assert np.percentile(outcome.itl_s, 99) <= 0.030
+        print(outcome.ttft_s.mean(), outcome.last_token_s.max())
+    assert tiled.ttft_s.mean() < 0.9 * untiled.ttft_s.mean()
 
 
 def test_a_target_below_what_any_budget_keeps_leaves_prompts_their_least() -> None:

@@ -58,6 +58,24 @@ def test_free_positions_are_found() -> None:
     assert fitted.token_s == pytest.approx(true.token_s, rel=0.05)
 
 
+def test_tiles_are_found_where_there_are_some() -> None:
+    rng = random.Random(5)
+    true = TRUE.model_copy(update={"free_tokens": 64, "tile_tokens": 128})
+    fitted, error = fit_cost_model("f", "", made_up_steps(true, rng, 0.01), SHAPE, tile_tokens=128)
+    assert (fitted.free_tokens, fitted.tile_tokens) == (64, 128)
+    assert fitted.token_s == pytest.approx(true.token_s, rel=0.05)
+    assert error.median < 0.02
+    fitted, _ = fit_cost_model("f", "", made_up_steps(TRUE, rng, 0.01), SHAPE, tile_tokens=128)
+    assert fitted.tile_tokens == 1
+
+
+def test_positions_are_charged_by_the_tile() -> None:
+    true = TRUE.model_copy(update={"free_tokens": 100, "tile_tokens": 128})
+    seconds = {tokens: true.step_seconds(StepWork(tokens, 1, 0, 0.0)) for tokens in (1, 100, 101, 128, 129, 256)}
+    assert seconds[1] == seconds[100] < seconds[101] == seconds[128] < seconds[129] == seconds[256]
+    assert seconds[256] - seconds[128] == pytest.approx(128 * true.token_s)
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         fit_cost_model("f", "", made_up_steps(TRUE, random.Random(4), 0.0)[:7], SHAPE)
