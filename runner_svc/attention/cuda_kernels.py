@@ -16,8 +16,8 @@ _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
 # More of an FP8 cache's small tiles in flight only make short rows slower.
 _MAX_FP8_STAGES = 4
-# A block alone on its multiprocessor takes 86 ns a tile (heads of 128), and 2.3 us for the end of a (row, unit), when its
-# warps wait for each other and nothing is on its way.
+# A block alone on its multiprocessor takes 86 ns a tile (heads of 128), and 2.3 us for the end of a (row, unit), when
+# its warps wait for each other and nothing is on its way.
 _BESIDE_END_COST = 27
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
