@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.gated_variant import STEP, THREADS, VECTOR, GatedVariant
+from runner_svc.cuda.gated_variant import STEP, VECTOR, GatedVariant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 
@@ -69,7 +69,7 @@ class GatedProduct:
             load("gated_product", defines),
             "gated_product",
             "128s128sPiiiiii",  # maps of x and weights; out; steps, rows, outputs; rows, columns and groups of clusters
-            THREADS,
+            variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TILE_ROWS = 128
-"""Rows of x in a tile."""
+CONSUMER_ROWS = 64
+"""Rows of x that a warpgroup multiplies."""
 STEP = 64
 """Columns of x in a stage; its width is a multiple of it."""
 VECTOR = 8
 """Outputs written at once; their number is a multiple of it."""
-THREADS = 384
-"""Two warpgroups that multiply and one that copies."""
-COLUMNS = (48, 64, 80, 96, 112, 128)
-"""Outputs of a tile: as many rows of the gate's matrix, and as many of the other one."""
+TILES = ((2, 48), (2, 64), (2, 80), (2, 96), (2, 112), (2, 128), (3, 96), (3, 112))
+"""Warpgroups that multiply, and outputs: so many rows of the gate's matrix, and as many of the other one."""
 
 # Of a block.
 _SHARED_BYTES = 227 * 1024
@@ -26,11 +24,12 @@ _GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class GatedVariant:
-    """Tiles of 128 rows by `columns` outputs, `cluster_rows` by `cluster_columns` of them in a cluster of blocks.
+    """Tiles of `consumers` times 64 rows by `columns` outputs, `cluster_rows` by `cluster_columns` tiles in a cluster.
 
-    One warpgroup is `head_start` stages ahead of the other.
+    One warpgroup is `head_start` stages ahead of the others.
     """
 
+    consumers: int
     columns: int
     cluster_rows: int
     cluster_columns: int
@@ -40,16 +39,17 @@ class GatedVariant:
     @classmethod
     def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int) -> GatedVariant:
         """The one whose last block ends first: blocks work off tiles in rounds, which last as long as their tiles."""
-        pairs_of_rows = -(-num_tokens // TILE_ROWS) % 2 == 0
-        shape = (2, 1) if pairs_of_rows else (1, 2)
-        variants = [cls(columns, *shape) for columns in COLUMNS]
+        variants = []
+        for consumers, columns in TILES:
+            pairs_of_rows = -(-num_tokens // (consumers * CONSUMER_ROWS)) % 2 == 0
+            variants.append(cls(consumers, columns, *((2, 1) if pairs_of_rows else (1, 2))))
         return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs))
 
     def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
-        """Of a product of so many rows of x and outputs, in outputs of a block."""
+        """Of a product of so many rows of x and outputs, in outputs of a warpgroup."""
         rows, columns = self.tiles(num_tokens, num_outputs)
         rounds = -(-rows * columns // (multiprocessors // self.cluster))
-        return rounds * (self.columns + _TILE_COST)
+        return rounds * self.consumers * (self.columns + _TILE_COST)
 
     @property
     def cluster(self) -> int:
@@ -57,8 +57,18 @@ class GatedVariant:
         return self.cluster_rows * self.cluster_columns
 
     @property
+    def rows(self) -> int:
+        """Rows of x in a tile."""
+        return self.consumers * CONSUMER_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the warpgroups that multiply and one that copies."""
+        return (self.consumers + 1) * 128
+
+    @property
     def _stage_bytes(self) -> int:
-        return (TILE_ROWS + 2 * self.columns) * 2 * STEP
+        return (self.rows + 2 * self.columns) * 2 * STEP
 
     @property
     def stages(self) -> int:
@@ -73,7 +83,7 @@ class GatedVariant:
     @property
     def input_rows(self) -> int:
         """Rows of x that a block copies at once."""
-        return TILE_ROWS // self.cluster_columns
+        return self.rows // self.cluster_columns
 
     @property
     def group(self) -> int:
@@ -84,6 +94,7 @@ class GatedVariant:
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
         return {
+            "CONSUMERS": self.consumers,
             "COLUMNS": self.columns,
             "STAGES": self.stages,
             "CLUSTER_ROWS": self.cluster_rows,
@@ -93,5 +104,5 @@ class GatedVariant:
 
     def tiles(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
         """Rows and columns of clusters."""
-        rows = -(-num_tokens // (TILE_ROWS * self.cluster_rows))
+        rows = -(-num_tokens // (self.rows * self.cluster_rows))
         return rows, -(-num_outputs // (self.columns * self.cluster_columns))

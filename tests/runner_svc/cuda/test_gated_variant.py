@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.cuda.gated_variant import COLUMNS, TILE_ROWS, GatedVariant
+from runner_svc.cuda.gated_variant import TILES, GatedVariant
 
 MULTIPROCESSORS, BLOCK_BYTES = 132, 227 << 10
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_variants_fit(columns: int) -> None:
-    variant = GatedVariant(columns, 2, 1)
+@pytest.mark.parametrize("tile", TILES)
+def test_variants_fit(tile: tuple[int, int]) -> None:
+    variant = GatedVariant(*tile, 2, 1)
     assert variant.stages >= 4
     assert variant.head_start < variant.stages
     assert variant.shared_bytes <= BLOCK_BYTES
@@ -22,16 +22,18 @@ def test_variants_fit(columns: int) -> None:
 def test_tiles_cover_the_product_and_little_more(num_tokens: int, num_outputs: int) -> None:
     variant = GatedVariant.choose(MULTIPROCESSORS, num_tokens, num_outputs)
     rows, columns = variant.tiles(num_tokens, num_outputs)
-    height, width = TILE_ROWS * variant.cluster_rows, variant.columns * variant.cluster_columns
+    height, width = variant.rows * variant.cluster_rows, variant.columns * variant.cluster_columns
     assert (rows - 1) * height < num_tokens <= rows * height
     assert (columns - 1) * width < num_outputs <= columns * width
     assert variant.group >= 1
 
 
-@pytest.mark.parametrize(("num_tokens", "num_outputs"), [(256, 14336), (512, 14336), (1024, 14336), (512, 3072)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_outputs"), [(192, 14336), (256, 14336), (512, 14336), (1152, 14336), (512, 3072)]
+)
 def test_few_blocks_idle(num_tokens: int, num_outputs: int) -> None:
     variant = GatedVariant.choose(MULTIPROCESSORS, num_tokens, num_outputs)
     rows, columns = variant.tiles(num_tokens, num_outputs)
     rounds = -(-rows * columns * variant.cluster // MULTIPROCESSORS)
-    busy = num_tokens * num_outputs / (rounds * MULTIPROCESSORS * TILE_ROWS * variant.columns)
+    busy = num_tokens * num_outputs / (rounds * MULTIPROCESSORS * variant.rows * variant.columns)
     assert busy > 0.9
