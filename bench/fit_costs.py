@@ -4,15 +4,21 @@ Sources, all in bench/results: decode steps at a mean context of 704 tokens and 
 (`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
 a decode step at a long context is the measured step plus the layers times what the decode kernel takes longer there;
 a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus what the prefill kernel takes longer.
+Then steps of the service itself, which mix both (`sampled_steps` of `*-serving-*.json`, bfloat16 caches): from these
+the fit can tell whether positions are charged by the tile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bench.gpu_serving.report import timed_step
 from bench.random_model import SHAPES
 from bench.step_times import FIRST, LAST, MAX_STEP_TOKENS, PROMPT
 from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
@@ -24,6 +30,8 @@ LONG_CONTEXTS = ((8, 1024, 8192), (64, 1024, 4096), (256, 1024, 2048))
 """Batch, and two contexts at which the decode kernel was timed."""
 ATTENTION_HEADS = 32
 """Query heads of the attention benchmark; its prefill times scale with them."""
+TILE_TOKENS = 128
+"""Rows of a tile of cuBLAS's products of many rows on Hopper."""
 MEMORY_SHARE, WORKSPACE_GIB = 0.9, 4
 """The runner's default share of the memory, and what activations and graphs take of it, about."""
 
@@ -31,7 +39,7 @@ MEMORY_SHARE, WORKSPACE_GIB = 0.9, 4
 def timed_steps(shape: str, steps: dict[str, Any], attention: dict[str, Any]) -> list[TimedStep]:
     """Every step of this shape that was measured, or follows from two measurements."""
     layers, heads = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["num_attention_heads"]
-    kernel_s = {(m["kernel"], m["case"]): m["microseconds"] * 1e-6 for m in attention["measurements"]}
+    kernel_s = {(m["kernel"].split(",")[0], m["case"]): m["microseconds"] * 1e-6 for m in attention["results"]}
     rows = {row["batch"]: row for row in steps["rows"] if row["shape"] == shape}
     timed = []
     for batch, row in rows.items():
@@ -46,6 +54,14 @@ def timed_steps(shape: str, steps: dict[str, Any], attention: dict[str, Any]) ->
     many_s = MAX_STEP_TOKENS / rows[max(rows)]["prefill_tokens_per_s"]
     timed.append(TimedStep(prefill_work(1, MAX_STEP_TOKENS), many_s + layers * longer_s))
     return timed
+
+
+def served_steps(shape: str, files: Iterable[Path]) -> list[TimedStep]:
+    """Those that serving runs of this shape left."""
+    runs = [json.loads(file.read_text()) for file in files]
+    runs = [run for run in runs if run["shape"] == shape and "kv_cache_dtype" not in run["command"]]
+    loads = [load for run in runs for load in run["loads"]]
+    return [timed_step(line) for load in loads for line in load.get("sampled_steps", ())]
 
 
 def decode_work(batch: int, context: int) -> StepWork:
@@ -72,15 +88,29 @@ def runner_shape(shape: str, gib: int) -> RunnerShape:
     )
 
 
-def fit(shape: str, steps_file: Path, attention_file: Path) -> tuple[CostModel, FitError]:
+def fit(shape: str, steps_file: Path, attention_file: Path, served: Sequence[TimedStep]) -> tuple[CostModel, FitError]:
     """The cost model of one shape."""
     steps, attention = json.loads(steps_file.read_text()), json.loads(attention_file.read_text())
     source = (
-        f"python -m bench.fit_costs: {steps_file.name} ({steps['card']['card']}, commit {steps['source']['commit']}) "
-        f"and {attention_file.name}; KV cache estimated from the memory, link times not measured"
+        f"python -m bench.fit_costs: {steps_file.name} and {attention_file.name} ({steps['card']['card']}), "
+        f"{len(served)} steps of the service; KV cache estimated from the memory, link times not measured"
     )
-    timed = timed_steps(shape, steps, attention)
-    return fit_cost_model(f"h200-{shape}", source, timed, runner_shape(shape, steps["card"]["gib"]))
+    timed = [*timed_steps(shape, steps, attention), *served]
+    runner = runner_shape(shape, steps["card"]["gib"])
+    return fit_cost_model(f"h200-{shape}", source, timed, runner, tile_tokens=TILE_TOKENS)
+
+
+def served_ratios(model: CostModel, served: Sequence[TimedStep]) -> dict[str, list[float]]:
+    """Predicted / measured times, by kind of step."""
+    ratios: dict[str, list[float]] = {}
+    for step in served:
+        kind = "decode" if step.work.tokens == step.work.sequences else "mixed"
+        ratios.setdefault(kind, []).append(model.step_seconds(step.work) / step.seconds)
+    return ratios
+
+
+def _shown(ratios: list[float]) -> str:
+    return ", ".join(f"{ratio:.3f}" for ratio in np.percentile(ratios, (10, 50, 90)))
 
 
 def main() -> None:
@@ -88,16 +118,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=Path, default=max(RESULTS.glob("*-h200-steps.json")))
     parser.add_argument("--attention", type=Path, default=max(RESULTS.glob("*-h200-attention-d128.json")))
+    parser.add_argument("--serving", type=Path, nargs="*", default=sorted(RESULTS.glob("*-h200-serving-*.json")))
     options = parser.parse_args()
     steps, attention = json.loads(options.steps.read_text()), json.loads(options.attention.read_text())
     for shape in SHAPES:
-        model, error = fit(shape, options.steps, options.attention)
+        served = served_steps(shape, options.serving)
+        model, error = fit(shape, options.steps, options.attention, served)
         print(
             f"{model.name}: error p50 {error.median:.1%}, p90 {error.p90:.1%}, {error.left_out} of the steps left out"
         )
         for step in timed_steps(shape, steps, attention):
             predicted = model.step_seconds(step.work)
             print(f"  {step.work} measured {step.seconds * 1e3:.3f} ms, model {predicted * 1e3:.3f} ms")
+        for name, ratios in served_ratios(model, served).items():
+            print(f"  {len(ratios)} {name} steps of the service: model / measured at p10, p50, p90 {_shown(ratios)}")
         (SHIPPED / f"{model.name}.json").write_text(model.model_dump_json(indent=2) + "\n")
 
 

@@ -26,8 +26,11 @@ def median_microseconds(launch: Launch, repeats: int = 30, warm_up: int = 5) -> 
     return float(np.median(times))
 
 
-def graph_microseconds(launches: Sequence[Launch], repeats: int = 30) -> float:
-    """Of one of `launches`, replayed as one CUDA graph: the better of two medians over `repeats`."""
+def graph_microseconds(launches: Sequence[Launch], repeats: int = 30, rest: float = 0.0) -> float:
+    """Of one of `launches`, replayed as one CUDA graph: the better of two medians over `repeats`.
+
+    `rest` seconds lie before each: products at full rate reach the card's power limit within a second, and slow down.
+    """
     replay = captured(*launches)
     return min(median_microseconds(replay, repeats) for _ in range(2)) / len(launches)
 

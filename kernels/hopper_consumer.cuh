@@ -7,8 +7,6 @@
 // One of the two warpgroups that multiply.
 struct Consumer {
     Shared shared;
-    const int* plan;
-    int pieces;
     int window;
     float soft_cap;
     Scalar* output;
@@ -25,12 +23,17 @@ struct Consumer {
     Ring<KEY_STAGES> key_ring;
     Ring<VALUE_STAGES> value_ring;
     Softmax softmax;
-    Piece piece;
-    int tile;  // of keys
-    int round;
+    int round;  // of the present piece
+    int head;
+    int position;  // of the warp's first query
+    int tile;      // of keys
+    int first_tile;
+    int plain_begin, plain_end;  // tiles of which all the warpgroup's queries see all keys
+    bool begins;  // the present tile is its piece's first to be computed
     float scores[64];
     float outputs[kOutputs];
 
+    // Starts the scores of the queries and keys of the present stages.
     __device__ __forceinline__ void score() {
         // The same in all lanes, which the compiler must see to step them in uniform registers.
         unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kTileBytes >> 4), 0);
@@ -43,124 +46,148 @@ struct Consumer {
         wgmma_commit();
     }
 
+    // Starts to add the next stage's values by their probabilities `p`.
     __device__ __forceinline__ void mix(const unsigned (&p)[32], bool accumulate) {
+        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
-        Wgmma<Operand>::mix(outputs, p, b, accumulate);
+        wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
 #pragma unroll
-        for (int k = 1; k < kGroups; k++) Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), 1);
+        for (int k = 0; k < kGroups; k++) {
+            Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
+        }
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void write(const float (&sums)[2]) {
-        long long row = piece.tile.query + warp_row;
-        float unit = cached_unit(cache_scales, KV_HEADS + piece.kv_head());
-        write_output(outputs, sums, unit, output + row * output_stride + piece.head * HEAD_DIM, output_stride,
-                     piece.tile.rows - warp_row);
-    }
-
-    __device__ __forceinline__ void release_keys(bool queries_too) {
-        if (leads) {
-            barrier_arrive(shared.keys().empty(key_ring.stage));
-            if (queries_too) barrier_arrive(shared.queries().empty(query_ring.stage));
-        }
-        key_ring.advance();
-    }
-
-    // Scores to probabilities.
-    __device__ __forceinline__ void exponentiate(const Piece& of, int keys, unsigned (&p)[32]) {
-        softmax.exponentiate(scores, keys * kKeys, of.tile.position + warp_row, window, soft_cap);
-        pack(scores, p);
-    }
-
-    // For a new piece, whose queries must have been copied to `query_ring.stage`.
-    __device__ __forceinline__ void wait_for_queries() {
+    // Takes up the next piece, whose queries are or will be at `query_ring.stage`. False when there is none.
+    __device__ __forceinline__ bool take_piece() {
         barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
+        PieceRecord record = PieceRecord::load(shared.record(++round));
+        if (record.rows == 0) return false;
+        head = record.head;
+        position = record.position + warp_row;
+        tile = record.last_keys;
+        first_tile = record.first_keys;
+        int query = record.position + index * 64;  // the warpgroup's first
+        plain_end = (query + 1) / kKeys;
+        plain_begin = max(first_tile, (max(query + 63 - window, -1) + kKeys) / kKeys);
 #if FP8_CACHE
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
 #endif
+        return true;
     }
 
-    __device__ __forceinline__ void reset_softmax(const Piece& of) {
+    __device__ __forceinline__ void release_keys() {
+        if (leads) {
+            barrier_arrive(shared.keys().empty(key_ring.stage));
+            if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
+        }
+        key_ring.advance();
+    }
+
+    __device__ __forceinline__ void reset_softmax() {
         softmax.reset();
-        if (FP8_CACHE) softmax.scale = scale * cached_unit(cache_scales, of.kv_head());
+        if (FP8_CACHE) softmax.scale = scale * cached_unit(cache_scales, head / GROUP_SIZE);
     }
 
-    // Scores and probabilities of the first piece's first tile.
+    // Writes the outputs of the piece of this round.
+    __device__ __forceinline__ void write(int of_round, const float (&sums)[2]) {
+        PieceRecord record = PieceRecord::load(shared.record(of_round));
+        long long row = record.query + warp_row;
+        float unit = cached_unit(cache_scales, KV_HEADS + record.head / GROUP_SIZE);
+        write_output(outputs, sums, unit, output + row * output_stride + record.head * HEAD_DIM, output_stride,
+                     record.rows - warp_row);
+    }
+
+    __device__ __forceinline__ void start_scores() {
+        barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
+        wgmma_fence();
+        score();
+    }
+
+    // Scores, which are complete, to probabilities.
+    template <bool Plain>
+    __device__ __forceinline__ void exponentiate() {
+        pin(scores);
+        release_keys();
+        softmax.exponentiate<Plain>(scores, tile * kKeys, position, window, soft_cap);
+    }
+
+    // Probabilities of the first piece's first tile.
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        piece = Piece::load(plan, dealt_piece(plan, 0));
-        round = 0;
-        tile = piece.last_keys;
-        reset_softmax(piece);
+        take_piece();
+        begins = true;
+        reset_softmax();
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
-        wait_for_queries();
-        barrier_wait(shared.keys().full(0), 0);
-        wgmma_fence();
-        score();
+        start_scores();
         wgmma_wait<0>();
-        pin(scores);
-        release_keys(tile == piece.first_keys);
-        exponentiate(piece, tile, p);
+        exponentiate<false>();
+        pack(scores, p);
     }
 
-    // Adds the present tile's values, by its probabilities `present`, and makes those of the next tile, which may be of
-    // the next piece. False when there is no next.
-    __device__ __forceinline__ bool advance(unsigned (&present)[32], unsigned (&next)[32]) {
-        bool ends_piece = tile == piece.first_keys, begins_piece = tile == piece.last_keys;
-        Piece next_piece = piece;
-        int next_tile = tile - 1;
-        if (ends_piece) {
-            int next_index = dealt_piece(plan, ++round);
-            if (next_index >= pieces) {
-                barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
-                wgmma_fence();
-                mix(present, !begins_piece);
-                wgmma_wait<0>();
-                pin(outputs);
-                write(softmax.sum);
-                return false;
-            }
-            next_piece = Piece::load(plan, next_index);
-            next_tile = next_piece.last_keys;
-            query_ring.advance();
-            wait_for_queries();
-        }
-        barrier_wait(shared.keys().full(key_ring.stage), key_ring.parity);
-        take_turn();
-        wgmma_fence();
-        score();
-        barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
-        wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
-        mix(present, !begins_piece);
-        pass_turn();
+    // Adds the last tile's values by its probabilities `p`, and makes those of the present tile.
+    template <bool Plain>
+    __device__ __forceinline__ void advance(unsigned (&p)[32], bool accumulate) {
+        start_scores();
+        mix(p, accumulate);
         wgmma_wait<1>();
-        pin(scores);
-        release_keys(next_tile == next_piece.first_keys);
-        float sums[2] = {softmax.sum[0], softmax.sum[1]};
-        if (ends_piece) reset_softmax(next_piece);
-        exponentiate(next_piece, next_tile, next);
-        keep_before_wait(next, softmax.sum[0] + softmax.sum[1], shared.base);
+        exponentiate<Plain>();
+        keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
         wgmma_wait<0>();
         pin(outputs);
         if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
         value_ring.advance();
-        if (ends_piece) {
-            write(sums);
-        } else {
+        pack(scores, p);  // only now, as the product read `p`
+    }
+
+    // To a tile of the same piece.
+    template <bool Plain>
+    __device__ __forceinline__ void next_tile(unsigned (&p)[32]) {
+        bool accumulate = !begins;
+        begins = false;
+        tile--;
+        advance<Plain>(p, accumulate);
+        if (__builtin_expect(softmax.shrinks, 0)) {
 #pragma unroll
             for (int i = 0; i < kOutputs; i++) outputs[i] *= softmax.factor[i >> 1 & 1];
         }
-        if (ends_piece) piece = next_piece;
-        tile = next_tile;
-        return true;
     }
 
-    // The warpgroups issue products in turns, so that one multiplies while the other does its softmax.
-    __device__ __forceinline__ void take_turn() const {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + index), "n"(kConsumers * 128) : "memory");
+    // To the next piece's first tile; false when there is no next piece.
+    __device__ __forceinline__ bool next_piece(unsigned (&p)[32]) {
+        bool accumulate = !begins;
+        begins = true;
+        float sums[2] = {softmax.sum[0], softmax.sum[1]};
+        query_ring.advance();
+        bool more = take_piece();
+        if (more) {
+            reset_softmax();
+            advance<false>(p, accumulate);
+        } else {
+            mix(p, accumulate);
+            wgmma_wait<0>();
+            pin(outputs);
+        }
+        write(round - 1, sums);
+        return more;
     }
-    __device__ __forceinline__ void pass_turn() const {
-        asm volatile("bar.arrive %0, %1;" ::"r"(2 - index), "n"(kConsumers * 128) : "memory");
+
+    // All pieces.
+    __device__ __forceinline__ void consume() {
+        unsigned p[32];
+        begin(p);
+        do {
+            while (tile > first_tile) {
+                if (is_next_plain()) {
+                    next_tile<true>(p);
+                } else {
+                    next_tile<false>(p);
+                }
+            }
+        } while (next_piece(p));
     }
+
+    // Whether all of the warpgroup's queries see all keys of the next tile.
+    __device__ __forceinline__ bool is_next_plain() const { return tile > plain_begin && tile <= plain_end; }
 };

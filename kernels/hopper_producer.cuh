@@ -26,12 +26,14 @@ __device__ __forceinline__ void produce_queries_and_keys(
     int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
-    for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
+    int round = 0;
+    for (int index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         const int* table = block_tables + static_cast<long long>(piece.tile.table) * table_stride;
         int row = group_row(table, piece.last_keys * kKeys + group % kGroups * kGroup, piece.tile.length);
         barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
         if (lane == 0) {
+            piece.record().store(shared.record(round));
             unsigned full = queries.full(query_ring.stage);
             barrier_expect(full, kTileBytes);
             copy_tensor(queries.tile(query_ring.stage), query_map, 0, piece.tile.query, piece.head * kHalves, full);
@@ -52,6 +54,11 @@ __device__ __forceinline__ void produce_queries_and_keys(
             }
             key_ring.advance();
         }
+    }
+    barrier_wait(queries.empty(query_ring.stage), query_ring.parity);
+    if (lane == 0) {
+        PieceRecord{}.store(shared.record(round));
+        barrier_arrive(queries.full(query_ring.stage));
     }
 }
 

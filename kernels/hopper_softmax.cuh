@@ -6,11 +6,17 @@
 constexpr int kOutputs = HEAD_DIM / 2;  // accumulators of a thread's output
 
 // A thread's part of the softmax of 64 queries, of which it has parts of two rows: lane / 4 and lane / 4 + 8.
+//
+// Probabilities are relative to `maximum`, which is raised only when a score is far above it: most tiles need no
+// exchange between lanes, and what came before keeps its scale.
 struct Softmax {
+    static constexpr float kSlack = 8.0f;  // in log2 units: probabilities up to 2^8 times too large, which fp16 holds
+
     float scale;  // to log2 units; of the piece's head
     float maximum[2];
     float sum[2];     // of this lane's keys alone
-    float factor[2];  // by which the last tile shrank what came before
+    float factor[2];  // by which the last tile shrank what came before, where it did
+    bool shrinks;     // whether it did, in any of the warp's rows
 
     __device__ __forceinline__ void reset() {
         maximum[0] = maximum[1] = kLowest;
@@ -18,41 +24,64 @@ struct Softmax {
     }
 
     // Turns scores into probabilities; `key` is the first key's position and `query` that of the warp's first query.
+    // `Plain`: all of the warp's queries see all keys.
+    template <bool Plain>
     __device__ __forceinline__ void exponentiate(float (&s)[64], int key, int query, int window, float soft_cap) {
-        int lane = threadIdx.x & 31;
         if (SOFT_CAP) {
 #pragma unroll
             for (int i = 0; i < 64; i++) s[i] = soft_capped(s[i], scale * (1.0f / kLog2E), soft_cap);
         }
-        int distance = query + (lane >> 2) - key - (lane & 3) * 2;  // from this lane's first key to its first query
-        if (key + kKeys - 1 > query) mask<true>(s, distance, 0);
-        if (key <= query + 15 - window) mask<false>(s, distance, window);
-        float factor_of_scores = SOFT_CAP ? 1.0f : scale;
+        if (!Plain) {
+            int lane = threadIdx.x & 31;
+            int distance = query + (lane >> 2) - key - (lane & 3) * 2;  // from this lane's first key to its first query
+            if (key + kKeys - 1 > query) mask<true>(s, distance, 0);
+            if (key <= query + 15 - window) mask<false>(s, distance, window);
+        }
+        float top[2] = {highest<0>(s), highest<1>(s)};
+        float above = fmaxf(top[0] - maximum[0], top[1] - maximum[1]) * unit();
+        shrinks = __any_sync(kFullWarp, above > kSlack);
+        if (__builtin_expect(shrinks, !Plain)) raise_maximum(top);
+#pragma unroll
+        for (int i = 0; i < 64; i += 2) {
+            int r = i / 2 % 2;
+            s[i] = exp2_in_order(fmaf(s[i], unit(), -maximum[r] * unit()));
+            s[i + 1] = exp2_in_order(fmaf(s[i + 1], unit(), -maximum[r] * unit()));
+            sum[r] += s[i] + s[i + 1];
+        }
+    }
+
+    // Of this lane's scores of a row.
+    template <int Row>
+    static __device__ __forceinline__ float highest(const float (&s)[64]) {
+        float parts[4] = {kLowest, kLowest, kLowest, kLowest};
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            parts[j & 3] = fmaxf(parts[j & 3], fmaxf(s[4 * j + 2 * Row], s[4 * j + 2 * Row + 1]));
+        }
+        return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+    }
+
+    // To the largest score of each row, of which `top` is this lane's.
+    __device__ __forceinline__ void raise_maximum(const float (&top)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float highest[4] = {maximum[r], maximum[r], maximum[r], maximum[r]};
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                highest[j & 3] = fmaxf(highest[j & 3], fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-            }
-            float top = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
-            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-            float offset = top * factor_of_scores;
-            // The difference first: fused into one operation with `offset`, the rounding error of kLowest would be huge.
-            factor[r] = exp2_approx((maximum[r] - top) * factor_of_scores);
-            maximum[r] = top;
-            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                float& low = s[4 * j + 2 * r];
-                float& high = s[4 * j + 2 * r + 1];
-                low = exp2_approx(fmaf(low, factor_of_scores, -offset));
-                high = exp2_approx(fmaf(high, factor_of_scores, -offset));
-                sums[j & 3] += low + high;
-            }
-            sum[r] = sum[r] * factor[r] + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+            float raised = fmaxf(maximum[r], top[r]);
+            raised = fmaxf(raised, __shfl_xor_sync(kFullWarp, raised, 1));
+            raised = fmaxf(raised, __shfl_xor_sync(kFullWarp, raised, 2));
+            factor[r] = exp2_approx((maximum[r] - raised) * unit());
+            maximum[r] = raised;
+            sum[r] *= factor[r];
         }
+    }
+
+    // Of a score, in log2 units.
+    __device__ __forceinline__ float unit() const { return SOFT_CAP ? 1.0f : scale; }
+
+    // Exponentials start in the order of their keys: the compiler's own order is 1% slower.
+    static __device__ __forceinline__ float exp2_in_order(float x) {
+        float y;
+        asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
     }
 
     // Hides keys at distances below `bound` (Below) or at and above it.
@@ -77,11 +106,14 @@ __device__ __forceinline__ void pack(const float (&s)[64], unsigned (&p)[32]) {
 
 // Without a use before the wait for the values' product the compiler moves the softmax behind it, and nothing overlaps.
 // The store never happens: sums are not negative.
-__device__ __forceinline__ void keep_before_wait(const unsigned (&p)[32], float sum, unsigned shared) {
-    unsigned all = 0;
-#pragma unroll
-    for (int i = 0; i < 32; i++) all |= p[i];
-    if (sum < 0.0f) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(all) : "memory");
+__device__ __forceinline__ void keep_before_wait(float sum, unsigned shared) {
+    if (sum < 0.0f) asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(sum) : "memory");
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // Divides by the sums, times the values' unit, and stores a thread's rows; quads exchange columns so that each lane
@@ -94,7 +126,7 @@ __device__ __forceinline__ void write_output(
         float sum = sums[r];
         sum += __shfl_xor_sync(kFullWarp, sum, 1);
         sum += __shfl_xor_sync(kFullWarp, sum, 2);
-        float inverse = unit / sum;
+        float inverse = unit * reciprocal(sum);
         int row = (lane >> 2) + r * 8;
         Scalar* line = output + row * stride + quad * 8;
 #pragma unroll

@@ -38,7 +38,29 @@ struct Stages {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + kCount * 8; }
 };
 
-// Shared memory: tiles of queries, keys and values, unconverted keys and values, then the barriers.
+// What the warps that multiply know of a piece: left by the one that copies its queries, when it starts to.
+struct PieceRecord {
+    int position;  // of the first query
+    int first_keys, last_keys;
+    int rows;  // 0 behind the last piece
+    int query;
+    int head;
+
+    __device__ __forceinline__ static PieceRecord load(unsigned address) {
+        uint4 a = load_shared(address), b = load_shared(address + 16);
+        return {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z), static_cast<int>(a.w),
+                static_cast<int>(b.x), static_cast<int>(b.y)};
+    }
+    __device__ __forceinline__ void store(unsigned address) const {
+        store_shared(address, make_uint4(position, first_keys, last_keys, rows));
+        store_shared(address + 16, make_uint4(query, head, 0, 0));
+    }
+};
+// A record outlives its queries by a piece, when the outputs are written.
+constexpr int kRecords = 2 * QUERY_STAGES;
+constexpr int kRecordBytes = 32;
+
+// Shared memory: tiles of queries, keys and values, unconverted keys and values, the barriers, then records of pieces.
 struct Shared {
     unsigned base;
     static constexpr int kBarriers =
@@ -52,6 +74,11 @@ struct Shared {
     // Where tensor copies of keys and values go.
     __device__ __forceinline__ Stages copied_keys() const { return FP8_CACHE ? raw_keys() : keys(); }
     __device__ __forceinline__ Stages copied_values() const { return FP8_CACHE ? raw_values() : values(); }
+
+    // Of the piece of this round.
+    __device__ __forceinline__ unsigned record(int round) const {
+        return base + kBarriers + Stages::kCount * 16 + static_cast<unsigned>(round) % kRecords * kRecordBytes;
+    }
 
     // By one thread, before any other uses them.
     __device__ __forceinline__ void init_barriers() const {
@@ -76,7 +103,9 @@ private:
 
 // Pieces are dealt to as many blocks as the plan says; the others have none.
 __device__ __forceinline__ int dealt_piece(const int* plan, int round) {
-    return dealt_piece(round, blockIdx.x, __ldg(plan + 1));
+    int blocks;  // read anew in each round: the warps that copy have no register to keep it in
+    asm volatile("ld.global.nc.s32 %0, [%1 + 4];" : "=r"(blocks) : "l"(plan));
+    return dealt_piece(round, blockIdx.x, blocks);
 }
 
 // A tile of queries for one head, and the tiles of keys that it sees.
@@ -95,4 +124,7 @@ struct Piece {
         return loaded;
     }
     __device__ __forceinline__ int kv_head() const { return head / GROUP_SIZE; }
+    __device__ __forceinline__ PieceRecord record() const {
+        return {tile.position, first_keys, last_keys, tile.rows, tile.query, head};
+    }
 };

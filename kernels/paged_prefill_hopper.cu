@@ -3,8 +3,10 @@
 // A block of three warpgroups stays for the whole launch and works off its pieces, each of 128 queries of a row for one
 // query head, from the last tile of 128 keys to the first. In warpgroup 0, one warp copies queries and keys and
 // another copies values; warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product, across
-// pieces too: it issues the scores of the next tile, the values of the present one, and does the next one's softmax
-// while the values are multiplied.
+// pieces too: it issues the scores of the next tile and the values of the present one, then does the next one's softmax.
+// Issuing waits for most of the products, so that one warpgroup multiplies while the other does its softmax: a tile costs
+// what a warpgroup's own chain of steps takes, and every step that is saved there counts. Tiles of which all queries see
+// all keys, which are most, therefore have a loop without masks and without what happens between pieces.
 //
 // Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3. An FP8 cache's tiles are
 // made fp16 in shared memory by the two warps that are left, and queries by those that multiply.
@@ -23,9 +25,10 @@
 
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64 elements a row and planes of
-// 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16 rows and one part, values
-// of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
+// plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64
+// elements a row and planes of 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16
+// rows and one part, values of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads,
+// and boxes of 16 rows.
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
 // huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
 // [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
@@ -62,17 +65,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;
         Consumer consumer{
-            shared, plan, pieces, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
+            shared, window, soft_cap, output, output_stride, cache_scales, scale * kLog2E, index,
             thread == 0, index * 64 + thread / 32 * 16,
             matrix_descriptor(shared.queries().tile(0) + index * (64 * 128), 16),
             matrix_descriptor(shared.keys().tile(0), 16),
             matrix_descriptor(shared.values().tile(0), kGroup * 128),
-            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}};
-        if (index == 1) consumer.pass_turn();
-        unsigned even[32], odd[32];
-        consumer.begin(even);
-        while (consumer.advance(even, odd) && consumer.advance(odd, even)) {
-        }
+            Ring<QUERY_STAGES>(0), Ring<KEY_STAGES>(0), Ring<VALUE_STAGES>(0), Softmax{scale * kLog2E}, -1};
+        consumer.consume();
     }
     wait_for_predecessors();
 }

@@ -20,6 +20,7 @@ _MAX_FP8_STAGES = 4
 _RESERVED_SHARED_BYTES = 1024
 _SCALAR_BYTES = 2  # of a bf16 or fp16
 _BARRIER_BYTES = 8
+_RECORD_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +225,12 @@ class HopperPrefillVariant:
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles of 128 rows, and two barriers for each."""
+        """Tiles of 128 rows, two barriers for each, and records of pieces."""
         tile_bytes = 128 * self.shape.head_dim * _SCALAR_BYTES
         raw_bytes = 128 * self.shape.cached_row_bytes
         barriers = 2 * _BARRIER_BYTES
-        return sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
+        tiles = sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
+        return tiles + 2 * self.stages[0] * _RECORD_BYTES
 
     @property
     def defines(self) -> dict[str, int | str]:

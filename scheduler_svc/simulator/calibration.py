@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,7 +229,7 @@ class Calibrator:
             self._play(requests, shape.vocab_size)
             on_round(len(self._recorder.steps))
         source = f"roster calibrate: {hello.model.name} on {hello.device}, {len(self._recorder.steps)} steps"
-        return self._fit(name, source, shape)
+        return self._fit(name, source, shape, max(1, hello.tile_tokens))
 
     def _rounds(self, shape: RunnerShape, context_length: int, seconds: float) -> Iterator[Round]:
         until_s = time.monotonic() + seconds
@@ -245,13 +246,14 @@ class Calibrator:
         self._engine.step()
         self._link.socket.poll(100 if not self._front.unfinished else 500)
 
-    def _fit(self, name: str, source: str, shape: RunnerShape) -> Calibration:
+    def _fit(self, name: str, source: str, shape: RunnerShape, tile_tokens: int) -> Calibration:
         recorder = self._recorder
+        fit = partial(fit_cost_model, name, source, runner=shape, tile_tokens=tile_tokens)
         share = recorder.runner_s / sum(step.seconds for step in recorder.steps)
-        link_s = _link_seconds(fit_cost_model(name, source, recorder.steps, shape)[0], recorder.round_trips)
+        link_s = _link_seconds(fit(recorder.steps)[0], recorder.round_trips)
         alone = [TimedStep(trip.work, trip.seconds - 2 * link_s) for trip in recorder.round_trips]
         steps = recorder.steps + [step for step in alone if step.seconds > 0]
-        model, error = fit_cost_model(name, source, steps, shape, link_s=link_s)
+        model, error = fit(steps, link_s=link_s)
         return Calibration(model, error, share, steps)
 
 

@@ -240,6 +240,17 @@ def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
     check(batch, seed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("first_key", [4.0, 30.0])
+def test_prefill_of_scores_that_grow_tile_by_tile(first_key, dtype, seed) -> None:
+    """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
+    for head_dim in (64, 128):
+        case = AttentionCase((1500, 640), (300, 640), head_dim, dtype=dtype, first_key=first_key)
+        batch = AttentionBatch(case, seed, DEVICE)
+        run_prefill(attention_of(batch), batch)
+        check(batch, seed)
+
+
 def test_queries_may_be_a_view_of_the_qkv_product(seed) -> None:
     batch = AttentionBatch(AttentionCase((300, 70), (130, 70)), seed, DEVICE)
     packed = batch.queries.flatten(1)

@@ -29,6 +29,8 @@ class AttentionCase:
     # Of queries and output, and of the cache unless that is FP8.
     dtype: torch.dtype = torch.bfloat16
     fp8_cache: bool = False
+    # How much larger a row's first key is than its last, with those between on a line: scores grow towards the first.
+    first_key: float = 1.0
 
 
 class AttentionBatch:
@@ -54,6 +56,7 @@ class AttentionBatch:
             for position in range(0, length, block_size):
                 shape = (2, min(block_size, length - position), case.num_kv_heads, case.head_dim)
                 data = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
+                data[0] *= case.first_key + (1 - case.first_key) * position / length
                 if scales is not None:
                     data = (data.float() / scales[0, :, None, :, None]).to(FP8)
                 written = self.cache.data[0, :, tables[row, position // block_size], : shape[1]]
