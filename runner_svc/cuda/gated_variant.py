@@ -16,8 +16,9 @@ TILES = ((2, 48), (2, 64), (2, 80), (2, 96), (2, 112), (2, 128), (3, 96), (3, 11
 # Of a block.
 _SHARED_BYTES = 227 * 1024
 _BARRIER_BYTES = 16
-# What a tile costs beside its products, in outputs.
-_TILE_COST = 8
+# Fitted to times of both shapes of the benchmarks on an H200: what a step costs a tile beside its products, in outputs
+# of a warpgroup, what a tile costs beside its steps, and how much longer blocks take that don't share weights.
+_STEP_COST, _TILE_COST, _OWN_WEIGHTS = 8, 640, 1.02
 # Rows of tiles that are worked off together: their x stays in L2 while the weights pass by.
 _GROUP = 16
 
@@ -37,19 +38,20 @@ class GatedVariant:
     group_rows: int = _GROUP
 
     @classmethod
-    def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int) -> GatedVariant:
+    def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
         """The one whose last block ends first: blocks work off tiles in rounds, which last as long as their tiles."""
-        variants = []
-        for consumers, columns in TILES:
-            pairs_of_rows = -(-num_tokens // (consumers * CONSUMER_ROWS)) % 2 == 0
-            variants.append(cls(consumers, columns, *((2, 1) if pairs_of_rows else (1, 2))))
-        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs))
+        variants = [
+            cls(consumers, columns, *_cluster(-(-num_tokens // (consumers * CONSUMER_ROWS))))
+            for consumers, columns in TILES
+        ]
+        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs, width))
 
-    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
-        """Of a product of so many rows of x and outputs, in outputs of a warpgroup."""
+    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> float:
+        """Of a product of so many rows of x, outputs and columns of x, in outputs of a warpgroup for each step."""
         rows, columns = self.tiles(num_tokens, num_outputs)
         rounds = -(-rows * columns // (multiprocessors // self.cluster))
-        return rounds * self.consumers * (self.columns + _TILE_COST)
+        tile = self.consumers * self.columns + _STEP_COST + _TILE_COST * STEP / width
+        return rounds * tile * (1 if self.cluster_rows > 1 else _OWN_WEIGHTS)
 
     @property
     def cluster(self) -> int:
@@ -106,3 +108,10 @@ class GatedVariant:
         """Rows and columns of clusters."""
         rows = -(-num_tokens // (self.rows * self.cluster_rows))
         return rows, -(-num_outputs // (self.columns * self.cluster_columns))
+
+
+def _cluster(tile_rows: int) -> tuple[int, int]:
+    """Rows and columns of a cluster where there are so many rows of tiles: pairs of them, if they come out even."""
+    if tile_rows == 1:
+        return 1, 1
+    return (2, 1) if tile_rows % 2 == 0 else (1, 2)

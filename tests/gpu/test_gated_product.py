@@ -33,11 +33,11 @@ def normal(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def chosen(num_tokens: int, num_outputs: int) -> GatedVariant:
-    return GatedVariant.choose(num_multiprocessors(), num_tokens, num_outputs)
+def chosen(num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
+    return GatedVariant.choose(num_multiprocessors(), num_tokens, num_outputs, width)
 
 
-def always(variant: GatedVariant, num_tokens: int, num_outputs: int) -> GatedVariant:
+def always(variant: GatedVariant, *sizes: int) -> GatedVariant:
     return variant
 
 
