@@ -23,7 +23,7 @@ from bench.provenance import provenance
 from bench.random_model import SHAPES
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.gated_product import GatedProduct
-from runner_svc.cuda.gated_variant import COLUMNS, GatedVariant
+from runner_svc.cuda.gated_variant import TILES, GatedVariant
 from runner_svc.cuda.module import load, num_multiprocessors
 from runner_svc.model.config import ModelConfig
 
@@ -71,11 +71,11 @@ class Case:
 
     def cost(self, variant: GatedVariant) -> float:
         """As the choice sees it."""
-        return variant.cost(num_multiprocessors(), self.rows, self._inner)
+        return variant.cost(num_multiprocessors(), self.rows, self._inner, self._hidden)
 
     def chosen(self) -> GatedVariant:
         """The variant that the runner takes."""
-        return GatedVariant.choose(num_multiprocessors(), self.rows, self._inner)
+        return GatedVariant.choose(num_multiprocessors(), self.rows, self._inner, self._hidden)
 
     def _run_cublas(self, activate: bool) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -95,7 +95,7 @@ class Case:
         return GatedTime(self.shape, self.rows, what, microseconds, operations / microseconds / 1e6)
 
 
-def _always(variant: GatedVariant, num_tokens: int, num_outputs: int) -> GatedVariant:
+def _always(variant: GatedVariant, *sizes: int) -> GatedVariant:
     return variant
 
 
@@ -113,7 +113,7 @@ def cases(all_rows: Sequence[int]) -> Iterator[Case]:
 def tuned(case: Case) -> list[GatedTime]:
     """Every tile and cluster that may be worth it, then what else can be chosen for the best of them; ascending."""
     clusters = _CLUSTERS if case.rows <= _FEW_ROWS else _CLUSTERS[:3]
-    variants = [GatedVariant(columns, *cluster) for columns in COLUMNS for cluster in clusters]
+    variants = [GatedVariant(*tile, *cluster) for tile in TILES for cluster in clusters]
     costs = {variant: case.cost(variant) for variant in variants}
     variants = [variant for variant in variants if costs[variant] <= _WORTH_A_TRY * min(costs.values())]
     times = {variant: case.own(variant) for variant in variants}
@@ -125,18 +125,17 @@ def tuned(case: Case) -> list[GatedTime]:
 
 
 def name(variant: GatedVariant) -> str:
-    """Columns, cluster, head start, rows of a group."""
+    """Rows x columns of a tile, those of a cluster, head start, rows of a group."""
     return (
-        f"{variant.columns}:{variant.cluster_rows}x{variant.cluster_columns}:{variant.head_start}:{variant.group_rows}"
+        f"{variant.rows}x{variant.columns}:{variant.cluster_rows}x{variant.cluster_columns}:"
+        f"{variant.head_start}:{variant.group_rows}"
     )
 
 
 def compile_all() -> None:
     """Fills the compiler's cache, as one variant after another takes a second each."""
     fixed = {"SCALAR": "__nv_bfloat16", "ACTIVATION": "silu"}
-    variants = [
-        GatedVariant(columns, *cluster, start) for columns in COLUMNS for cluster in _CLUSTERS for start in (0, 2)
-    ]
+    variants = [GatedVariant(*tile, *cluster, start) for tile in TILES for cluster in _CLUSTERS for start in (0, 2)]
     with ThreadPoolExecutor(14) as pool:
         list(pool.map(lambda variant: load("gated_product", variant.defines | fixed), variants))
 

@@ -1,16 +1,16 @@
 // The gated half of an MLP for more than a hundred rows, for Hopper (sm_90a): out = activation(x G^T) * (x U^T).
 //
-// A block stays for the whole launch and works off tiles of 128 rows of x by COLUMNS of G and the same COLUMNS of U. G's
-// rows lie above U's in one matrix in shared memory, so that a thread's sums are those of gate and up of the same
-// outputs, and the activation needs nobody else. One thread copies pieces of 64 columns through a ring of stages; two
-// warpgroups multiply 64 rows each. The copies of the next tile run while the last one's outputs are written, and
-// warpgroup 0 is HEAD_START stages ahead, so that one multiplies while the other writes.
+// A block stays for the whole launch and works off tiles: CONSUMERS times 64 rows of x by COLUMNS of G and the same
+// COLUMNS of U. G's rows lie above U's in one matrix in shared memory, so that a thread's sums are those of gate and up of
+// the same outputs, and the activation needs nobody else. One thread copies pieces of 64 columns through a ring of stages;
+// CONSUMERS warpgroups multiply 64 rows each. The copies of the next tile run while the last one's outputs are written,
+// and warpgroup 0 is HEAD_START stages ahead, so that one multiplies while another writes.
 //
 // A cluster has CLUSTER_ROWS by CLUSTER_COLUMNS neighbouring tiles: blocks that need the same rows of x, or the same
 // weights, copy a part each for all of them. Rows of x beyond the end are copied as zeros and not written.
 //
-// Macros: SCALAR; ACTIVATION, of activation.cuh; COLUMNS, a multiple of 16 from 48 to 128; STAGES; CLUSTER_ROWS and
-// CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
+// Macros: SCALAR; ACTIVATION, of activation.cuh; CONSUMERS, 2 or 3; COLUMNS, a multiple of 16 from 48 to 128, or 96 or 112
+// with three consumers; STAGES; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
 
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
@@ -20,17 +20,19 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 using Scalar = SCALAR;
-using Product = WideWgmma<Scalar, COLUMNS>;
+// Beside a third consumer the assembler takes no instruction of more than 128 registers: gate and up are multiplied apart.
+constexpr int kProducts = CONSUMERS == 2 ? 1 : 2;
+constexpr int kProductSums = COLUMNS / kProducts;
+using Product = WideWgmma<Scalar, kProductSums>;
 
-constexpr int kRows = 128;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = (kConsumers + 1) * 128;
+constexpr int kRows = CONSUMERS * 64;
+constexpr int kThreads = (CONSUMERS + 1) * 128;
 constexpr int kInputBytes = kRows * 128;      // 64 columns of x
 constexpr int kWeightBytes = COLUMNS * 128;  // of either half
 constexpr int kStageBytes = kInputBytes + 2 * kWeightBytes;
 constexpr int kCluster = CLUSTER_ROWS * CLUSTER_COLUMNS;
 constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // of x that a block copies
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kProducerRegisters = CONSUMERS == 2 ? 40 : 32, kConsumerRegisters = CONSUMERS == 2 ? 232 : 160;
 constexpr int kHeadStartBarrier = 1;
 
 // Shared memory: the ring, x above gate above up; then a full and an empty barrier for each stage.
@@ -138,7 +140,7 @@ struct Producer {
     }
 };
 
-// One of the two warpgroups that multiply: rows index * 64 to index * 64 + 63 of each tile.
+// One of the warpgroups that multiply: rows index * 64 to index * 64 + 63 of each tile.
 struct Consumer {
     Shared shared;
     Member member;
@@ -146,7 +148,7 @@ struct Consumer {
     bool leads;  // this thread arrives for the warpgroup
     unsigned input_matrix, weight_matrix;
     Ring<STAGES> ring;
-    float sums[COLUMNS];
+    float sums[kProducts][kProductSums];  // of gate, then of up
 
     // Tells everybody who copies into this stage that it has been read.
     __device__ __forceinline__ void release(int stage) const {
@@ -172,7 +174,11 @@ struct Consumer {
             const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                Product::multiply(sums, input_matrix + place + 2 * k, weight_matrix + place + 2 * k, step > 0 || k > 0);
+#pragma unroll
+                for (int i = 0; i < kProducts; i++) {
+                    Product::multiply(sums[i], input_matrix + place + 2 * k,
+                                      weight_matrix + place + 2 * k + i * (kWeightBytes >> 4), step > 0 || k > 0);
+                }
             }
             wgmma_commit();
             if (step > 0) {
@@ -180,27 +186,27 @@ struct Consumer {
                 release(last_stage);
             }
             if (HEAD_START > 0 && first_tile && index == 0 && step + 1 == min(HEAD_START, steps)) {
-                asm volatile("bar.arrive %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
+                asm volatile("bar.arrive %0, %1;" ::"n"(kHeadStartBarrier), "n"(CONSUMERS * 128) : "memory");
             }
             last_stage = ring.stage;
             ring.advance();
         }
         wgmma_wait<0>();
         release(last_stage);
-        Product::pin(sums);
+#pragma unroll
+        for (int i = 0; i < kProducts; i++) Product::pin(sums[i]);
     }
 
     __device__ __forceinline__ void await_head_start() const {
-        if (HEAD_START > 0 && index == 1) {
-            asm volatile("bar.sync %0, %1;" ::"n"(kHeadStartBarrier), "n"(kConsumers * 128) : "memory");
+        if (HEAD_START > 0 && index > 0) {
+            asm volatile("bar.sync %0, %1;" ::"n"(kHeadStartBarrier), "n"(CONSUMERS * 128) : "memory");
         }
     }
 
     // Two outputs of the row lane / 4 + half * 8, in the columns block * 8 + lane % 4 * 2.
     __device__ __forceinline__ unsigned outputs(int block, int half) const {
-        const float* gate = sums + 4 * block + 2 * half;
-        const float* up = gate + COLUMNS / 2;
-        return Tensor16<Scalar>::pack(ACTIVATION(gate[0]) * up[0], ACTIVATION(gate[1]) * up[1]);
+        const int gate = 4 * block + 2 * half, up = gate + COLUMNS / 2;
+        return Tensor16<Scalar>::pack(ACTIVATION(sum(gate)) * sum(up), ACTIVATION(sum(gate + 1)) * sum(up + 1));
     }
 
     // Writes a tile's outputs; quads exchange columns, so that a lane stores 16 bytes at a time.
@@ -229,6 +235,8 @@ struct Consumer {
     }
 
 private:
+    __device__ __forceinline__ float sum(int i) const { return sums[i / kProductSums][i % kProductSums]; }
+
     // Lane q of each quad gets the words q of all its lanes, in the lanes' order.
     static __device__ __forceinline__ void exchange(unsigned (&words)[4], int quad) {
         const auto swap = [](unsigned& low, unsigned& high, bool upper, int distance) {
@@ -249,7 +257,7 @@ private:
     }
 };
 
-// inputs: planes of 64 columns of x in boxes of 128 / CLUSTER_COLUMNS rows; weights: those of G above U, COLUMNS rows.
+// inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: those of G above U, COLUMNS rows.
 // `out` [num_rows, num_columns], num_columns a multiple of 8. Clusters' tiles in rows and columns.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) gated_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Scalar* out, int steps,
@@ -261,7 +269,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared.full(i), 1);
-            barrier_init(shared.empty(i), (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) * kConsumers);
+            barrier_init(shared.empty(i), (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) * CONSUMERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -269,9 +277,9 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     else __syncthreads();
     release_successors();
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x >> 7, 0);
-    if (warpgroup == kConsumers) {
+    if (warpgroup == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
-        if (threadIdx.x == kConsumers * 128) {
+        if (threadIdx.x == CONSUMERS * 128) {
             Producer{shared, &inputs, &weights, num_columns, member}.produce(tiles, steps);
         }
         __syncwarp();

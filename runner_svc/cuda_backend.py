@@ -103,7 +103,9 @@ class CudaBackend:
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
             self._graphs = capture_decode_steps(self._steps, self._roster, device, sizes.context_length, progress)
-            self._mixed_graphs = capture_mixed_steps(self._steps, device, sizes.max_step_tokens, progress)
+            self._mixed_graphs = capture_mixed_steps(
+                self._steps, self._roster, device, sizes.context_length, sizes.max_step_tokens, progress
+            )
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
         self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step

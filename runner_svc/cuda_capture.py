@@ -19,10 +19,13 @@ from runner_svc.device import Device
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fusion_choice import FusionChoice, timed_positions
 from runner_svc.model.fusions import Fusions
-from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch
+from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
 from runner_svc.step_buffers import PackedStep
 
 Progress = Callable[[str, float], None]
+
+# Of the mixed steps that are timed.
+_POSITIONS_A_ROW = 16
 
 
 def capture_decode_steps(
@@ -31,13 +34,27 @@ def capture_decode_steps(
     """Graphs of whole decode passes, by rows. Writes into any block of the cache and leaves the roster empty."""
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
-    roster.spread(TIMED_CONTEXT, steps.cache)
+    _fill(roster, steps, TIMED_CONTEXT)
     ways = partial(steps.decode_ways, device.current_stream)
     graphs.capture(ways, device.capture, prepare, device.seconds, progress)
     graphs.drop_slow(prepare, device.seconds)
     roster.words.zero_()
     steps.packed.zero_()
     return graphs
+
+
+def _fill(roster: DeviceRoster, steps: CudaSteps, num_positions: int) -> None:
+    """Gives each slot blocks and tokens: were all rows alike, products would take less power, and other ones win."""
+    roster.spread(num_positions, steps.cache)
+    roster.tokens.random_(steps.logits.shape[1])
+
+
+def prepare_mixed(steps: CudaSteps, context_length: int, bucket: int) -> None:
+    """Puts the input of a mixed step in place that fills `bucket` positions: rows that decode, and chunks."""
+    step = PackedStep(steps.layout, np.zeros(steps.layout.words, np.int32))
+    rows = min(steps.num_slots, -(-bucket // _POSITIONS_A_ROW))
+    steps.pack_mixed(step, largest_batch(rows, bucket, context_length), bucket)
+    steps.packed.copy_(torch.from_numpy(step.words))
 
 
 def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int) -> None:
@@ -47,7 +64,14 @@ def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int
     steps.packed.copy_(torch.from_numpy(step.words))
 
 
-def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, progress: Progress) -> StepGraphs:
+def capture_mixed_steps(
+    steps: CudaSteps,
+    roster: DeviceRoster,
+    device: Device,
+    context_length: int,
+    max_step_tokens: int,
+    progress: Progress,
+) -> StepGraphs:
     """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time.
 
     Finds out first what products do beside multiplying in mixed steps.
@@ -57,12 +81,16 @@ def capture_mixed_steps(steps: CudaSteps, device: Device, max_step_tokens: int, 
         steps.forward_mixed(device.current_stream(), bucket, fusions)
 
     progress("timing mixed steps", 0.0)
-    steps.fusions = FusionChoice(
-        {
-            size: {each: device.seconds(device.capture(partial(run, size, each))) for each in steps.mixed_fusions()}
-            for size in timed_positions(max_step_tokens)
-        }
-    )
+    timed: dict[int, dict[Fusions, float]] = {}
+    for size in timed_positions(max_step_tokens):
+        _fill(roster, steps, size)
+        prepare_mixed(steps, context_length, size)
+        replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}
+        for _ in range(2):  # of which the second round counts: the first takes the GPU to its power limit
+            timed[size] = {fusions: device.seconds(replay) for fusions, replay in replays.items()}
+    steps.fusions = FusionChoice(timed)
+    roster.words.zero_()
+    steps.packed.zero_()
     graphs = StepGraphs(token_sizes(max_step_tokens))
     graphs.capture_small(run, device.capture, device.is_late, progress)
     return graphs

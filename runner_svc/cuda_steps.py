@@ -32,6 +32,9 @@ from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, 
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
+FEW_ROWS = 64
+"""Decode passes of so many rows gain nothing from fusions, nor from own products of many rows: they aren't timed."""
+
 
 @dataclass(frozen=True, slots=True)
 class MixedShape:
@@ -104,7 +107,7 @@ class CudaSteps:
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Those that are worth the time at start-up."""
-        if bucket <= MAX_ROWS:
+        if bucket <= FEW_ROWS:
             return [Fusions()]
         return [
             fusions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner_svc.model.fusions import Fusions
 
-_TIMED_POSITIONS = (64, 256, 1024, 4096)
+_TIMED_POSITIONS = (64, 256, 1024)
 
 
 def timed_positions(max_step_tokens: int) -> list[int]:

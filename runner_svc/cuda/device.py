@@ -57,9 +57,8 @@ class GpuDevice:
             function()
         return graph.replay
 
-    def seconds(self, replay: Callable[[], None]) -> float:
-        """Time of one replay, of several."""
-        repeats = 5
+    def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
+        """Time of one replay, the mean of several."""
         replay()
         begin = self.event()
         for _ in range(repeats):
@@ -74,7 +73,7 @@ class GpuDevice:
         begin = time.perf_counter()
         launch()
         launching = time.perf_counter() - begin
-        return launching > _HOST_SHARE * self.seconds(replay)
+        return launching > _HOST_SHARE * self.seconds(replay, repeats=1)
 
     def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
         """Runs the largest step and sees what it takes."""

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.gated_variant import STEP, THREADS, VECTOR, GatedVariant
+from runner_svc.cuda.gated_variant import STEP, VECTOR, GatedVariant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 
-Choose = Callable[[int, int], GatedVariant]
-"""From rows of x and outputs."""
+Choose = Callable[[int, int, int], GatedVariant]
+"""From rows of x, outputs and columns of x."""
 
-# Maps of a model's weights for a few boxes, and of a decoder's workspace at every number of rows.
-_MAX_MAPS = 8192
+# What is kept: maps of a model's weights for a few boxes, and for every number of rows a map of x, and the variant.
+_MAX_KEPT = 16384
 
 
 class GatedProduct:
@@ -28,10 +28,10 @@ class GatedProduct:
         """`choose` makes the variants. Raises KeyError for an unknown activation."""
         self._dtype = dtype
         self._activation = ACTIVATIONS[activation]
-        self._choose = choose
+        self._choose = lru_cache(_MAX_KEPT)(choose)
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
-        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
+        self._map = lru_cache(_MAX_KEPT)(_matrix_map)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether the kernel has products with this matrix, gate above up."""
@@ -46,7 +46,7 @@ class GatedProduct:
         """Fills `out` [T, n] from x [T, width] and `weight` [2 * n, width], which is G above U; all contiguous."""
         num_tokens, width = x.shape
         num_outputs = out.shape[1]
-        variant = self._choose(num_tokens, num_outputs)
+        variant = self._choose(num_tokens, num_outputs, width)
         rows, columns = variant.tiles(num_tokens, num_outputs)
         clusters = min(rows * columns, num_multiprocessors() // variant.cluster)
         self._kernel(variant)(
@@ -69,7 +69,7 @@ class GatedProduct:
             load("gated_product", defines),
             "gated_product",
             "128s128sPiiiiii",  # maps of x and weights; out; steps, rows, outputs; rows, columns and groups of clusters
-            THREADS,
+            variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,
         )

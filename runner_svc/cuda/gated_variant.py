@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TILE_ROWS = 128
-"""Rows of x in a tile."""
+CONSUMER_ROWS = 64
+"""Rows of x that a warpgroup multiplies."""
 STEP = 64
 """Columns of x in a stage; its width is a multiple of it."""
 VECTOR = 8
 """Outputs written at once; their number is a multiple of it."""
-THREADS = 384
-"""Two warpgroups that multiply and one that copies."""
-COLUMNS = (48, 64, 80, 96, 112, 128)
-"""Outputs of a tile: as many rows of the gate's matrix, and as many of the other one."""
+TILES = ((2, 48), (2, 64), (2, 80), (2, 96), (2, 112), (2, 128), (3, 96), (3, 112))
+"""Warpgroups that multiply, and outputs: so many rows of the gate's matrix, and as many of the other one."""
 
 # Of a block.
 _SHARED_BYTES = 227 * 1024
 _BARRIER_BYTES = 16
-# What a tile costs beside its products, in outputs.
-_TILE_COST = 8
+# Fitted to times of both shapes of the benchmarks on an H200: what a step costs a tile beside its products, in outputs
+# of a warpgroup, what a tile costs beside its steps, and how much longer blocks take that don't share weights.
+_STEP_COST, _TILE_COST, _OWN_WEIGHTS = 8, 640, 1.02
 # Rows of tiles that are worked off together: their x stays in L2 while the weights pass by.
 _GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class GatedVariant:
-    """Tiles of 128 rows by `columns` outputs, `cluster_rows` by `cluster_columns` of them in a cluster of blocks.
+    """Tiles of `consumers` times 64 rows by `columns` outputs, `cluster_rows` by `cluster_columns` tiles in a cluster.
 
-    One warpgroup is `head_start` stages ahead of the other.
+    One warpgroup is `head_start` stages ahead of the others.
     """
 
+    consumers: int
     columns: int
     cluster_rows: int
     cluster_columns: int
@@ -38,18 +38,20 @@ class GatedVariant:
     group_rows: int = _GROUP
 
     @classmethod
-    def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int) -> GatedVariant:
+    def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
         """The one whose last block ends first: blocks work off tiles in rounds, which last as long as their tiles."""
-        pairs_of_rows = -(-num_tokens // TILE_ROWS) % 2 == 0
-        shape = (2, 1) if pairs_of_rows else (1, 2)
-        variants = [cls(columns, *shape) for columns in COLUMNS]
-        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs))
+        variants = [
+            cls(consumers, columns, *_cluster(-(-num_tokens // (consumers * CONSUMER_ROWS))))
+            for consumers, columns in TILES
+        ]
+        return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs, width))
 
-    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int) -> float:
-        """Of a product of so many rows of x and outputs, in outputs of a block."""
+    def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> float:
+        """Of a product of so many rows of x, outputs and columns of x, in outputs of a warpgroup for each step."""
         rows, columns = self.tiles(num_tokens, num_outputs)
         rounds = -(-rows * columns // (multiprocessors // self.cluster))
-        return rounds * (self.columns + _TILE_COST)
+        tile = self.consumers * self.columns + _STEP_COST + _TILE_COST * STEP / width
+        return rounds * tile * (1 if self.cluster_rows > 1 else _OWN_WEIGHTS)
 
     @property
     def cluster(self) -> int:
@@ -57,8 +59,18 @@ class GatedVariant:
         return self.cluster_rows * self.cluster_columns
 
     @property
+    def rows(self) -> int:
+        """Rows of x in a tile."""
+        return self.consumers * CONSUMER_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the warpgroups that multiply and one that copies."""
+        return (self.consumers + 1) * 128
+
+    @property
     def _stage_bytes(self) -> int:
-        return (TILE_ROWS + 2 * self.columns) * 2 * STEP
+        return (self.rows + 2 * self.columns) * 2 * STEP
 
     @property
     def stages(self) -> int:
@@ -73,7 +85,7 @@ class GatedVariant:
     @property
     def input_rows(self) -> int:
         """Rows of x that a block copies at once."""
-        return TILE_ROWS // self.cluster_columns
+        return self.rows // self.cluster_columns
 
     @property
     def group(self) -> int:
@@ -84,6 +96,7 @@ class GatedVariant:
     def defines(self) -> dict[str, int | str]:
         """The source's macros."""
         return {
+            "CONSUMERS": self.consumers,
             "COLUMNS": self.columns,
             "STAGES": self.stages,
             "CLUSTER_ROWS": self.cluster_rows,
@@ -93,5 +106,12 @@ class GatedVariant:
 
     def tiles(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
         """Rows and columns of clusters."""
-        rows = -(-num_tokens // (TILE_ROWS * self.cluster_rows))
+        rows = -(-num_tokens // (self.rows * self.cluster_rows))
         return rows, -(-num_outputs // (self.columns * self.cluster_columns))
+
+
+def _cluster(tile_rows: int) -> tuple[int, int]:
+    """Rows and columns of a cluster where there are so many rows of tiles: pairs of them, if they come out even."""
+    if tile_rows == 1:
+        return 1, 1
+    return (2, 1) if tile_rows % 2 == 0 else (1, 2)

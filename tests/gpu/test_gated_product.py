@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.gated_product import Choose, GatedProduct  # imports CuPy
-from runner_svc.cuda.gated_variant import COLUMNS, GatedVariant
+from runner_svc.cuda.gated_variant import TILES, GatedVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 
 if not is_hopper():
@@ -33,11 +33,11 @@ def normal(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def chosen(num_tokens: int, num_outputs: int) -> GatedVariant:
-    return GatedVariant.choose(num_multiprocessors(), num_tokens, num_outputs)
+def chosen(num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
+    return GatedVariant.choose(num_multiprocessors(), num_tokens, num_outputs, width)
 
 
-def always(variant: GatedVariant, num_tokens: int, num_outputs: int) -> GatedVariant:
+def always(variant: GatedVariant, *sizes: int) -> GatedVariant:
     return variant
 
 
@@ -63,11 +63,11 @@ def test_product(num_tokens: int, num_outputs: int, width: int, dtype: torch.dty
     check(chosen, num_tokens, num_outputs, width, dtype, activation)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize(("cluster_rows", "cluster_columns"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("head_start", [0, 2])
-def test_every_variant(columns: int, cluster_rows: int, cluster_columns: int, head_start: int) -> None:
-    variant = GatedVariant(columns, cluster_rows, cluster_columns, head_start, group_rows=4)
+def test_every_variant(tile: tuple[int, int], cluster: tuple[int, int], head_start: int) -> None:
+    variant = GatedVariant(*tile, *cluster, head_start, group_rows=4)
     for num_tokens, num_outputs, width in ((1300, 3080, 1024), (300, 200, 64), (2100, 1536, 192)):
         check(partial(always, variant), num_tokens, num_outputs, width, BF16, "silu")
 

@@ -64,20 +64,20 @@ def test_skinny_products_compile_for_hopper(tokens: int, blocks: int, epilogue: 
 
 
 @pytest.mark.parametrize(
-    ("columns", "cluster", "scalar", "activation"),
+    ("tile", "cluster", "scalar", "activation"),
     [
-        (48, (1, 2), HALF, "silu"),
-        (64, (1, 1), BF16, "gelu"),
-        (96, (2, 1), BF16, "silu"),
-        (112, (1, 2), BF16, "gelu_tanh"),
-        (128, (2, 1), BF16, "silu"),
-        (128, (1, 2), HALF, "relu"),
+        ((2, 48), (1, 2), HALF, "silu"),
+        ((2, 80), (1, 1), BF16, "gelu"),
+        ((2, 112), (2, 1), BF16, "gelu_tanh"),
+        ((2, 128), (2, 1), BF16, "silu"),
+        ((3, 96), (2, 1), BF16, "silu"),
+        ((3, 112), (1, 2), HALF, "silu"),
     ],
 )
 def test_gated_products_compile_for_hopper_without_serialized_products(
-    columns: int, cluster: tuple[int, int], scalar: str, activation: str
+    tile: tuple[int, int], cluster: tuple[int, int], scalar: str, activation: str
 ) -> None:
-    defines = GatedVariant(columns, *cluster).defines | {"ACTIVATION": activation}
+    defines = GatedVariant(*tile, *cluster).defines | {"ACTIVATION": activation}
     options = (scalar, *(f"-D{key}={value}" for key, value in defines.items()))
     code, log = compile_kernel(kernel_folder() / "gated_product.cu", "sm_90a", options)
     assert code.startswith(b"\x7fELF")

@@ -84,21 +84,22 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("family", "bucket", "max_skinny", "num_ways"),
+    ("family", "bucket", "few", "max_skinny", "num_ways"),
     [
-        ("llama", 1, 128, 4),
-        ("qwen3", 4, 128, 4),
-        ("llama", 4, 3, 3),
-        ("qwen3", 4, 3, 3),
-        ("llama-biases", 4, 128, 1),
-        ("llama-biases", 4, 3, 2),
+        ("llama", 1, 64, 128, 4),
+        ("qwen3", 4, 3, 128, 6),
+        ("llama", 4, 3, 3, 3),
+        ("qwen3", 4, 3, 3, 3),
+        ("llama-biases", 4, 64, 128, 1),
+        ("llama-biases", 4, 3, 128, 2),
     ],
 )
 def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
-    family: str, bucket: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, bucket: int, few: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`max_skinny` stands for the most rows of own products of few: beyond it there is another way."""
+    """`few` stands for the rows beyond which products fuse, `max_skinny` for the most of own products of few rows."""
     monkeypatch.setattr("runner_svc.cuda_steps.MAX_ROWS", max_skinny)
+    monkeypatch.setattr("runner_svc.cuda_steps.FEW_ROWS", few)
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
     backend.cache.data.normal_()
     steps, roster = backend._steps, backend._roster
