@@ -42,4 +42,5 @@ class FusionChoice:
         size = sizes[max(0, bisect_right(sizes, num_tokens) - 1)]
         times = self.seconds[size]
         limit = min(times.values()) * (_TOLERANCE if size >= _LARGE else 1.0)
-        return max((fusions for fusions in times if times[fusions] <= limit), key=lambda each: (each.count, -times[each]))
+        close = [fusions for fusions, seconds in times.items() if seconds <= limit]
+        return max(close, key=lambda fusions: (fusions.count, -times[fusions]))
