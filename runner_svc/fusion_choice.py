@@ -4,7 +4,7 @@ Adding in cuBLAS saves norms a tensor to read and one to write, but cuBLAS may c
 gate-up product saves a kernel and the gate's and up's way through memory, but multiplies with other tiles.
 
 Large steps of a loaded server run at the GPU's power limit, which start-up hardly reaches: there, bytes that don't move
-are clock cycles gained. What fuses more may therefore have been a little slower at start-up, as far as such steps go: on
+are clock cycles gained. What fuses more may therefore have been a little slower at start-up, where steps are large: on
 an H200 the 8B shape's steps of 1,024 positions were 2% slower so with a cool card, and 3% faster under load.
 """
 
