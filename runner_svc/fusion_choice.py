@@ -25,7 +25,7 @@ _TOLERANCE = 1.03
 
 def timed_positions(max_step_tokens: int) -> list[int]:
     """Ascending sizes of the steps to be timed."""
-    return [size for size in _TIMED_POSITIONS if size < max_step_tokens] or [max_step_tokens]
+    return [size for size in _TIMED_POSITIONS if size <= max_step_tokens] or [max_step_tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 
 @pytest.mark.parametrize(
     ("max_step_tokens", "sizes"),
-    [(40, [40]), (64, [64]), (300, [64, 256]), (2048, [64, 256, 1024]), (8192, [64, 256, 1024])],
+    [(40, [40]), (64, [64]), (300, [64, 256]), (1024, [64, 256, 1024]), (2048, [64, 256, 1024]), (8192, [64, 256, 1024])],
 )
 def test_sizes_are_those_that_steps_may_have(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
