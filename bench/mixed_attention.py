@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -22,10 +22,23 @@ from bench.provenance import provenance
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.cuda.module import num_multiprocessors
 
-SHAPES = {"llama-3.1-8b": Shape(32, 8, 128), "qwen3-0.6b": Shape(16, 8, 128)}
+SHAPES = {
+    "llama-3.1-8b": Shape(32, 8, 128),
+    "qwen3-0.6b": Shape(16, 8, 128),
+    "FP8 cache": Shape(32, 8, 128, fp8_cache=True),
+    "heads of 64": Shape(32, 8, 64),
+}
 # Decoding rows and their lengths; positions of a chunk and where it begins.
-CASES = ((8, 1000, 1016, 0), (32, 530, 992, 992), (32, 1500, 992, 1000), (32, 530, 2016, 0), (128, 1000, 896, 1000))
-SWEPT = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96)
+CASES = (
+    (8, 1000, 1016, 0),
+    (32, 530, 992, 992),
+    (32, 1500, 992, 1000),
+    (32, 530, 2016, 0),
+    (32, 530, 4064, 0),
+    (24, 1300, 1000, 3000),
+    (128, 1000, 896, 1000),
+)
+SWEPT = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 132)
 _COPIES = 4
 
 
@@ -105,11 +118,11 @@ def _on_device(plan: np.ndarray) -> tuple[int, torch.Tensor]:
     return tensor.data_ptr(), tensor
 
 
-def measure(tune: bool) -> Iterator[MixedAttentionTime]:
+def measure(shapes: Sequence[str], tune: bool) -> Iterator[MixedAttentionTime]:
     """All cases."""
-    for name, shape in SHAPES.items():
+    for name in shapes:
         for numbers in CASES:
-            case = Case(shape, *numbers)
+            case = Case(SHAPES[name], *numbers)
             swept = {}
             for blocks in SWEPT if tune else ():
                 with patch.object(MixedPlanner, "decode_blocks", lambda *_, blocks=blocks: blocks):
@@ -139,12 +152,13 @@ def print_line(time: MixedAttentionTime) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     print(card())
     times = []
-    for time in measure(arguments.tune):
+    for time in measure(arguments.shapes, arguments.tune):
         times.append(time)
         print_line(time)
     if arguments.output:

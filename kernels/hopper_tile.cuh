@@ -56,8 +56,8 @@ struct PieceRecord {
         store_shared(address + 16, make_uint4(query, head, 0, 0));
     }
 };
-// A record outlives its queries by a piece, when the outputs are written.
-constexpr int kRecords = 2 * QUERY_STAGES;
+// A record outlives its queries by a piece, when the outputs are written; so many that none is soon written again.
+constexpr int kRecords = 32;
 constexpr int kRecordBytes = 32;
 
 // Shared memory: tiles of queries, keys and values, unconverted keys and values, the barriers, then records of pieces.

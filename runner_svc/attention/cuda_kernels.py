@@ -16,11 +16,14 @@ _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
 # More of an FP8 cache's small tiles in flight only make short rows slower.
 _MAX_FP8_STAGES = 4
+# A block alone on its multiprocessor takes 86 ns a tile (heads of 128), and 2.3 us for the end of a (row, unit), when
+# its warps wait for each other and nothing is on its way.
+_BESIDE_END_COST = 27
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
 _SCALAR_BYTES = 2  # of a bf16 or fp16
 _BARRIER_BYTES = 8
-_RECORD_BYTES = 32
+_RECORDS, _RECORD_BYTES = 32, 32  # of pieces, in the Hopper prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class DecodeVariant:
     def end_cost(self) -> int:
         """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
         if self.beside_prefill:
-            return self.warps
+            return _BESIDE_END_COST
         return 0 if self.blocks == 1 else 5
 
     @property
@@ -230,7 +233,7 @@ class HopperPrefillVariant:
         raw_bytes = 128 * self.shape.cached_row_bytes
         barriers = 2 * _BARRIER_BYTES
         tiles = sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
-        return tiles + 2 * self.stages[0] * _RECORD_BYTES
+        return tiles + _RECORDS * _RECORD_BYTES
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -18,11 +18,11 @@ from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 
 # What a piece of prefill takes a multiprocessor, in tiles of decode: for each tile of keys, and beside that.
-_KEY_TILE, _PIECE = 15.0, 6.0
-# What it takes to begin again where one comes behind the other.
-_BEGIN = 35.0
+_KEY_TILE, _PIECE = 17.5, 9.0
+# What it takes to begin again where one comes behind the other, and how much longer prefill takes beside decode.
+_BEGIN, _BESIDE = 50.0, 1.1
 # All multiprocessors together read no faster than this share of them would, if none was in another's way.
-_READING_SHARE = 0.47
+_READING_SHARE = 0.43
 # Blocks of decode come in pairs.
 _PAIR = 2
 
@@ -78,7 +78,7 @@ class MixedPlanner:
         dealing = _dealing(self.prefill.grid, -(-len(pieces) // self.prefill.grid))
         decode_times = decode_cost / dealing.readers
         prefill_times = dealing.times(pieces)
-        times = np.maximum(decode_times, prefill_times)
+        times = np.maximum(decode_times, _BESIDE * prefill_times)
         times[-1] = decode_times[-1] + prefill_times[-1] + _BEGIN
         return int(dealing.decode_blocks[times.argmin()])
 

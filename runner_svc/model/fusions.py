@@ -32,6 +32,11 @@ class Fusions:
     activating: Activating = Activating.KERNEL
 
     @property
+    def count(self) -> int:
+        """How much is fused."""
+        return (self.adding is Adding.PRODUCTS) + (self.activating is Activating.PRODUCT)
+
+    @property
     def name(self) -> str:
         """As logs have it."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""

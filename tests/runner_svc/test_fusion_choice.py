@@ -26,5 +26,13 @@ def test_a_step_goes_by_the_largest_size_below_it() -> None:
     assert [size for size, fusions in chosen.items() if fusions == PLAIN] == [1024, 4095]
 
 
+def test_a_large_step_takes_what_fuses_more_though_it_was_a_little_slower_at_start_up() -> None:
+    adding, activating = Fusions(Adding.PRODUCTS), Fusions(activating=Activating.PRODUCT)
+    close = {PLAIN: 1.0, adding: 1.01, activating: 1.005, FUSED: 1.02}
+    assert FusionChoice({256: close, 1024: close})(1023) == PLAIN
+    assert FusionChoice({256: close, 1024: close})(1024) == FUSED
+    assert FusionChoice({1024: close | {FUSED: 1.04}})(5000) == activating
+
+
 def test_nothing_is_fused_before_anything_was_timed() -> None:
     assert FusionChoice()(1000) == PLAIN

@@ -27,7 +27,7 @@ class Segment:
 
 @st.composite
 def planners(draw: st.DrawFn) -> DecodePlanner:
-    end_cost = draw(st.integers(0, 4))
+    end_cost = draw(st.integers(0, 4) | st.just(27))
     return DecodePlanner(
         batch=draw(st.integers(1, 12)),
         grid=draw(st.integers(1, 40)),

@@ -15,7 +15,7 @@ GRID, BATCH = 132, 64
 
 
 def planner_of(window: int | None = None) -> MixedPlanner:
-    decode = DecodePlanner(batch=BATCH, grid=GRID, min_cost=9, units=8, end_cost=8, window=window)
+    decode = DecodePlanner(batch=BATCH, grid=GRID, min_cost=28, units=8, end_cost=27, window=window)
     return MixedPlanner(decode, PrefillPlanner(128, window, GRID), heads=32)
 
 
@@ -76,12 +76,12 @@ def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
 
 def end_of_both(planner: MixedPlanner, cost: int, key_tiles: np.ndarray, blocks: int) -> float:
     """In tiles of decode, with every block looked at."""
-    pieces = np.repeat(key_tiles * 15 + 6, planner.heads)
+    pieces = np.repeat(key_tiles * 17.5 + 9, planner.heads)
     workers = GRID - blocks if blocks < GRID else GRID
     loads = np.zeros(workers)
     for begin in range(0, len(pieces), workers):
         dealt = np.zeros(workers)
         dealt[: len(pieces[begin : begin + workers])] = pieces[begin : begin + workers]
         loads += dealt if begin // workers % 2 == 0 else dealt[::-1]
-    decode = cost / blocks * (1 + (blocks / (0.47 * GRID)) ** 4) ** 0.25
-    return decode + loads.max() + 35 if blocks == GRID else max(decode, loads.max())
+    decode = cost / blocks * (1 + (blocks / (0.43 * GRID)) ** 4) ** 0.25
+    return decode + loads.max() + 50 if blocks == GRID else max(decode, 1.1 * loads.max())

@@ -1,0 +1,94 @@
+"""Attention in plain torch on the CPU, for `host_device`: a plan is a list of rows, decode and prefill are alike."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
+from runner_svc.attention.reference import paged_attention
+from runner_svc.kv_cache import KVCache
+from runner_svc.model.config import ModelConfig
+
+
+class HostAttention:
+    """A plan is a count of rows, then start, count, table row and first query of each."""
+
+    def __init__(self, cache: KVCache, tables: Tensor, config: ModelConfig, max_batch: int) -> None:
+        self._cache, self._tables, self._config, self._max_batch = cache, tables, config, max_batch
+
+    def decode_plan_words(self, batch: int) -> int:
+        assert batch <= self._max_batch
+        return 8 + 8 * batch
+
+    def plan_decode(
+        self,
+        lengths: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+        plan: NDArray[np.int32],
+        query_rows: NDArray[np.int32] | None = None,
+        batch: int | None = None,
+    ) -> None:
+        assert len(plan) == self.decode_plan_words(batch or len(lengths))
+        rows = np.arange(len(lengths)) if query_rows is None else query_rows
+        _write_rows(lengths - 1, np.ones_like(lengths), table_rows, rows.astype(np.int32), plan)
+
+    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
+        self._run(layer, queries, output, plan, self.decode_plan_words(batch))
+
+    def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
+        return 8 + 8 * num_rows
+
+    def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
+        return (self.decode_plan_words(batch) if batch else 0) + prefill_words
+
+    def plan_mixed(
+        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
+    ) -> None:
+        assert len(plan) == self.mixed_plan_words(batch, prefill_words)
+        words = len(plan) - prefill_words
+        if batch:
+            ones = np.ones_like(decode.lengths)
+            _write_rows(decode.lengths - 1, ones, decode.table_rows, decode.query_rows, plan[:words])
+        if prefill_words:
+            _write_rows(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, plan[words:])
+
+    def run_mixed(
+        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
+    ) -> None:
+        words = self.mixed_plan_words(batch, 0)
+        if batch:
+            self._run(layer, queries, output, plan, words)
+        if prefill_words:
+            self._run(layer, queries, output, plan + 4 * words, prefill_words)
+
+    def _run(self, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
+        words = np.ctypeslib.as_array(ctypes.cast(plan, ctypes.POINTER(ctypes.c_int32)), (plan_words,))
+        config = self._config
+        keys, values = self._cache.data[layer]
+        for start, count, table_row, query in words[8 : 8 + 4 * words[0]].reshape(-1, 4).tolist():
+            rows = slice(query, query + count)
+            output[rows] = paged_attention(
+                queries[rows].unflatten(1, (config.num_heads, config.head_dim)),
+                keys,
+                values,
+                [start],
+                [count],
+                [self._tables[table_row].tolist()],
+                config.windows[layer],
+                self._cache.layer_scales(layer),
+            )
+
+
+def _write_rows(
+    starts: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    table_rows: NDArray[np.int32],
+    query_rows: NDArray[np.int32],
+    plan: NDArray[np.int32],
+) -> None:
+    plan[0] = len(starts)
+    plan[8 : 8 + 4 * len(starts)] = np.stack((starts, counts, table_rows, query_rows), axis=1).ravel()
