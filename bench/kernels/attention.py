@@ -132,9 +132,9 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
 
 
 def measurements(shape: Shape) -> Iterator[Measurement]:
-    """Each case, decode first."""
-    for name, lengths in DECODE_CASES.items():
-        yield measure_decode(shape, name, lengths)
-        torch.cuda.empty_cache()
+    """Each case, prefill first."""
     for name, (rows, count, length) in PREFILL_CASES.items():
         yield measure_prefill(shape, name, rows, count, length)
+    for name, lengths in DECODE_CASES.items():
+        torch.cuda.empty_cache()
+        yield measure_decode(shape, name, lengths)
