@@ -1,4 +1,4 @@
-"""The runner's end of the link to the scheduler: one ZeroMQ DEALER, sessions, heartbeats, resending.
+"""The runner's end of the link to the scheduler: sessions, heartbeats, resending.
 
 | situation | what is said |
 | --- | --- |
@@ -16,15 +16,11 @@
 | Ping | Pong, also while a plan computes; and resend, if a plan that it names never came |
 | silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
 
-Sequences and KV survive the scheduler: only a Welcome without `resume` releases them. The identity is random for each
-socket, since a ROUTER silently ignores a new connection under an identity that it believes alive; for the same reason a
-socket that gets no answer is replaced.
+Sequences and KV survive the scheduler: only a Welcome without `resume` releases them.
 """
 
 from __future__ import annotations
 
-import math
-import secrets
 import time
 from collections import deque
 
@@ -38,6 +34,7 @@ from runner_svc.curve import CurveClient
 from runner_svc.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
+from runner_svc.scheduler_connection import SchedulerConnection
 
 HELLO_INTERVAL_S = 1.0
 _LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
@@ -77,8 +74,6 @@ class PlanSocket:
 
         `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more.
         """
-        self._endpoint = endpoint
-        self._curve = curve
         self._silence_s = silence_s
         self._plan_timeout_s = plan_timeout_s
         self._hello = runner.hello()
@@ -89,8 +84,7 @@ class PlanSocket:
         self._compute: Executor = (
             OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
         )
-        self._connect()
-        self._outbox: deque[bytes] = deque()  # what could not be sent yet
+        self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
         self._stopping = False
         self._session = 0
         self._left: set[int] = set()  # sessions that are over
@@ -126,35 +120,17 @@ class PlanSocket:
                 self._turn()
                 if self._hangs():
                     raise HungBackend
-            self._flush()
+            self._connection.flush()
         finally:
             if not self._hangs():
                 self._compute.submit(Stop())
-                self._disconnect(linger_ms=_LINGER_MS)
+                self._connection.close(linger_ms=_LINGER_MS)
                 self._wake.close(linger=0)
                 self._context.term()
 
     def _hangs(self) -> bool:
         since_s = self._compute.busy_since_s
         return since_s is not None and time.monotonic() - since_s > self._plan_timeout_s
-
-    def _connect(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, b"runner-" + secrets.token_bytes(12))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        if self._curve is not None:
-            self._curve.protect(self._socket)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._socket.connect(self._endpoint)
-        self._poller = zmq.Poller()
-        for socket in (self._socket, self._wake, self._monitor):
-            self._poller.register(socket, zmq.POLLIN)
-
-    def _disconnect(self, linger_ms: int = 0) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=linger_ms)
 
     # ------------------------------------------------------------------ one turn of the loop
 
@@ -163,36 +139,29 @@ class PlanSocket:
         under_way = self._compute.look()
         if self._compute.finished:
             self._forward()
-        if under_way and now_s < self._next_turn_s and not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if under_way and now_s < self._next_turn_s and not self._connection.has_message:
             return
         self._next_turn_s = now_s + _WATCHING_TURN_S
         wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
-        ready = dict(self._poller.poll(math.ceil(wait_s * 1000)))
-        if self._wake in ready:
-            while self._wake.poll(0):
-                self._wake.recv()
+        ready = self._connection.poll(wait_s)
+        if ready.woken:
             self._forward()
-        if self._monitor in ready:
-            self._monitor.recv_multipart()
+        if ready.connected:
             self._seek()
-        if self._socket in ready:
+        if ready.received:
             self._receive()
-        self._flush()
+        self._connection.flush()
         if not self._stopping:
             self._greet(time.monotonic())
 
     def _receive(self) -> None:
-        while True:
+        for frame in self._connection.messages():
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self._take(plan_pb2.ToRunner.FromString(frames[-1]))
+                self._take(plan_pb2.ToRunner.FromString(frame))
             except DecodeError:
-                log.warning("a frame that is no message", bytes=len(frames[-1]))
+                log.warning("a frame that is no message", bytes=len(frame))
 
     def _forward(self) -> None:
         """Sends what has been finished, unless its session is over."""
@@ -222,10 +191,9 @@ class PlanSocket:
             return
         if self._hellos >= _UNANSWERED_HELLOS:
             self._hellos = 0
-            self._disconnect()
-            self._connect()
+            self._connection.replace()
         hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
-        if self._send(hello.SerializeToString()):
+        if self._connection.send(hello.SerializeToString()):
             self._hellos += 1
             self._next_hello_s = now_s + HELLO_INTERVAL_S
         else:
@@ -273,7 +241,7 @@ class PlanSocket:
         self._session = self._compute.session = session
         self._next_plan, self._last_done, self._faulted = 1, 0, False
         self._results.clear()
-        self._outbox.clear()
+        self._connection.drop_waiting()
         self._seeking = False
         self._hellos = 0
         self._heard_s = time.monotonic()
@@ -295,7 +263,7 @@ class PlanSocket:
             return
         self._seeking = False
         for _, frame in self._results:
-            self._send_later(frame)
+            self._connection.send_later(frame)
         self._ask_again()
 
     def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
@@ -309,27 +277,9 @@ class PlanSocket:
         else:
             for done, frame in self._results:
                 if done == number:
-                    self._send_later(frame)
-
-    # ------------------------------------------------------------------ sending
+                    self._connection.send_later(frame)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
         frame = message.SerializeToString()
-        self._send_later(frame)
+        self._connection.send_later(frame)
         return frame
-
-    def _send_later(self, frame: bytes) -> None:
-        """In order behind what waits already; at once where nothing does."""
-        if self._outbox or not self._send(frame):
-            self._outbox.append(frame)
-
-    def _flush(self) -> None:
-        while self._outbox and self._send(self._outbox[0]):
-            self._outbox.popleft()
-
-    def _send(self, frame: bytes) -> bool:
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:  # not connected: with IMMEDIATE nothing is queued for a peer that may never come
-            return False
-        return True

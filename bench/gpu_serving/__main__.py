@@ -89,12 +89,14 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 def split_spec(spec: str) -> tuple[list[str], dict[str, Any]]:
     """A load's fields, and the settings that are its own: "8:160:1024,depth=3" is (["8", "160", "1024"], {"depth": 3}).
 
-    Values are JSON, or else text.
+    Values are JSON, or else text. Raises ValueError for a setting without a value.
     """
     fields, *changes = spec.split(",")
     settings: dict[str, Any] = {}
     for change in changes:
-        name, _, value = change.partition("=")
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"{change!r} of the load {spec!r} has no value: write NAME=VALUE")
         try:
             settings[name] = json.loads(value)
         except ValueError:

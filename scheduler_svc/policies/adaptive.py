@@ -50,14 +50,14 @@ class Adaptive(Policy):
 
     def budget(self, load: Load) -> Budget:
         """The largest budget that keeps the target; all of the step when nobody decodes."""
-        most = super().budget(load).prefill_tokens
+        rest = super().budget(load)
         if not load.decoding:
-            return Budget(most)
+            return rest
         if self._model.num_steps < _LEARNING_STEPS:
-            return Budget(min(most, self._trial))
+            return rest.within(self._trial)
         tokens = self._model.prefill_tokens_within(self._target_s, load.decoding, load.context, load.tile_tokens)
         tokens = min(tokens, 2 * self._model.largest_prefill)  # the model is not trusted far beyond what it has seen
-        return Budget(int(min(most, max(self.parameters.min_tokens, tokens))))
+        return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
         """The model learns; while it has seen too little, the budget doubles after a fast step that used it up."""

@@ -83,7 +83,11 @@ class Deadline(Policy):
 
     def budget(self, load: Load) -> Budget:
         """What the tightest ITL target among the decoding sequences leaves."""
-        return Budget(int(self._prefill_tokens(load)))
+        rest = super().budget(load)
+        if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
+            return rest
+        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context, load.tile_tokens)
+        return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
         """Learns steps' times and outputs' lengths; notes which promises were met."""
@@ -103,16 +107,9 @@ class Deadline(Policy):
         due_s: float = request.arrival_s + target_s
         return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
 
-    def _prefill_tokens(self, load: Load) -> float:
-        most = super().budget(load).prefill_tokens
-        if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
-            return most
-        tokens = self._model.prefill_tokens_within(load.itl_target_s, load.decoding, load.context, load.tile_tokens)
-        return min(most, max(self.parameters.min_tokens, tokens))
-
     def _pace(self, load: Load) -> Pace:
         """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
-        tokens = max(1.0, self._prefill_tokens(load))
+        tokens = max(1, self.budget(load).prefill_tokens)
         step_s = max(1e-6, self._model.seconds(tokens, load.decoding, load.context, load.tile_tokens))
         decode_s = max(1e-6, self._model.seconds(0, load.decoding, load.context))
         ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s

@@ -69,7 +69,8 @@ class StepTimeModel:
         return self._predicted(_inputs(charged, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
-        """Most prefill tokens with which the step stays below `seconds`, tail included; may be negative."""
+        """Most prefill tokens with which the step stays below `seconds`, tail included: as many as fill whole tiles.
+        Where that is none, what would fit without tiles; negative where not even the decoding rows stay below it."""
         rest = seconds / self.tail_factor - self.seconds(0, decode_rows, context)
         per_token = self._weights[1] * _SCALE[1]
         if per_token <= 0:

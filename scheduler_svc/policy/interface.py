@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 
@@ -30,6 +30,11 @@ class Budget(NamedTuple):
     max_new: int = 1 << 30
     admit_ahead: bool = False
     stretch: int = 0
+
+    def within(self, tokens: float) -> Budget:
+        """Of these, `tokens` prompt positions at most, those that complete a prompt among them."""
+        prefill_tokens = int(min(self.prefill_tokens, tokens))
+        return self._replace(prefill_tokens=prefill_tokens, stretch=int(min(self.stretch, tokens - prefill_tokens)))
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,8 +77,22 @@ class PolicyParameters(BaseModel):
         default=None,
         ge=1,
         description="Most positions of a step that thereby computes the last of a prompt, so that a short rest needs "
-        "no step of its own; default: step_tokens.",
+        "no step of its own; default: step_tokens, below which it can't be. Policies that take only whole prompts or "
+        "whole batches ignore both.",
     )
+
+    @model_validator(mode="after")
+    def _finish_lies_beyond_step(self) -> Self:
+        if self.finish_tokens is None:
+            return self
+        if self.step_tokens is None:
+            raise ValueError("finish_tokens says how far a step may exceed step_tokens: set step_tokens too")
+        if self.finish_tokens < self.step_tokens:
+            raise ValueError(
+                f"finish_tokens ({self.finish_tokens}) is below step_tokens ({self.step_tokens}): a step that ends a "
+                "prompt may be longer than others, not shorter"
+            )
+        return self
 
     def choose_victim(self, running: Sequence[RunningView]) -> RunningView | None:
         """The victim among `running`, any of which may be preempted; None if there is none."""

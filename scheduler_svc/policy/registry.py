@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from scheduler_svc.policy.interface import Policy
 
@@ -50,8 +51,14 @@ def load_policy(name: str, parameters: dict[str, Any]) -> Policy:
     try:
         return found(found.Parameters(**parameters))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(map(_problem, error.errors()))
         known = ", ".join(found.Parameters.model_fields)
         raise WrongParameters(
             f"policy {name!r} does not take these parameters: {problems}. It knows: {known}"
         ) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One line of what pydantic found; what is wrong with two parameters together has no place."""
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message

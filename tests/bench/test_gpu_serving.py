@@ -91,6 +91,8 @@ def test_a_load_brings_settings_of_its_own() -> None:
     assert (changed.depth, changed.flags) == (3, ("--a", "--plan-lead-ms=2"))
     values = {"step_tokens": 1024, "victim": "least_computed", "finish_tokens": 1152}
     assert json.loads(changed.policy_parameters) == values
+    with pytest.raises(ValueError, match="'depth' of the load '8:160:1024,depth' has no value"):
+        split_spec("8:160:1024,depth")
 
 
 def test_the_command_runs_without_a_gpu(tmp_path: Path) -> None:

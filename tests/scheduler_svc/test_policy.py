@@ -59,7 +59,7 @@ def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position
     assert Fcfs(PolicyParameters()).budget(load()).prefill_tokens == 61
     assert Fcfs(PolicyParameters(step_tokens=1000)).budget(load()).prefill_tokens == 61
     assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=20)).budget(load()) == Budget(13, stretch=4)
-    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=8)).budget(load()) == Budget(13)
+    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=16)).budget(load()) == Budget(13)
 
 
 def test_orca_never_splits_and_static_joins_nobody() -> None:
@@ -181,3 +181,14 @@ def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> N
         load_policy("fcfs", {"steptokens": 7})
     with pytest.raises(WrongParameters, match="greater than or equal to 1"):
         load_policy("fcfs", {"step_tokens": 0})
+    with pytest.raises(WrongParameters, match=r"finish_tokens \(8\) is below step_tokens \(16\).*It knows: victim"):
+        load_policy("sjf", {"step_tokens": 16, "finish_tokens": 8})
+    with pytest.raises(WrongParameters, match="set step_tokens too"):
+        load_policy("sjf", {"finish_tokens": 1152})
+
+
+def test_a_budget_within_a_bound_is_stretched_no_further_than_that() -> None:
+    budget = Budget(100, stretch=28)
+    assert budget.within(float("inf")) == budget.within(128) == budget
+    assert budget.within(110.5) == Budget(100, stretch=10)
+    assert budget.within(63.7) == Budget(63)

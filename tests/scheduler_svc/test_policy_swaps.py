@@ -20,6 +20,7 @@ from tests.support.in_process import Stack
 
 EOS_PROBABILITY = 1 / 32
 NUM_SWAPS = int(os.environ.get("ROSTER_TEST_SWAPS", "500"))
+PARAMETERS: list[dict[str, int]] = [{}, {"step_tokens": 24}, {"step_tokens": 24, "finish_tokens": 1000}]
 STEMS = [[stem, *range(60)] for stem in range(4)]
 
 
@@ -73,7 +74,7 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     start, waited = time.monotonic(), 0
     for _ in range(NUM_SWAPS):
         chosen = rng.choice(policies)
-        stack.engine.change_policy(chosen(chosen.Parameters()))
+        stack.engine.change_policy(chosen(chosen.Parameters(**rng.choice(PARAMETERS))))
         while len(stack.engine.queue) < 20:
             submit(stack, rng)
             stack.now_s += rng.random() / 10

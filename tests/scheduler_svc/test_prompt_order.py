@@ -58,7 +58,7 @@ def test_no_step_exceeds_its_budget(policy: str) -> None:
         stack.runners.deliver(session)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair"])
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "fair", "adaptive", "deadline"])
 def test_a_step_exceeds_step_tokens_only_to_finish_a_prompt(policy: str) -> None:
     stack, session = stack_of(policy, step_tokens=10, finish_tokens=14)
     rng, longest = random.Random(5), 0
