@@ -74,7 +74,7 @@ def capture_mixed_steps(
 ) -> StepGraphs:
     """Graphs of the layers of mixed steps, by positions, up to where launching them takes little of the GPU's time.
 
-    Finds out first what products do beside multiplying in mixed steps.
+    Finds out first what products do beside multiplying in mixed steps, and compiles that for steps of all sizes.
     """
 
     def run(bucket: int, fusions: Fusions | None = None) -> None:
@@ -89,6 +89,7 @@ def capture_mixed_steps(
         for _ in range(2):  # of which the second round counts: the first takes the GPU to its power limit
             timed[size] = {fusions: device.seconds(replay) for fusions, replay in replays.items()}
     steps.fusions = FusionChoice(timed)
+    steps.compile_products(max_step_tokens)
     roster.words.zero_()
     steps.packed.zero_()
     graphs = StepGraphs(token_sizes(max_step_tokens))

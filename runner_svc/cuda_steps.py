@@ -180,6 +180,11 @@ class CudaSteps:
         """Those that a mixed step can have."""
         return self._decoder.fusions
 
+    def compile_products(self, max_tokens: int) -> None:
+        """Compiles what mixed steps of up to so many positions multiply with, where `fusions` asks for it."""
+        if self.fusions.ever(Activating.PRODUCT):
+            self._decoder.compile_products(max_tokens)
+
     def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
         num_tokens = int(batch.counts.sum())
         words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runner_svc.model.fusions import Fusions
+from runner_svc.model.fusions import Activating, Fusions
 
 _TIMED_POSITIONS = (64, 256, 1024)
 # From so many positions on, products reach the power limit.
@@ -25,7 +25,7 @@ _TOLERANCE = 1.03
 
 def timed_positions(max_step_tokens: int) -> list[int]:
     """Ascending sizes of the steps to be timed."""
-    return [size for size in _TIMED_POSITIONS if size < max_step_tokens] or [max_step_tokens]
+    return [size for size in _TIMED_POSITIONS if size <= max_step_tokens] or [max_step_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class FusionChoice:
     """`seconds` that steps took, by their positions (ascending); with none, nothing is fused."""
 
     seconds: Mapping[int, Mapping[Fusions, float]] = field(default_factory=dict)
+
+    def ever(self, activating: Activating) -> bool:
+        """Whether steps of any size have it."""
+        return any(self(size).activating is activating for size in self.seconds)
 
     def __call__(self, num_tokens: int) -> Fusions:
         """For a step of so many positions: as at the largest size below it, or the smallest of all."""

@@ -108,7 +108,8 @@ class DecodePlanner:
         num_tiles = tile_start + self.units * tiles_of_unit
         all_costs = cost_start + self.units * cost_of_unit
         cost = max(self.min_cost, -(-all_costs // blocks))
-        bounds = self._bounds(line, np.minimum(self._bound_indexes * cost, all_costs))
+        # All work ends with the last of `blocks`; bounds of more of them could overflow.
+        bounds = self._bounds(line, np.minimum(np.minimum(self._bound_indexes, blocks) * cost, all_costs))
         # The first tile of each range, then the last of each (of an empty one, any), and the (row, unit) that it is
         # part of.
         edges = np.empty(2 * self.grid, np.int32)

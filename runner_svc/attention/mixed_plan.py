@@ -63,7 +63,9 @@ class MixedPlanner:
             decode_plan.fill(0)  # no work for anyone
             return
         blocks = self.decode_blocks(self.decode.cost(decode.lengths), self.prefill.key_tiles(prefill_plan))
-        self.decode.write(decode.lengths, decode.table_rows, decode.query_rows, decode_plan, blocks)
+        # Pairs of blocks leave the last one of an odd number of multiprocessors without decode.
+        own = min(blocks, self.decode.grid)
+        self.decode.write(decode.lengths, decode.table_rows, decode.query_rows, decode_plan, own)
         if blocks < self.prefill.grid:
             self.prefill.deal(prefill_plan, self.prefill.grid - blocks)
 

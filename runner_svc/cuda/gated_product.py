@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.gated_variant import STEP, VECTOR, GatedVariant
+from runner_svc.cuda.gated_variant import CONSUMER_ROWS, STEP, VECTOR, GatedVariant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 
@@ -41,6 +41,12 @@ class GatedProduct:
             and weight.shape[0] % (2 * VECTOR) == 0
             and weight.shape[1] % STEP == 0
         )
+
+    def prepare(self, max_tokens: int, weight: Tensor) -> None:
+        """Compiles what products of up to so many rows with such a matrix take; else a step would wait for that."""
+        num_outputs, width = weight.shape[0] // 2, weight.shape[1]
+        for num_tokens in range(CONSUMER_ROWS, max_tokens + CONSUMER_ROWS, CONSUMER_ROWS):
+            self._kernel(self._choose(num_tokens, num_outputs, width))
 
     def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """Fills `out` [T, n] from x [T, width] and `weight` [2 * n, width], which is G above U; all contiguous."""

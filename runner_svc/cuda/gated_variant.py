@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CONSUMER_ROWS = 64
-"""Rows of x that a warpgroup multiplies."""
+"""Rows of x that a warpgroup multiplies; between multiples of it the choice is the same."""
 STEP = 64
 """Columns of x in a stage; its width is a multiple of it."""
 VECTOR = 8

@@ -45,6 +45,8 @@ class GatedLauncher(Protocol):
 
     def fits(self, weight: Tensor) -> bool: ...
 
+    def prepare(self, max_tokens: int, weight: Tensor) -> None: ...
+
     def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
 
@@ -179,6 +181,11 @@ class CudaDecoder:
             for activating in (Activating if fits else [Activating.KERNEL])
             for adding in Adding
         ]
+
+    def compile_products(self, max_tokens: int) -> None:
+        """Compiles what own gate-up products of up to so many positions take, which would hold up a step."""
+        if self._launchers.gated is not None:
+            self._launchers.gated.prepare(max_tokens, self.layers[0].gate_up)
 
     @property
     def weights(self) -> ModelWeights:

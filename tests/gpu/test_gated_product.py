@@ -72,6 +72,15 @@ def test_every_variant(tile: tuple[int, int], cluster: tuple[int, int], head_sta
         check(partial(always, variant), num_tokens, num_outputs, width, BF16, "silu")
 
 
+def test_what_is_prepared_is_all_that_is_compiled() -> None:
+    weight, product = normal(2 * 3072, 1024), GatedProduct(BF16, "silu", chosen)
+    product.prepare(2000, weight)
+    compiled = product._kernel.cache_info().misses
+    for num_tokens in (1, 129, 300, 600, 1000, 1600, 2000):
+        product(stream(), normal(num_tokens, 1024), weight, torch.empty(num_tokens, 3072, device="cuda", dtype=BF16))
+    assert product._kernel.cache_info().misses == compiled > 1
+
+
 def test_rows_do_not_depend_on_their_neighbours_or_on_the_run() -> None:
     x, weight = normal(400, 1024), normal(6144, 1024)
     outs = [torch.empty(400, 3072, device="cuda", dtype=BF16) for _ in range(3)]

@@ -21,7 +21,7 @@ from runner_svc.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
-from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_device import HostDevice, HostGated, HostLaunchers
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
 
@@ -208,6 +208,17 @@ def test_a_late_result_leaves_the_next_sequence_of_its_slot_alone(folder: Path) 
     assert list(late.wait().token_counts) == [1]
     tokens = ints(second.wait().tokens)
     assert ints(runner.snapshot().sequences[0].tokens) == prompt + tokens
+
+
+@pytest.mark.parametrize(("family", "prepared"), [("llama", 40), ("llama-biases", 0)])
+def test_own_products_that_were_chosen_are_compiled_for_the_largest_step(
+    family: str, prepared: int, tmp_path: Path
+) -> None:
+    """Here all ways are equally fast, and what fuses more is chosen; biases leave no own gate-up product."""
+    backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
+    gated = backend._decoder._launchers.gated
+    assert isinstance(gated, HostGated)
+    assert gated.prepared == prepared
 
 
 @pytest.mark.parametrize("adding", Adding)

@@ -12,7 +12,7 @@ PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 
 @pytest.mark.parametrize(
     ("max_step_tokens", "sizes"),
-    [(40, [40]), (64, [64]), (300, [64, 256]), (2048, [64, 256, 1024]), (8192, [64, 256, 1024])],
+    [(40, [40]), (64, [64]), (300, [64, 256]), (1024, [64, 256, 1024]), (8192, [64, 256, 1024])],
 )
 def test_sizes_are_those_that_steps_may_have(max_step_tokens: int, sizes: list[int]) -> None:
     assert timed_positions(max_step_tokens) == sizes
@@ -32,6 +32,12 @@ def test_a_large_step_takes_what_fuses_more_though_it_was_a_little_slower_at_sta
     assert FusionChoice({256: close, 1024: close})(1023) == PLAIN
     assert FusionChoice({256: close, 1024: close})(1024) == FUSED
     assert FusionChoice({1024: close | {FUSED: 1.04}})(5000) == activating
+
+
+def test_what_is_compiled_is_what_some_size_has() -> None:
+    never = FusionChoice({64: {PLAIN: 1.0, FUSED: 1.2}, 256: {PLAIN: 1.0, FUSED: 1.1}})
+    late = FusionChoice({64: {PLAIN: 1.0, FUSED: 1.2}, 1024: {PLAIN: 1.0, FUSED: 1.02}})
+    assert [choice.ever(Activating.PRODUCT) for choice in (never, late, FusionChoice())] == [False, True, False]
 
 
 def test_nothing_is_fused_before_anything_was_timed() -> None:

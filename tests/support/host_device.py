@@ -207,9 +207,13 @@ class HostActivation:
 class HostGated:
     def __init__(self, name: str) -> None:
         self._activation = HostActivation(name)
+        self.prepared = 0  # for so many positions
 
     def fits(self, weight: Tensor) -> bool:
         return True
+
+    def prepare(self, max_tokens: int, weight: Tensor) -> None:
+        self.prepared = max_tokens
 
     def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None:
         self._activation(stream, x @ weight.t(), out)

@@ -128,3 +128,13 @@ def test_blocks_beyond_those_that_are_asked_for_have_no_work() -> None:
     sizes = ranges[:, 9] - ranges[:, 8]
     assert (sizes[:4] > 40).all() and sizes.sum() == 200 and not sizes[4:].any()
     assert planner.cost(np.array([16 * 70, 16 * 30], np.int32)) == 2 * (70 + 30 + 2 * 3)
+
+
+def test_much_work_for_few_blocks_of_a_large_grid() -> None:
+    planner = DecodePlanner(batch=64, grid=132, min_cost=28, units=8, end_cost=27, window=None)
+    rows = np.arange(64, dtype=np.int32)
+    plan = np.full(planner.words, -1, np.int32)
+    planner.write(np.full(64, 1 << 20, np.int32), rows, rows, plan, blocks=2)
+    ranges = plan[64 * ROW_WORDS :].reshape(-1, RANGE_WORDS)
+    assert (ranges[:2, 9] - ranges[:2, 8]).tolist() == [64 * 65536 * 4] * 2
+    assert (ranges[2:, 8] == ranges[2:, 9]).all()

@@ -64,6 +64,19 @@ def test_one_behind_the_other_where_one_multiprocessor_less_costs_prefill_a_roun
     assert shared(planner, [500] * 4, [(32 * 128 + 128 * tile, 128) for tile in [0] * 8])[1] == GRID
 
 
+@pytest.mark.parametrize("chunks", [[], [(0, 1024)], [(32 * 128, 128)] * 8])
+def test_an_odd_number_of_multiprocessors_loses_no_work(chunks: list[tuple[int, int]]) -> None:
+    """Decode's blocks come in pairs: it has one less than prefill, also where it is to have all."""
+    decode = DecodePlanner(batch=2, grid=10, min_cost=4, units=2, end_cost=3, window=None)
+    planner = MixedPlanner(decode, PrefillPlanner(128, None, 11), heads=3)
+    rows, parts = np.arange(2, dtype=np.int32), np.array(chunks, np.int32).reshape(-1, 2)
+    plans = np.full(decode.words, -1, np.int32), np.full(planner.prefill.max_words(2048, 8), -1, np.int32)
+    prefill = PrefillRows(parts[:, 0], parts[:, 1], np.arange(len(parts)), np.cumsum(parts[:, 1]))
+    planner.write(DecodeRows(np.array([16 * 70, 16 * 30], np.int32), rows, rows), prefill, *plans)
+    ranges = plans[0][2 * ROW_WORDS :].reshape(10, RANGE_WORDS)
+    assert (ranges[:, 9] - ranges[:, 8]).sum() == 2 * (70 + 30)
+
+
 def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
     rng, planner, ratios = np.random.default_rng(0), planner_of(), []
     for _ in range(100):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.cuda.gated_variant import TILES, GatedVariant
+from runner_svc.cuda.gated_variant import CONSUMER_ROWS, TILES, GatedVariant
 
 MULTIPROCESSORS, BLOCK_BYTES = 132, 227 << 10
 WIDTHS = {14336: 4096, 3072: 1024, 1536: 576, 1000: 128}
@@ -27,6 +27,14 @@ def test_tiles_cover_the_product_and_little_more(num_tokens: int, num_outputs: i
     assert (rows - 1) * height < num_tokens <= rows * height
     assert (columns - 1) * width < num_outputs <= columns * width
     assert variant.group >= 1
+
+
+def test_every_64th_size_has_all_variants() -> None:
+    """By which `GatedProduct.prepare` finds what is to be compiled."""
+    for num_tokens in range(1, 700):
+        rounded = -(-num_tokens // CONSUMER_ROWS) * CONSUMER_ROWS
+        chosen = [GatedVariant.choose(MULTIPROCESSORS, size, 3072, 1024) for size in (num_tokens, rounded)]
+        assert chosen[0] == chosen[1]
 
 
 @pytest.mark.parametrize(
