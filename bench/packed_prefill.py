@@ -36,7 +36,7 @@ BATCHES = (2, 4, 8, 16, 32, 64)
 WINDOW = 16
 """Batches that `windowed` sorts at a time."""
 COST_MODEL = "h200-llama-3.1-8b"
-MIXED_GRAPHS = 384
+MIXED_GRAPHS = 2048
 """Positions of the largest mixed step in a graph: what start-up timing chose for the 8B shape on an H200."""
 
 

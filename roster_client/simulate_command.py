@@ -37,6 +37,10 @@ def simulate(
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens a KV block.")] = None,
     step_tokens: Annotated[int | None, typer.Option("--step-tokens", min=1, help="Most positions a step.")] = None,
     depth: Annotated[int, typer.Option("--depth", min=1, max=3, help="Plans in flight per runner.")] = 2,
+    plan_lead_ms: Annotated[
+        float | None,
+        typer.Option("--plan-lead-ms", min=0, help="Make plans so long before a runner runs dry, not at once."),
+    ] = None,
     prefix_sharing: Annotated[
         bool, typer.Option("--prefix-sharing", help="Share KV blocks of equal prefixes.")
     ] = False,
@@ -84,6 +88,7 @@ def simulate(
             block_size=block_size,
             step_tokens=step_tokens,
             depth=depth,
+            plan_lead_ms=plan_lead_ms,
             prefix_sharing=prefix_sharing,
             scheduler_s=scheduler_us * 1e-6,
             spread=spread,

@@ -69,6 +69,16 @@ def test_parameters_reach_the_policy(files: tuple[str, str], tmp_path: Path) -> 
     assert plans('{"step_tokens": 16}') > plans("{}") + 10
 
 
+def test_a_newcomer_gets_into_a_plan_that_is_held_back(files: tuple[str, str], tmp_path: Path) -> None:
+    def longest_ttft_s(*more: str) -> float:
+        out = tmp_path / "out.json"
+        result = roster("simulate", "--trace", files[0], "--cost", files[1], "--json", str(out), *more)
+        assert result.exit_code == ExitCode.OK, result.output
+        return float(json.loads(out.read_text())["reports"][0]["ttft"]["p99"])
+
+    assert longest_ttft_s("--plan-lead-ms", "1") < longest_ttft_s()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -84,12 +84,13 @@ class Untiled(Adaptive):
 
 def test_budgets_that_end_with_a_tile_bring_more_prompts_through() -> None:
     """An H200's steps of the 8B shape: 128 positions are multiplied at once."""
-    tiled_cost = load_cost_model("h200-llama-3.1-8b").model_copy(update={"tile_tokens": 128, "free_tokens": 128})
+    cost = load_cost_model("h200-llama-3.1-8b")
+    assert cost.tile_tokens == 128
     rng = random.Random(4)
     trace = merged([TraceRequest(t, rng.randint(200, 3000), rng.randint(50, 200)) for t in poisson(rng, 24.0, 0, 15)])
     parameters = AdaptiveParameters(itl_ms=30)
     tiled, untiled = (
-        simulate(trace, Setup(tiled_cost, policy=policy(parameters), spread=0.03)) for policy in (Adaptive, Untiled)
+        simulate(trace, Setup(cost, policy=policy(parameters), spread=0.03)) for policy in (Adaptive, Untiled)
     )
     for outcome in (tiled, untiled):
         assert np.percentile(outcome.itl_s, 99) <= 0.030
