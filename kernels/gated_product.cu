@@ -212,6 +212,7 @@ struct Consumer {
     // Writes a tile's outputs; quads exchange columns, so that a lane stores 16 bytes at a time.
     __device__ __forceinline__ void write(const Place& place, Scalar* out, int num_rows, int num_columns) const {
         const int lane = threadIdx.x & 31, quad = lane & 3;
+        const bool odd = quad & 1, upper = quad & 2;
         const int first_row = place.row + index * 64, row = first_row + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
         if (first_row >= num_rows) return;  // also keeps the activation behind the last stage's release
 #pragma unroll
@@ -221,7 +222,7 @@ struct Consumer {
                 unsigned words[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) words[j] = outputs(4 * i + j, half);
-                exchange(words, quad);
+                exchange_in_quad(words, odd, upper);
                 store(words, row + half * 8, place.column + i * 32 + quad * 8, out, num_rows, num_columns);
             }
         }
@@ -229,25 +230,13 @@ struct Consumer {
             unsigned words[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) words[j] = outputs(COLUMNS / 8 - 2 + (j & 1), j >> 1);
-            exchange(words, quad);
+            exchange_in_quad(words, odd, upper);
             store(words, row + (quad >> 1) * 8, place.column + COLUMNS - 16 + (quad & 1) * 8, out, num_rows, num_columns);
         }
     }
 
 private:
     __device__ __forceinline__ float sum(int i) const { return sums[i / kProductSums][i % kProductSums]; }
-
-    // Lane q of each quad gets the words q of all its lanes, in the lanes' order.
-    static __device__ __forceinline__ void exchange(unsigned (&words)[4], int quad) {
-        const auto swap = [](unsigned& low, unsigned& high, bool upper, int distance) {
-            const unsigned other = __shfl_xor_sync(kFullWarp, upper ? low : high, distance);
-            if (upper) low = other; else high = other;
-        };
-        swap(words[0], words[1], quad & 1, 1);
-        swap(words[2], words[3], quad & 1, 1);
-        swap(words[0], words[2], quad & 2, 2);
-        swap(words[1], words[3], quad & 2, 2);
-    }
 
     static __device__ __forceinline__ void store(
         const unsigned (&words)[4], int row, int column, Scalar* out, int num_rows, int num_columns) {

@@ -105,6 +105,20 @@ __device__ __forceinline__ void wgmma_wait() {
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+// Lane q of each four lanes gets the words q of all of them, in the lanes' order: 16 bytes to be stored at once. `odd` is
+// q & 1, `upper` q & 2; as bool or as int, whichever compiles to less.
+template <typename Flag>
+__device__ __forceinline__ void exchange_in_quad(unsigned (&words)[4], Flag odd, Flag upper) {
+    const auto swap = [](unsigned& first, unsigned& second, Flag swaps_first, int distance) {
+        const unsigned other = __shfl_xor_sync(kFullWarp, swaps_first ? first : second, distance);
+        if (swaps_first) first = other; else second = other;
+    };
+    swap(words[0], words[1], odd, 1);
+    swap(words[2], words[3], odd, 1);
+    swap(words[0], words[2], upper, 2);
+    swap(words[1], words[3], upper, 2);
+}
+
 // Keeps the compiler from moving uses of accumulators above a wait.
 __device__ __forceinline__ void pin(float (&d)[64]) { asm volatile("" : ACCUMULATORS_64(d)::"memory"); }
 __device__ __forceinline__ void pin(float (&d)[32]) { asm volatile("" : ACCUMULATORS_32(d, 0)::"memory"); }

@@ -137,14 +137,7 @@ __device__ __forceinline__ void write_output(
                 const float* pair = o + (4 * i + j) * 4 + r * 2;
                 c[j] = Tensor16<Scalar>::pack(pair[0] * inverse, pair[1] * inverse);
             }
-            unsigned other = __shfl_xor_sync(kFullWarp, quad & 1 ? c[0] : c[1], 1);
-            if (quad & 1) c[0] = other; else c[1] = other;
-            other = __shfl_xor_sync(kFullWarp, quad & 1 ? c[2] : c[3], 1);
-            if (quad & 1) c[2] = other; else c[3] = other;
-            other = __shfl_xor_sync(kFullWarp, quad & 2 ? c[0] : c[2], 2);
-            if (quad & 2) c[0] = other; else c[2] = other;
-            other = __shfl_xor_sync(kFullWarp, quad & 2 ? c[1] : c[3], 2);
-            if (quad & 2) c[1] = other; else c[3] = other;
+            exchange_in_quad(c, quad & 1, quad & 2);
             if (row < rows) *reinterpret_cast<uint4*>(line + i * 32) = make_uint4(c[0], c[1], c[2], c[3]);
         }
     }

@@ -17,7 +17,7 @@
 // ACTIVATION, of EPILOGUE_GATED.
 
 #include "activation.cuh"
-#include "hopper.cuh"
+#include "hopper_cluster.cuh"
 #include "vector.cuh"
 
 #define EPILOGUE_STORE 0     // out = scale * product
@@ -74,16 +74,6 @@ __device__ __forceinline__ void multiply(float (&d)[kAccumulators], unsigned a, 
 __device__ __forceinline__ void pin_all(float (&d)[kAccumulators]) {
 #pragma unroll
     for (int i = 0; i < kAccumulators; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-__device__ __forceinline__ unsigned cluster_rank() {
-    unsigned rank = 0;
-    if (SPLIT > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Four floats of a block's shared memory, `rank` being the block's place in this cluster.
@@ -240,7 +230,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
 // Writes this block's tokens of a tile. Whole warps stay together, for the sum over a token's lanes.
 __device__ __forceinline__ void end_tile(Shared shared, const float* scales, const Ends& ends, const Problem& problem,
     int tile) {
-    const int first_token = cluster_rank() * kSlice;
+    const int first_token = (SPLIT > 1 ? cluster_rank() : 0) * kSlice;
     for (int base = 0; base < kSlice * kQuads; base += kConsumers) {
         const int index = base + threadIdx.x, token = first_token + index / kQuads, row = index % kQuads * 4;
         const long long column = static_cast<long long>(tile) * kOutputs + row;
@@ -314,7 +304,7 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThre
     }
     __syncthreads();
     release_successors();
-    const int rank = cluster_rank();
+    const int rank = SPLIT > 1 ? cluster_rank() : 0;
     const Problem problem{tiles, outputs, tokens, steps * rank / SPLIT, steps * (rank + 1) / SPLIT};
     const Ends ends{squares, num_squares, inverse_width, eps, out, residual, norm_weight, new_squares};
     float* sums = reinterpret_cast<float*>(shared_bytes + STAGES * kStageBytes);
