@@ -50,7 +50,7 @@ class StepTimeModel:
         seconds = report.step_s
         if seconds <= 0:  # came together with the result before it: its time is in that one's
             return
-        charged = charged_prefill(report.prefill_tokens, report.decode_rows, report.tile_tokens)
+        charged = _charged_prefill(report.prefill_tokens, report.decode_rows, report.tile_tokens)
         x = _inputs(charged, report.decode_rows, report.context)
         if self.num_steps > 4 * _REFIT_EVERY:
             self._track_tail(seconds, self._predicted(x))
@@ -65,7 +65,7 @@ class StepTimeModel:
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
         """Predicted time of a step."""
-        charged = charged_prefill(prefill_tokens, decode_rows, tile_tokens)
+        charged = _charged_prefill(prefill_tokens, decode_rows, tile_tokens)
         return self._predicted(_inputs(charged, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
@@ -91,7 +91,7 @@ class StepTimeModel:
         self.tail_factor = min(4.0, max(1.0, self.tail_factor))
 
 
-def charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
+def _charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
     """Positions that the step's last tile has room for count as prompts', where there are any."""
     if not prefill_tokens:
         return 0

@@ -93,7 +93,9 @@ class CostModel(BaseModel):
     token_s: float = Field(ge=0, description="Seconds a position computed, beyond the free ones.")
     free_tokens: int = Field(default=0, ge=0, description="Positions a step that take no time of their own.")
     tile_tokens: int = Field(
-        default=1, ge=1, description="Beyond the free ones, positions are charged in multiples of it."
+        default=1,
+        ge=1,
+        description="Steps of more than the free positions are charged for the next multiple of it, less those.",
     )
     sequence_s: float = Field(default=0.0, ge=0, description="Seconds a row.")
     context_s: float = Field(default=0.0, ge=0, description="Seconds a position whose KV is read.")
