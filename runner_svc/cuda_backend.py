@@ -68,7 +68,7 @@ class CudaSizes:
 class CudaBackend:
     """Implements `runner_svc.backend.OverlappingBackend`."""
 
-    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of our own
+    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of most of our own
 
     def __init__(
         self,
