@@ -21,7 +21,8 @@ from runner_svc.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
-from tests.support.host_device import HostDevice, HostGated, HostLaunchers
+from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_layers import HostGated
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
 
