@@ -103,7 +103,7 @@ def test_swaps_while_a_stream_runs_cost_it_nothing(roster: RosterProcesses) -> N
     ("arguments", "code", "sentence"),
     [
         (("set", "fcsf"), ExitCode.REFUSED, "there is no policy 'fcsf'; installed are: "),
-        (("set", "shortest", "tokens=1"), ExitCode.REFUSED, "It knows: victim, step_tokens, tokens_per_s"),
+        (("set", "shortest", "tokens=1"), ExitCode.REFUSED, "step_tokens, finish_tokens, tokens_per_s"),
         (("set", "shortest", "tokens_per_s=-1"), ExitCode.REFUSED, "greater than or equal to 0"),
         (("set", "shortest", "tokens_per_s"), ExitCode.USAGE, "KEY=VALUE"),
         (("show", "fcsf"), ExitCode.USAGE, "installed are: "),
