@@ -92,10 +92,11 @@ class HopperPrefill:
     ) -> None:
         variant = HopperPrefillVariant(shape)
         self.tile_rows = variant.tile_rows
+        module = load("paged_prefill_hopper", variant.defines)
         # Alone, and beside the kernel before it.
         self._kernels = [
             Kernel(
-                load("paged_prefill_hopper", variant.defines),
+                module,
                 "paged_prefill_hopper",
                 # maps of queries, keys and values; values, output, stride, tables, stride, plan, window, cache scales,
                 # scale, cap
