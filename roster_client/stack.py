@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from .child_process import ChildProcess, OnLine
 from .client import RosterClient
 from .credentials import IN_THE_CLEAR, Credentials
 from .errors import UnavailableError
+from .free_ports import free_ports
 
 SCHEDULER = "scheduler"
 RUNNER = "runner"
@@ -169,15 +169,3 @@ class Stack:
         for child in self._children.values():
             if child.returncode is not None:
                 raise ServiceDiedError(child)
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct loopback TCP ports that nothing listens on right now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.stack import free_ports
+from roster_client.free_ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.documented_commands import PAGES, ROOT, Command, documented_commands
 from tests.support.processes import RosterProcesses
