@@ -1,7 +1,7 @@
 """Ports for services that start in a moment.
 
-`bind` with port 0 gives one of the range from which connections get theirs, so that another process's connection may have
-it by the time that the service listens. These lie below that range (32,768 and up on Linux).
+`bind` with port 0 gives one of the range from which connections get theirs, so that another process's connection may
+have it by the time that the service listens. These lie below that range (32,768 and up on Linux).
 """
 
 from __future__ import annotations
