@@ -2,8 +2,8 @@
 
 Times are medians over replays of CUDA graphs. The numbers go to bench/results/DATE-CARD-kernels.json.
 
-Attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up to 12%
-less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
+Attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up to
+12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
 """
 
 from __future__ import annotations
