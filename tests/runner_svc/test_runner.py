@@ -258,7 +258,8 @@ def test_a_large_roster_costs_memory_only_where_it_is_used() -> None:
     before = _resident_bytes()
     runner = Runner(big)
     runner.execute(1, plan(admissions=[admission(255, [1], [1])], extents=[(255, 0, 1, SAMPLE)]))
-    assert _resident_bytes() - before < 16 << 20  # the token buffer alone spans 134 MB
+    # The token buffer alone spans 134 MB. Smaller arrays may get memory that this process used before, and touch it.
+    assert _resident_bytes() - before < 64 << 20
 
 
 def _resident_bytes() -> int:
