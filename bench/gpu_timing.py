@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,11 @@ def graph_microseconds(launches: Sequence[Launch], repeats: int = 30, rest: floa
     `rest` seconds lie before each: products at full rate reach the card's power limit within a second, and slow down.
     """
     replay = captured(*launches)
-    return min(median_microseconds(replay, repeats) for _ in range(2)) / len(launches)
+    medians = []
+    for _ in range(2):
+        time.sleep(rest)
+        medians.append(median_microseconds(replay, repeats))
+    return min(medians) / len(launches)
 
 
 def steady_microseconds(launch: Launch, warm_up: float = 0.1, measured: float = 0.08) -> float:
