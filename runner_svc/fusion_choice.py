@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from runner_svc.model.fusions import Activating, Fusions
 
@@ -28,23 +27,28 @@ def timed_positions(max_step_tokens: int) -> list[int]:
     return [size for size in _TIMED_POSITIONS if size <= max_step_tokens] or [max_step_tokens]
 
 
-@dataclass(frozen=True, slots=True)
 class FusionChoice:
-    """`seconds` that steps took, by their positions (ascending); with none, nothing is fused."""
+    """Which fusions a step has, by its positions; with no times, none."""
 
-    seconds: Mapping[int, Mapping[Fusions, float]] = field(default_factory=dict)
+    def __init__(self, seconds: Mapping[int, Mapping[Fusions, float]] | None = None) -> None:
+        """`seconds` that steps took, by their positions (ascending)."""
+        self.seconds = seconds or {}
+        self._sizes = list(self.seconds)
+        self._chosen = [_chosen(size, times) for size, times in self.seconds.items()]
 
     def ever(self, activating: Activating) -> bool:
         """Whether steps of any size have it."""
-        return any(self(size).activating is activating for size in self.seconds)
+        return any(fusions.activating is activating for fusions in self._chosen)
 
     def __call__(self, num_tokens: int) -> Fusions:
         """For a step of so many positions: as at the largest size below it, or the smallest of all."""
-        if not self.seconds:
+        if not self._chosen:
             return Fusions()
-        sizes = list(self.seconds)
-        size = sizes[max(0, bisect_right(sizes, num_tokens) - 1)]
-        times = self.seconds[size]
-        limit = min(times.values()) * (_TOLERANCE if size >= _LARGE else 1.0)
-        close = [fusions for fusions, seconds in times.items() if seconds <= limit]
-        return max(close, key=lambda fusions: (fusions.count, -times[fusions]))
+        return self._chosen[max(0, bisect_right(self._sizes, num_tokens) - 1)]
+
+
+def _chosen(size: int, times: Mapping[Fusions, float]) -> Fusions:
+    """The fastest at this size; where it is large, what fuses the most of those that are close to it."""
+    limit = min(times.values()) * (_TOLERANCE if size >= _LARGE else 1.0)
+    close = [fusions for fusions, seconds in times.items() if seconds <= limit]
+    return max(close, key=lambda fusions: (fusions.count, -times[fusions]))
