@@ -6,7 +6,7 @@ import numpy as np
 
 from protos import plan_pb2
 from scheduler_svc.policy import Ended, FirstToken, StepReport
-from scheduler_svc.request_view import request_view
+from scheduler_svc.request_view import request_view, tile_tokens
 from scheduler_svc.roster.applied import Applied
 
 _TRUE = b"\1"
@@ -31,7 +31,7 @@ def observation(hello: plan_pb2.Hello, applied: Applied, now_s: float, ended: li
         decode_rows=num_decode,
         prefill_tokens=flight.positions - num_decode,
         context=int(np.add.reduce(flight.starts[:num_decode])),
-        tile_tokens=max(1, hello.tile_tokens),
+        tile_tokens=tile_tokens(hello),
         gaps_s=gaps_s,
         first_tokens=tuple(first_tokens),
         ended=tuple(ended),

@@ -81,5 +81,10 @@ def load_view(
         context=int(np.add.reduce(table.planned[decode])),
         prompt_backlog=backlog,
         itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
-        tile_tokens=max(1, hello.tile_tokens),
+        tile_tokens=tile_tokens(hello),
     )
+
+
+def tile_tokens(hello: plan_pb2.Hello) -> int:
+    """Positions of a tile by which the runner's steps take their time; 1 for one that does not tell."""
+    return max(1, hello.tile_tokens)

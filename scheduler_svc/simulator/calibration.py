@@ -24,6 +24,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_link import GotResult, Joined, RunnerEvent, RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.request_view import tile_tokens
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.calibration_work import Round, fixed_rounds, mixed_round
 from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
@@ -229,7 +230,7 @@ class Calibrator:
             self._play(requests, shape.vocab_size)
             on_round(len(self._recorder.steps))
         source = f"roster calibrate: {hello.model.name} on {hello.device}, {len(self._recorder.steps)} steps"
-        return self._fit(name, source, shape, max(1, hello.tile_tokens))
+        return self._fit(name, source, shape, tile_tokens(hello))
 
     def _rounds(self, shape: RunnerShape, context_length: int, seconds: float) -> Iterator[Round]:
         until_s = time.monotonic() + seconds
