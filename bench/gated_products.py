@@ -9,7 +9,6 @@ cuBLAS's alone, `both` with the activation's kernel behind it, `own` the fused o
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -18,9 +17,11 @@ from pathlib import Path
 
 import torch
 
+from bench.document import write_results
 from bench.gpu_timing import card, steady_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
+from bench.rotated_weights import rotated_weights
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.gated_product import GatedProduct
 from runner_svc.cuda.gated_variant import TILES, GatedVariant
@@ -28,8 +29,6 @@ from runner_svc.cuda.module import load, num_multiprocessors
 from runner_svc.model.config import ModelConfig
 
 ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)
-# Bytes of matrices that are multiplied in a row: more than L2 holds several times over.
-_ROTATED_BYTES = 600_000_000
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 # Clusters of four are few enough to have a place each.
 _FEW_ROWS = 256
@@ -103,9 +102,7 @@ def cases(all_rows: Sequence[int]) -> Iterator[Case]:
     """All that are measured."""
     for shape in sorted(SHAPES):
         config = ModelConfig.from_hugging_face(SHAPES[shape])
-        size = (2 * config.intermediate_size, config.hidden_size)
-        count = max(3, round(_ROTATED_BYTES / (2 * size[0] * size[1])))
-        weights = [torch.empty(size, device="cuda", dtype=BF16).normal_(0, 0.02) for _ in range(count)]
+        weights = rotated_weights(2 * config.intermediate_size, config.hidden_size, fewest=3)
         for rows in all_rows:
             yield Case(shape, config, weights, rows)
 
@@ -162,8 +159,7 @@ def main() -> None:
         times += line
     if arguments.output:
         source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "times": [asdict(time) for time in times]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ TFLOP/s are those of the faster one.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,9 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.document import write_results
 from bench.gpu_timing import card, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
+from bench.rotated_weights import rotated_weights
 from bench.skinny_products import Matrix, matrices
 from runner_svc.model.config import ModelConfig
 
@@ -61,10 +62,7 @@ def measure(shapes: Sequence[str], all_rows: Sequence[int]) -> Iterator[LargePro
         for matrix in matrices(ModelConfig.from_hugging_face(SHAPES[shape])):
             if matrix.kind == "logits":
                 continue
-            count = max(2, round(_ROTATED_BYTES / (matrix.out * matrix.width * 2)))
-            weights = [
-                torch.empty(matrix.out, matrix.width, device="cuda", dtype=BF16).normal_(0, 0.02) for _ in range(count)
-            ]
+            weights = rotated_weights(matrix.out, matrix.width, _ROTATED_BYTES)
             for rows in all_rows:
                 yield _time(shape, matrix, rows, plain, weights)
                 if matrix.kind == "add":
@@ -111,8 +109,7 @@ def main() -> None:
     print_table(times)
     if arguments.output:
         source = provenance("bench.large_products", ["torch"])
-        content = {"source": source, "card": card(), "times": [asdict(time) for time in times]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

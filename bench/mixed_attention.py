@@ -7,7 +7,6 @@ L2. `--tune` sweeps the multiprocessors that decode gets, from which the costs i
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from bench.document import write_results
 from bench.gpu_timing import card, graph_microseconds
 from bench.kernels.attention import Bench, Shape
 from bench.provenance import provenance
@@ -163,8 +163,7 @@ def main() -> None:
         print_line(time)
     if arguments.output:
         source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "times": [asdict(time) for time in times]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

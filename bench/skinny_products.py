@@ -8,7 +8,6 @@ those of the weights' bytes. `--tune` also prints every variant of the kernel.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,17 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.document import write_results
 from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
 from bench.provenance import provenance
 from bench.random_model import SHAPES
+from bench.rotated_weights import rotated_weights
 from runner_svc.cuda.skinny_product import SkinnyProducts
 from runner_svc.cuda.skinny_variant import SkinnyVariant, num_tiles
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.skinny_decoder import MAX_ROWS, ScaledRows
 
 ROWS = (8, 16, 32, 64, 128)
-# Bytes of matrices that are multiplied in a row: more than L2 holds several times over.
-_ROTATED_BYTES = 600_000_000
 BF16 = torch.bfloat16
 
 
@@ -111,11 +110,7 @@ def measure(all_rows: Sequence[int], tune: bool) -> Iterator[ProductTime]:
     """All cases; every variant where `tune`."""
     for shape in sorted(SHAPES, reverse=True):
         for matrix in matrices(ModelConfig.from_hugging_face(SHAPES[shape])):
-            megabytes = matrix.out * matrix.width * 2 / 1e6
-            count = max(2, round(_ROTATED_BYTES / 1e6 / megabytes))
-            weights = [
-                torch.empty(matrix.out, matrix.width, device="cuda", dtype=BF16).normal_(0, 0.02) for _ in range(count)
-            ]
+            weights = rotated_weights(matrix.out, matrix.width)
             for rows in all_rows:
                 case = Case(shape, matrix, rows, weights)
 
@@ -160,8 +155,8 @@ def main() -> None:
     print_table(times)
     if arguments.output:
         source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"])
-        content = {"source": source, "card": card(), "copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
-        arguments.output.write_text(json.dumps(content, indent=1))
+        numbers = {"copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
+        write_results(arguments.output, source, card(), numbers)
 
 
 if __name__ == "__main__":
