@@ -21,6 +21,8 @@ _MAX_FP8_STAGES = 4
 _BESIDE_END_COST = 27
 # What the driver keeps of each block's shared memory.
 _RESERVED_SHARED_BYTES = 1024
+# Decode's blocks come in pairs beside prefill's, to which they leave pairs of multiprocessors.
+BLOCKS_BESIDE_PREFILL = 2
 _SCALAR_BYTES = 2  # of a bf16 or fp16
 _BARRIER_BYTES = 8
 _RECORDS, _RECORD_BYTES = 32, 32  # of pieces, in the Hopper prefill
@@ -150,7 +152,7 @@ class DecodeVariant:
     @property
     def cluster(self) -> int:
         """Blocks that lie together: what they leave to prefill are pairs of multiprocessors, too."""
-        return 2 if self.beside_prefill else 1
+        return BLOCKS_BESIDE_PREFILL if self.beside_prefill else 1
 
     @property
     def end_cost(self) -> int:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from runner_svc.attention.cuda_kernels import BLOCKS_BESIDE_PREFILL
 from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 
@@ -24,8 +25,6 @@ _KEY_TILE, _PIECE = 17.5, 9.0
 _BEGIN, _BESIDE = 50.0, 1.1
 # All multiprocessors together read no faster than this share of them would, if none was in another's way.
 _READING_SHARE = 0.43
-# Blocks of decode come in pairs.
-_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class _Dealing:
 @lru_cache(maxsize=256)
 def _dealing(grid: int, rounds: int) -> _Dealing:
     """Of pieces for so many rounds of the whole grid."""
-    decode_blocks = np.append(np.arange(_PAIR, grid * 3 // 4, _PAIR), grid)
+    decode_blocks = np.append(np.arange(BLOCKS_BESIDE_PREFILL, grid * 3 // 4, BLOCKS_BESIDE_PREFILL), grid)
     workers = np.where(decode_blocks < grid, grid - decode_blocks, grid)[:, None]
     # The fewest multiprocessors that prefill may have need the most rounds.
     turns = np.arange(-(-rounds * grid // int(workers.min())))
