@@ -123,12 +123,13 @@ def test_an_fp8_cache_costs_little(family: str, tmp_path: Path, rng: random.Rand
     folder = make_tiny_model(family, tmp_path / "tiny", 4, torch.bfloat16, **FAMILIES[family])
     backend = load(folder, fp8_cache=True)
     exact, rounded = Runner(load(folder)), Runner(backend)
-    errors = []
-    for prompt in random_prompts(rng, 4):
-        wanted, actual = scored(exact, [*prompt, 1, 2]), scored(rounded, [*prompt, 1, 2])
-        errors.append(float(np.abs(actual - wanted).max() / wanted.std()))
-    print(f"{family}: largest errors {errors} sigma")
-    assert 0 < max(errors) < FP8_ERROR
+    sequences = [[*prompt, 1, 2] for prompt in random_prompts(rng, 4)]
+    # Of all prompts together: the two values of the shortest one may happen to be nearly the same.
+    wanted = np.concatenate([scored(exact, sequence) for sequence in sequences])
+    actual = np.concatenate([scored(rounded, sequence) for sequence in sequences])
+    error = float(np.abs(actual - wanted).max() / wanted.std())
+    print(f"{family}: largest error {error} sigma")
+    assert 0 < error < FP8_ERROR
     tokens = RandomDriver(backend, rng).generate(random_prompts(rng, 6), 12, 40)
     assert all(len(drawn) == 12 for drawn in tokens)
 
