@@ -1,4 +1,4 @@
-"""Fits the shipped H200 cost models to measured steps, into scheduler_svc/simulator/costs: `python -m bench.fit_costs`.
+r"""Fits the H200 cost models in scheduler_svc/simulator/costs to measured steps: `python -m bench.fit_costs`.
 
 Sources, all in bench/results: decode steps at a mean context of 704 tokens and prefill rates of 512-token prompts
 (`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
@@ -6,6 +6,11 @@ a decode step at a long context is the measured step plus the layers times what 
 a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus what the prefill kernel takes longer.
 Then steps of the service itself, which mix both (`sampled_steps` of `*-serving-*.json`, bfloat16 caches): from these
 the fit can tell whether positions are charged by the tile.
+
+Takes the newest steps and every serving run, unless told. The shipped models are those of
+
+    python -m bench.fit_costs --steps bench/results/2026-11-28-h200-steps-fitted.json \
+        --serving bench/results/2026-11-28-h200-serving-*-fitted.json
 """
 
 from __future__ import annotations
