@@ -48,8 +48,8 @@ def bursts(seed: int, rate: float) -> Trace:
     )
 
 
-def run(trace: Trace, policy: str, **parameters: object) -> Outcome:
-    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05))
+def run(trace: Trace, policy: str, runners: int = 1, **parameters: object) -> Outcome:
+    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05, runners=runners))
     assert outcome.counters.policy_failures == 0
     return outcome
 
@@ -70,6 +70,15 @@ def test_more_requests_are_in_time_than_first_come_first_served(rate: float, rat
     assert late_share(deadline) <= late, "refused when it comes, not served late"
     assert len(deadline.refusals) < len(trace.requests) * late_share(fcfs)
     assert all("first token" in reason for reason in deadline.refusals.values())
+
+
+def test_two_runners_are_trusted_with_twice_as_much() -> None:
+    """The wait is estimated from what both do: neither refuses for the other's decoding rows."""
+    one, two = (run(bursts(1, float(runners)), "deadline", runners, step_tokens=512) for runners in (1, 2))
+    shares = [len(outcome.refusals) / len(outcome.trace.requests) for outcome in (one, two)]
+    print(shares, late_share(one), late_share(two))
+    assert shares[1] < shares[0], "by chance two runners even bursts out better than one"
+    assert late_share(two) < 0.06
 
 
 def test_steps_are_short_enough_for_the_tightest_itl_target() -> None:
