@@ -16,6 +16,7 @@ from types import FrameType
 import structlog
 import zmq
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
 from runner_svc.backend_factory import UnusableSettings, build_backend
@@ -133,7 +134,13 @@ def _complain(text: str) -> int:
 def _sentences(error: ValidationError | SettingsError) -> str:
     if isinstance(error, SettingsError):
         return str(error)
-    return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+    return "; ".join(map(_problem, error.errors()))
+
+
+def _problem(error: ErrorDetails) -> str:
+    """What is wrong with several settings together has no place: its sentence names them."""
+    message = error["msg"].removeprefix("Value error, ")
+    return f"setting {'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message
 
 
 if __name__ == "__main__":

@@ -9,15 +9,21 @@ import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from scheduler_svc.waiting.tenant_limits import TenantLimits
+from scheduler_svc.wrong_values import wrong_values
+
+
+class UnusableSettings(ValueError):
+    """Settings out of range or at odds with each other; the message says what to change, in one line."""
 
 
 class SchedulerSettings(BaseSettings):
@@ -140,7 +146,7 @@ class SchedulerSettings(BaseSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: set both, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca asks for certificates of clients, which takes tls_cert and tls_key too")
+            raise ValueError("tls_client_ca asks clients for certificates: set tls_cert and tls_key too")
         if (self.link_key is None) != (self.link_runners is None):
             raise ValueError("link_key and link_runners encrypt the link together: set both, or neither")
         return self
@@ -157,3 +163,16 @@ class SchedulerSettings(BaseSettings):
         """Flags and arguments win over the environment, which wins over the file."""
         file = JsonConfigSettingsSource(settings_cls, json_file=os.environ.get("ROSTER_SETTINGS"))
         return init_settings, env_settings, file
+
+
+def read_settings(**given: Any) -> SchedulerSettings:
+    """What is `given`, and the rest from where settings come from; `_cli_parse_args=True` reads the flags too.
+
+    Raises UnusableSettings.
+    """
+    try:
+        return SchedulerSettings(**given)
+    except ValidationError as error:
+        raise UnusableSettings(wrong_values(error, "setting ")) from error
+    except SettingsError as error:
+        raise UnusableSettings(str(error)) from error
