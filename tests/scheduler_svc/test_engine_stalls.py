@@ -18,28 +18,18 @@ def serving_stack() -> tuple[Stack, int]:
     return stack, session
 
 
-def serve(stack: Stack, session: int, turns: int) -> None:
-    """So many whole turns of engine and runner."""
-    for _ in range(turns):
-        stack.step()
-        while stack.runners.execute(session):
-            pass
-        while stack.runners.deliver(session):
-            pass
-
-
 def test_steps_and_requests_that_end_leave_no_circles() -> None:
     stack, session = serving_stack()
     for _ in range(8):
         stack.submit([5] * 6, 200)
-    serve(stack, session, 20)
+    stack.advance(session, 20)
     gc.collect()
     gc.disable()
     try:
-        serve(stack, session, 40)  # all decode
+        stack.advance(session, 40)  # all decode
         assert gc.collect() == 0
         assert not stack.engine.idle
-        serve(stack, session, 200)
+        stack.advance(session, 200)
         assert gc.collect() == 0
         assert stack.engine.idle
     finally:
@@ -52,7 +42,7 @@ def late_imports() -> list[str]:
     before = set(sys.modules)
     for index in range(8):
         stack.submit([5 + index] * 6, 60, n=1 + index % 2)
-    serve(stack, session, 200)
+    stack.advance(session, 200)
     return sorted(set(sys.modules) - before)
 
 
