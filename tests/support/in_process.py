@@ -281,6 +281,17 @@ class Stack:
         else:
             self.runners.deliver(session)
 
+    def advance(self, session: int, turns: int = 1, turn_s: float = 0.0) -> None:
+        """Whole turns of engine and one runner: everything sent is executed, after `turn_s` seconds, and comes back."""
+        for _ in range(turns):
+            self.step()
+            while self.runners.execute(session):
+                pass
+            self.now_s += turn_s
+            while self.runners.deliver(session):
+                pass
+        self.step()
+
     def assert_clean(self) -> None:
         """Pool and queue are as they were before the first request."""
         assert not self.engine.queue and not self.engine.book.num_live
