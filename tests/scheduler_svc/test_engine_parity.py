@@ -119,7 +119,7 @@ def test_engine_and_runner_give_the_tokens_of_generate(
         compare(stack, parity, MAX_TOKENS)
         assert stack.runners.most_launched == (depth if isinstance(backend, OverlappingBackend) else 0)
     print(f"{preemptions} preemptions of {3 * num_requests} streams")
-    assert preemptions >= 2 * num_requests // device.share
+    assert preemptions >= num_requests
     parity.assert_few_ties()
 
 
@@ -138,7 +138,7 @@ def test_shared_prefixes_give_the_tokens_of_generate(
     cached = []
     for sharing in (True, False):
         stack = Stack(prefix_sharing=sharing, policy_parameters={"step_tokens": 20})
-        session = stack.add_runner(load(device, folder, pool_tokens=160, block_size=4))
+        session = stack.add_runner(load(device, folder, 40 * device.block_size(4), block_size=4))
         for prompt in prompts:
             stack.submit(prompt, 8)
             for _ in range(rng.randrange(4)):
