@@ -132,9 +132,8 @@ def test_shared_prefixes_give_the_tokens_of_generate(
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]
-    prompts = [
-        stem[: rng.randint(1, 40)] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 4))] for _ in range(24)
-    ]
+    lengths = [rng.randint(*rng.choice([(1, 40), (17, 28)])) for _ in range(24)]  # a block of the kernels, within 32
+    prompts = [stem[:length] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 4))] for length in lengths]
     cached = []
     for sharing in (True, False):
         stack = Stack(prefix_sharing=sharing, policy_parameters={"step_tokens": 20})
