@@ -1,7 +1,14 @@
 """Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
 
-    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:240:1024 14:420:1024 18:500:1024
-    python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192 --online 30:700:2048 55:1300:2048 --decode 64
+    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:160:1024 14:260:1024 18:330:1024
+        --policy sjf --policy-parameters '{"ageing_s":2,"prompt_weight":1,"finish_tokens":1152}'
+        --scheduler-flag=--busy-poll-us=3000 --scheduler-flag=--plan-lead-ms=2 --scheduler-flag=--flush-ms=2
+        --scheduler-flag=--runner-timeout-s=60
+    python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192,depth=3 ljf:8192,depth=3
+        --online 30:300:1536 55:550:1536 --decode 64
+        --policy sjf --policy-parameters '{"ageing_s":0.5,"prompt_weight":1}'
+        --scheduler-flag=--busy-poll-us=3000 --scheduler-flag=--plan-lead-ms=3 --scheduler-flag=--flush-ms=2
+        --scheduler-flag=--runner-timeout-s=60
     python -m bench.gpu_serving --device null --offline fcfs:512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
 
 Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
