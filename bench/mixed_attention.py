@@ -17,6 +17,7 @@ import torch
 
 from bench.gpu_timing import card, graph_microseconds
 from bench.kernels.attention import Bench, Shape
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.cuda.module import num_multiprocessors
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
     print(card())
     times = []
     for time in measure(arguments.shapes, arguments.tune):

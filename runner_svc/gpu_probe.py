@@ -34,7 +34,12 @@ class Obstacle:
 
 
 def gpu_obstacle() -> Obstacle | None:
-    """None where a GPU can be used. Costs the first use of CUDA, which the backend would pay otherwise."""
+    """None where our kernels can run. Costs the first use of CUDA, which the backend would pay otherwise."""
+    return torch_obstacle() or _card_obstacle() or _cupy_obstacle()
+
+
+def torch_obstacle() -> Obstacle | None:
+    """None where torch can use a GPU."""
     if torch.version.cuda is None:
         remedy = "install a build with it" if gpu_is_here() else ""
         return Obstacle("this torch is built without CUDA", remedy, bool(remedy))
@@ -43,12 +48,10 @@ def gpu_obstacle() -> Obstacle | None:
         if not torch.cuda.is_available():
             return _unavailable(_reason())
     try:
-        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        torch.cuda.get_device_name()
     except RuntimeError as error:
         return Obstacle(f"torch can't use the GPU ({_first_sentence(error)})", _remedy(error))
-    if capability < LEAST_CAPABILITY:
-        return Obstacle(f"{name} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the least")
-    return _cupy_obstacle()
+    return None
 
 
 def gpu_is_here() -> bool:
@@ -75,6 +78,13 @@ def _unavailable(reason: str) -> Obstacle:
             remedy = "install the NVIDIA driver, give the container the GPU if this is one (docker run --gpus all)"
         return Obstacle(f"torch finds no usable GPU, though one is here ({reason})", remedy)
     return Obstacle(f"torch finds no usable GPU ({reason})", gpu_is_here=False)
+
+
+def _card_obstacle() -> Obstacle | None:
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        return Obstacle(f"{name} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the least")
+    return None
 
 
 def _cupy_obstacle() -> Obstacle | None:

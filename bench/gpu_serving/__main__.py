@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
-from bench.gpu_serving.service import Scheduling, Service, card_of, parameters
+from bench.gpu_serving.service import NoService, Scheduling, Service, card_of, parameters
 from bench.gpu_serving.step_record import StepRecord
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES, write_folder
@@ -211,8 +212,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Entry point."""
     arguments = parse_arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        measured = asyncio.run(measure(arguments, Path(folder)))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measured = asyncio.run(measure(arguments, Path(folder)))
+    except NoService as error:
+        sys.exit(str(error))
     packages = [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())]
     source = provenance("bench.gpu_serving", packages, card_of(arguments.device))
     print(f"\n{source['command']}\n{source['card']}; ready in {measured['ready_s']:.1f} s")

@@ -19,6 +19,7 @@ from bench.gpu_timing import card
 from bench.kernels import attention, small
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 
 _RESULTS = Path(__file__).parents[1] / "results"
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
     parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
     arguments = parser.parse_args()
+    require_gpu()
     gpu = card()
     origin = provenance("bench.kernels", ["torch", "cupy-cuda13x"], gpu)
     print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}", flush=True)

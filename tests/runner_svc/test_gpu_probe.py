@@ -83,7 +83,7 @@ def test_a_gpu_that_is_hidden(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_gpu_that_torch_can_not_use(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("CUDA error: system not yet initialized\nCUDA kernel errors might be reported later")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", answering(None, error))
+    monkeypatch.setattr(torch.cuda, "get_device_name", answering(None, error))
     assert obstacle().why == "torch can't use the GPU (CUDA error: system not yet initialized)"
 
 
