@@ -27,8 +27,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.document import write_results
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 
 TOOLS = ("memcheck", "racecheck")
 FAULT = "wrong_on_purpose"
