@@ -20,9 +20,12 @@ NOT_ASKED = {
     "bench.provenance",  # prints a commit
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports
     "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has asked
+    "bench.sanitizer_fault",  # a child of bench.sanitizer
 }
-# It is a runner, and says what is missing as that does.
-RUNNER = "bench.gpu_serving.recording_runner"
+ASKS_ITSELF = {
+    "bench.gpu_serving.recording_runner",  # as a runner does
+    "bench.sanitizer",  # for its tool, and that a fault is seen
+}
 
 
 def sources() -> dict[str, str]:
@@ -58,7 +61,8 @@ def closure(name: str) -> set[str]:
 NEED_A_GPU = [
     name
     for name in COMMANDS
-    if any(word in SOURCES[part] for part in closure(name) - {"bench.on_gpu"} for word in ON_THE_GPU)
+    if name not in NOT_ASKED
+    and any(word in SOURCES[part] for part in closure(name) - {"bench.on_gpu"} for word in ON_THE_GPU)
 ]
 
 
@@ -84,7 +88,7 @@ def test_the_search_finds_them() -> None:
 
 @pytest.mark.parametrize("name", NEED_A_GPU)
 def test_who_needs_a_gpu_asks_for_it(name: str) -> None:
-    assert "    require_gpu(" in SOURCES[name] or "except NoService" in SOURCES[name] or name == RUNNER
+    assert "    require_gpu(" in SOURCES[name] or "except NoService" in SOURCES[name] or name in ASKS_ITSELF
 
 
 ARGUMENTS = {
@@ -95,7 +99,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in NEED_A_GPU if "    require_gpu(" in SOURCES[name]])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if "    require_gpu(" in SOURCES[name]])
 def test_the_run_ends_with_a_sentence(gpu: FakeGpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.unavailable(NO_DRIVER, here=False)
     assert started(name, monkeypatch, *ARGUMENTS.get(name, ())) == (
