@@ -15,17 +15,15 @@ from types import FrameType
 
 import structlog
 import zmq
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsError
 
-from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
@@ -42,9 +40,9 @@ log = structlog.get_logger()
 def main() -> None:
     """Entry point of the command."""
     try:
-        settings = RunnerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        sys.exit(_complain(_sentences(error)))
+        settings = RunnerSettings.read(_cli_parse_args=True)
+    except UnusableSettings as error:
+        sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
     status = serve(settings)
     if status == _BROKEN:
@@ -129,18 +127,6 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
 def _complain(text: str) -> int:
     print(f"roster-runner: {text}", file=sys.stderr)
     return 2
-
-
-def _sentences(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(map(_problem, error.errors()))
-
-
-def _problem(error: ErrorDetails) -> str:
-    """What is wrong with several settings together has no place: its sentence names them."""
-    message = error["msg"].removeprefix("Value error, ")
-    return f"setting {'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message
 
 
 if __name__ == "__main__":
