@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from bench.gpu_timing import card, graph_microseconds
-from bench.kernels.attention import Bench, Shape
+from bench.kernels.attention import Bench
+from bench.kernels.attention_cases import Shape
 from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows

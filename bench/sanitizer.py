@@ -56,7 +56,7 @@ GROUPS = {
     "gather": Group(("gather_inputs",), ("test_gather",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling", "test_held_rows")),
-    "backend": Group(("copy_words", "scatter_segments"), ("test_cuda_backend",)),
+    "backend": Group(("copy_words", "scatter_segments"), ("test_roster_copies", "test_cuda_backend")),
 }
 
 

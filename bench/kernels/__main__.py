@@ -17,6 +17,7 @@ import torch
 
 from bench.gpu_timing import card
 from bench.kernels import attention, small
+from bench.kernels.attention_cases import Shape
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
 from bench.on_gpu import require_gpu
@@ -25,9 +26,10 @@ from bench.provenance import provenance, write_results
 _RESULTS = Path(__file__).parents[1] / "results"
 
 PARTS = {
-    "attention": lambda: attention.measurements(attention.Shape(32, 8, 128)),
-    "fp8": lambda: attention.measurements(attention.Shape(32, 8, 128, fp8_cache=True)),
-    "attention-64": lambda: attention.measurements(attention.Shape(32, 8, 64)),
+    "attention": lambda: attention.measurements(Shape(32, 8, 128)),
+    "fp8": lambda: attention.measurements(Shape(32, 8, 128, fp8_cache=True)),
+    "attention-64": lambda: attention.measurements(Shape(32, 8, 64)),
+    "shapes": attention.measurements_of_others,
     "small": small.measurements,
 }
 
