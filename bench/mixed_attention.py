@@ -15,10 +15,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from bench.document import write_results
 from bench.gpu_timing import card, graph_microseconds
-from bench.kernels.attention import Bench, Shape
-from bench.provenance import provenance
+from bench.kernels.attention import Bench
+from bench.kernels.attention_cases import Shape
+from bench.on_gpu import require_gpu
+from bench.provenance import provenance, write_results
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.cuda.module import num_multiprocessors
 
@@ -156,14 +157,15 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
     print(card())
     times = []
     for time in measure(arguments.shapes, arguments.tune):
         times.append(time)
         print_line(time)
     if arguments.output:
-        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"])
-        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
+        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"], card())
+        write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.document import write_results
 from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
-from bench.provenance import provenance
+from bench.on_gpu import require_gpu
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
 from runner_svc.cuda.skinny_product import SkinnyProducts
@@ -149,14 +149,15 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
     bandwidth = copy_bandwidth()
     times = list(measure(arguments.rows, arguments.tune))
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(times)
     if arguments.output:
-        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"])
+        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"], card())
         numbers = {"copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
-        write_results(arguments.output, source, card(), numbers)
+        write_results(arguments.output, source, numbers)
 
 
 if __name__ == "__main__":

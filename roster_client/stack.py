@@ -44,9 +44,9 @@ class Endpoints:
 
         Raises ValueError for settings that can't be used.
         """
-        from scheduler_svc.settings import read_settings
+        from scheduler_svc.settings import SchedulerSettings
 
-        settings = read_settings(**{name: value for name, value in given.items() if value is not None})
+        settings = SchedulerSettings.read(**{name: value for name, value in given.items() if value is not None})
         return cls(settings.listen, settings.admin_listen, settings.link, settings.metrics_listen)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From settings to a backend. torch is imported only for a real model: the test backends start without it."""
+"""From settings and a device to a backend. torch is imported only for a real model: test backends start without it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner_svc.backend import Backend
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
 _TEST_CONTEXT_LENGTH = 8192
-
-
-class UnusableSettings(ValueError):
-    """The settings can't be served on this machine; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +45,24 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, progress: Progress) -> Backend:
-    """The backend that `settings` ask for, ready to compute.
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
+    """The backend that `settings` ask for on a device of `choose_device`, ready to compute.
 
     Raises UnusableSettings, ModelNotFound or UnsupportedModel, each with one sentence for the operator.
     """
-    if settings.device in ("hash", "null"):
-        _refuse_fp8_cache(settings, settings.device)
-        return _test_backend(settings)
-    try:
-        import torch  # noqa: F401
-
-        from runner_svc.gpu_probe import gpu_obstacle
-    except ImportError as error:
-        raise UnusableSettings(
-            f"a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"
-        ) from error
-    obstacle = gpu_obstacle() if settings.device != "cpu" else None
-    if settings.device == "cuda" and obstacle is not None:
-        raise UnusableSettings(f"device is 'cuda', but {obstacle}")
-    if settings.device == "cpu" or obstacle is not None:
+    if device == "cuda":
+        return _gpu_backend(settings, progress)
+    _refuse_fp8_cache(settings, device)
+    if device == "cpu":
         return _cpu_backend(settings, progress)
-    return _gpu_backend(settings, progress)
+    return _test_backend(settings, device)
 
 
-def _test_backend(settings: RunnerSettings) -> Backend:
+def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     sizes = Sizes.of(settings, on_gpu=False)
     num_blocks = sizes.num_blocks(settings.block_size) or 1
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
-    if settings.device == "hash":
+    if device == "hash":
         from runner_svc.hash_model import HashBackend, Poison
 
         token = settings.poison_token
@@ -119,7 +105,6 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
     if settings.weights == "random":
         raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
-    _refuse_fp8_cache(settings, "cpu")
     sizes = Sizes.of(settings, on_gpu=False)
     if settings.threads:
         torch.set_num_threads(settings.threads)

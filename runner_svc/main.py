@@ -15,17 +15,16 @@ from types import FrameType
 
 import structlog
 import zmq
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsError
 
-from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient, UnusableKey
+from runner_svc.device_choice import choose_device
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
@@ -42,9 +41,9 @@ log = structlog.get_logger()
 def main() -> None:
     """Entry point of the command."""
     try:
-        settings = RunnerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        sys.exit(_complain(_sentences(error)))
+        settings = RunnerSettings.read(_cli_parse_args=True)
+    except UnusableSettings as error:
+        sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
     status = serve(settings)
     if status == _BROKEN:
@@ -68,8 +67,10 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         signal.signal(number, _leave_at_once)
     try:
         curve = _curve(settings)  # before the model: a wrong path is told at once
+        choice = choose_device(settings)
+        choice.tell()
         with LoadingProgress() as progress:
-            backend = build_backend(settings, progress)
+            backend = build_backend(settings, choice.device, progress)
         runner = Runner(backend, settings.runner_id)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
@@ -86,6 +87,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         "ready",
         model=backend.model.name,
         device=backend.device,
+        **choice.why,
         slots=backend.num_slots,
         blocks=backend.num_blocks,
         block_size=backend.block_size,
@@ -129,18 +131,6 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
 def _complain(text: str) -> int:
     print(f"roster-runner: {text}", file=sys.stderr)
     return 2
-
-
-def _sentences(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(map(_problem, error.errors()))
-
-
-def _problem(error: ErrorDetails) -> str:
-    """What is wrong with several settings together has no place: its sentence names them."""
-    message = error["msg"].removeprefix("Value error, ")
-    return f"setting {'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message
 
 
 if __name__ == "__main__":

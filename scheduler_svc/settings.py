@@ -5,28 +5,17 @@ Every field states its unit; `roster-scheduler --help` prints them all.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    JsonConfigSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from scheduler_svc.setting_sources import ServiceSettings
 from scheduler_svc.waiting.tenant_limits import TenantLimits
-from scheduler_svc.wrong_values import wrong_values
 
 
-class UnusableSettings(ValueError):
-    """Settings out of range or at odds with each other; the message says what to change, in one line."""
-
-
-class SchedulerSettings(BaseSettings):
+class SchedulerSettings(ServiceSettings):
     """What an operator may set on `roster-scheduler`."""
 
     model_config = SettingsConfigDict(
@@ -150,29 +139,3 @@ class SchedulerSettings(BaseSettings):
         if (self.link_key is None) != (self.link_runners is None):
             raise ValueError("link_key and link_runners encrypt the link together: set both, or neither")
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and arguments win over the environment, which wins over the file."""
-        file = JsonConfigSettingsSource(settings_cls, json_file=os.environ.get("ROSTER_SETTINGS"))
-        return init_settings, env_settings, file
-
-
-def read_settings(**given: Any) -> SchedulerSettings:
-    """What is `given`, and the rest from where settings come from; `_cli_parse_args=True` reads the flags too.
-
-    Raises UnusableSettings.
-    """
-    try:
-        return SchedulerSettings(**given)
-    except ValidationError as error:
-        raise UnusableSettings(wrong_values(error, "setting ")) from error
-    except SettingsError as error:
-        raise UnusableSettings(str(error)) from error

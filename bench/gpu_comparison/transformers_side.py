@@ -21,6 +21,7 @@ from bench.gpu_comparison.options import parse_options, records_file
 from bench.gpu_comparison.roster_side import card, command, settings
 from bench.gpu_comparison.table import line
 from bench.gpu_comparison.transformers_process import PREPARED
+from bench.on_gpu import require_gpu
 from roster_client.bench.record import Run
 from roster_client.bench.record_file import append_run
 from roster_client.bench.run_header import run_header
@@ -65,6 +66,7 @@ def main() -> None:
     """Entry point; the arguments are the model, then the comparison's own."""
     name = sys.argv.pop(1)  # what is left is the command that repeats the run
     options = parse_options()
+    require_gpu(options.device, kernels=False)
     cases = [case for case in options.cases if case.system == TRANSFORMERS]
     folder = model_folder(name, default_cache_folder(), lambda *_: None)
     vocab_size = AutoConfig.from_pretrained(folder).vocab_size

@@ -23,6 +23,7 @@ from runner_svc.logs import configure_logs
 from runner_svc.main import serve
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
@@ -134,7 +135,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--profile", type=Path)
     arguments, flags = parser.parse_known_args()
-    settings = RunnerSettings(_cli_parse_args=flags)  # type: ignore[call-arg]
+    try:
+        settings = RunnerSettings.read(_cli_parse_args=flags)
+    except UnusableSettings as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     configure_logs(settings.log_format, settings.log_level)
     if arguments.profile is not None:
         signal.signal(signal.SIGUSR1, KernelProfiler(arguments.profile).switch)

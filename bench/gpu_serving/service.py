@@ -25,6 +25,10 @@ from roster_client.stack import Endpoints
 RUNNER_GRACE_S = 20.0
 
 
+class NoService(RuntimeError):
+    """The scheduler or the runner ended, or they did not become ready; the text is what they said last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """The scheduler's settings that a load asks for."""
@@ -41,6 +45,15 @@ class Scheduling:
         flags = self.flags if lead_ms is None else (*self.flags, f"--plan-lead-ms={lead_ms}")
         merged = parameters(**json.loads(self.policy_parameters) | others)
         return replace(self, policy_parameters=merged, depth=depth, flags=flags)
+
+
+def card_of(device: str) -> dict[str, Any] | None:
+    """The GPU that a service had; None for other devices. Only when its runner is gone: to ask takes memory of it."""
+    if device != "cuda":
+        return None
+    from bench.gpu_timing import card
+
+    return card()
 
 
 class Service:
@@ -83,7 +96,7 @@ class Service:
             await self._runner.stop(RUNNER_GRACE_S)
 
     async def schedule(self, scheduling: Scheduling, timeout_s: float = 300.0) -> None:
-        """A scheduler with these settings serves, on return; the runner stays the same. Raises RuntimeError."""
+        """A scheduler with these settings serves, on return; the runner stays the same. Raises NoService."""
         if scheduling == self._scheduling:
             return
         await self._stop_scheduler()
@@ -105,13 +118,13 @@ class Service:
             while True:
                 for process in (self._runner, self._scheduler):
                     if process is not None and process.returncode is not None:
-                        raise RuntimeError(f"the {process.name} ended: {' | '.join(process.tail)}")
+                        raise NoService(f"the {process.name} ended: {' | '.join(process.tail)}")
                 try:
                     await client.get_model(deadline_s=2)
                     break
                 except UnavailableError:
                     if time.monotonic() > deadline:
-                        raise RuntimeError("the service is not ready") from None
+                        raise NoService("the service is not ready") from None
                     await asyncio.sleep(0.05)
         self.ready_s = self.ready_s or time.monotonic() - self._started_s
 

@@ -27,7 +27,8 @@ from scheduler_svc.metrics.server import MetricsServer
 from scheduler_svc.operation.exposure import exposed
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.operation.worker_supervisor import WorkerSupervisor
-from scheduler_svc.settings import SchedulerSettings, UnusableSettings, read_settings
+from scheduler_svc.setting_sources import UnusableSettings
+from scheduler_svc.settings import SchedulerSettings
 
 FENCED = 3
 GRPC = ("listen", "admin_listen", "gateway_listen")
@@ -42,7 +43,7 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
     `first_worker`: from `spawn_worker`; ended if settings ask for none. Must run in the main thread.
     """
     try:
-        settings = read_settings(_cli_parse_args=True)
+        settings = SchedulerSettings.read(_cli_parse_args=True)
     except UnusableSettings as error:
         return _complain(str(error))
     else:

@@ -108,14 +108,10 @@ class Deadline(Policy):
         return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
 
     def _pace(self, load: Load) -> Pace:
-        """From the load now: what all runners do in the time of a step of one.
-
-        A full step's prompt positions over its time, and slots over a sequence's lifetime.
-        """
+        """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
         one = load.of_one_runner()
         tokens = max(1, self.budget(one).prefill_tokens)
         step_s = max(1e-6, self._model.seconds(tokens, one.decoding, one.context, one.tile_tokens))
         decode_s = max(1e-6, self._model.seconds(0, one.decoding, one.context))
-        tokens_per_s = max(1, load.runners) * tokens / step_s
         ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
-        return Pace(tokens_per_s, ends_per_s, load.slots - load.decoding, decode_s)
+        return Pace(tokens / step_s, max(1, load.runners), ends_per_s, load.slots - load.decoding, decode_s)

@@ -24,7 +24,7 @@ from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_link import GotResult, Joined, RunnerEvent, RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.request_view import tile_tokens
-from scheduler_svc.settings import read_settings
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.calibration_work import Round, fixed_rounds, mixed_round
 from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
@@ -182,7 +182,7 @@ class Calibrator:
 
     def __init__(self, endpoint: str, seed: int = 0) -> None:
         """Raises zmq.ZMQError when the endpoint can't be bound, UnusableSettings for what the environment says."""
-        settings = read_settings(policy="fcfs", prefix_sharing=False, retention_requests=0)
+        settings = SchedulerSettings.read(policy="fcfs", prefix_sharing=False, retention_requests=0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link = RunnerLink(
             self._context,

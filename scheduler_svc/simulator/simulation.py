@@ -22,7 +22,7 @@ from protos import admin_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.leap import possible_leap
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings import SchedulerSettings, read_settings
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
@@ -90,7 +90,7 @@ class Setup:
             "retention_requests": 0,
             "check": self.check,
         }
-        return read_settings(**values)
+        return SchedulerSettings.read(**values)
 
 
 class Simulation:

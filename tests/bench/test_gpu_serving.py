@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import weakref
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import pytest
 from bench.gpu_serving import report
 from bench.gpu_serving.__main__ import split_spec
 from bench.gpu_serving.client import ClientRecord, arrival_times
-from bench.gpu_serving.recording_runner import TimedPlan
 from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
 from bench.workload import TRACES, trace_lengths
@@ -84,16 +81,6 @@ def test_gaps_of_a_profile_lie_between_the_copies_of_two_steps() -> None:
     times = np.array([(0, 1), (1, 5), (5, 6), (16, 17), (17, 20), (20, 21)], float)
     order = np.random.default_rng(0).permutation(len(names))
     assert report.boundary_gaps(times[order], [names[index] for index in order]).tolist() == [10.0]
-
-
-def test_a_plan_whose_time_is_taken_is_gone_when_its_result_is_there() -> None:
-    times: list[int] = []
-    plan = TimedPlan(Mock(number=7), times)
-    assert (plan.number, plan.wait()) == (7, plan._launched.wait.return_value)
-    assert len(times) == 1
-    gone = weakref.ref(plan)
-    del plan
-    assert gone() is None  # no circle that the garbage collector, which stops the runner, has to find
 
 
 def test_a_load_brings_settings_of_its_own() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
 import sys
 
 from runner_svc.hash_model import HashBackend
+from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.in_process import Stack
 
 
@@ -18,22 +17,21 @@ def serving_stack() -> tuple[Stack, int]:
     return stack, session
 
 
-def test_steps_and_requests_that_end_leave_no_circles() -> None:
+def circles_left() -> list[int]:
+    """By steps that all decode, and by those behind them in which all requests end."""
     stack, session = serving_stack()
     for _ in range(8):
         stack.submit([5] * 6, 200)
     stack.advance(session, 20)
-    gc.collect()
-    gc.disable()
-    try:
-        stack.advance(session, 40)  # all decode
-        assert gc.collect() == 0
-        assert not stack.engine.idle
-        stack.advance(session, 200)
-        assert gc.collect() == 0
-        assert stack.engine.idle
-    finally:
-        gc.enable()
+    left = [circles_left_by(lambda: stack.advance(session, 40))]
+    assert not stack.engine.idle
+    left.append(circles_left_by(lambda: stack.advance(session, 200)))
+    assert stack.engine.idle
+    return left
+
+
+def test_steps_and_requests_that_end_leave_no_circles() -> None:
+    assert in_own_process("circles_left()", __name__) == "[0, 0]"
 
 
 def late_imports() -> list[str]:
@@ -48,6 +46,4 @@ def late_imports() -> list[str]:
 
 def test_serving_imports_nothing() -> None:
     """In a process of its own, which has imported no more than serving needs."""
-    command = [sys.executable, "-c", f"from {__name__} import late_imports; print('late:', *late_imports())"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert shown.stdout.strip().splitlines()[-1] == "late:"
+    assert in_own_process("late_imports()", __name__) == "[]"
