@@ -92,8 +92,8 @@ class ChoiceText:
         # The number (from 1) of the first token in which a stop string may complete.
         self._first_match = max(options.min_tokens + 1, len(received))
         # Ready: decided, for `take`. Held: the tokens after those; `_held_text` begins at character `_held_start` of
-        # the choice's text, and `_held_ends` says, on the same scale, where the text of each ends; `_held_cuts`, whether
-        # it ends within a character. The first `_settled` of them don't end within one that is still open.
+        # the choice's text. `_held_ends` says, on the same scale, where the text of each ends; `_held_cuts`, whether
+        # that is within a character. The first `_settled` of them don't end within one that is still open.
         self._ready_tokens: list[int] = []
         self._ready_text = ""
         self._held_tokens: list[int] = []
