@@ -85,6 +85,7 @@ ELSEWHERE = [
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
     Elsewhere(r"make serve", "tests/roster_client/test_serve.py"),
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
+    Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # What the stack of compose.yaml is given, and asked.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
