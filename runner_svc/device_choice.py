@@ -37,13 +37,16 @@ class DeviceChoice:
                 "the GPU is not used: this runs on the CPU", reason=self.obstacle.why, advice=self.obstacle.advice
             )
         else:
-            log.info("this runs on the CPU", reason=self.obstacle.why)
+            advice = {"advice": self.obstacle.advice} if self.obstacle.remedy else {}
+            log.info("this runs on the CPU", reason=self.obstacle.why, **advice)
 
 
 def choose_device(settings: RunnerSettings) -> DeviceChoice:
     """What the settings say; "auto" is a GPU that can be used, or else the CPU.
 
-    Raises UnusableSettings for a GPU that can't be used, and where the libraries of real models are missing.
+    Raises UnusableSettings for a GPU that can't be used, and where the libraries of real models are missing. With
+    "auto" too, where the GPU is only full or ill: a restart beside a process that still ends must not leave a runner
+    in float32 on the CPU.
     """
     if settings.device in ("hash", "null"):
         return DeviceChoice(settings.device)
@@ -60,6 +63,6 @@ def choose_device(settings: RunnerSettings) -> DeviceChoice:
     obstacle = gpu_obstacle()
     if obstacle is None:
         return DeviceChoice("cuda")
-    if settings.device == "cuda":
-        raise UnusableSettings(f"device is 'cuda', but {obstacle}")
+    if settings.device == "cuda" or obstacle.may_pass:
+        raise UnusableSettings(f"device is {settings.device!r}, but {obstacle}")
     return DeviceChoice("cpu", obstacle)

@@ -52,8 +52,8 @@ class RunnerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
         "auto",
-        description="What computes; auto: a GPU that can be used, else the CPU, and the log says why. 'hash' and "
-        "'null' are test backends without a model.",
+        description="What computes; auto: a GPU that can be used, else the CPU, and the log says why; a GPU that is "
+        "full or ill ends the runner. 'hash' and 'null' are test backends without a model.",
     )
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",

@@ -15,7 +15,7 @@ from runner_svc.hash_model import HashBackend
 from runner_svc.pool_size import GRAPH_BYTES, MemoryProfile
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
-from tests.support.fake_gpu import INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, gpu
+from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 from tests.support.in_this_process import run_runner
 
 __all__ = ["gpu"]
@@ -45,6 +45,31 @@ def test_no_gpu_is_one_line(gpu: FakeGpu) -> None:
     device, (line,) = told()
     assert (device, line["log_level"], line["event"]) == ("cpu", "info", "this runs on the CPU")
     assert line["reason"].startswith("torch finds no usable GPU (Found no NVIDIA driver")
+
+
+def test_a_container_without_the_hosts_gpu_is_one_line(gpu: FakeGpu) -> None:
+    gpu.unavailable(NO_DRIVER, here=False, on_the_bus=True)
+    device, (line,) = told()
+    assert (device, line["log_level"], line["event"]) == ("cpu", "info", "this runs on the CPU")
+    assert "docker run --gpus all" in line["advice"]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_that_is_full_or_ill_is_no_reason_for_the_cpu(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    gpu.cupy(runtime=FULL, nvrtc=None)
+    ended = run_runner("--device", device)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        f"roster-runner: device is '{device}', but CuPy can't use the GPU (cudaErrorMemoryAllocation: out of memory): "
+        "end other programs that use the GPU, or wait for them: a supervisor starts this runner again, "
+        "or set device to 'cpu'\n",
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", answering(None, ILL))
+    with pytest.raises(UnusableSettings, match=r"uncorrectable ECC error .* nvidia-smi .* restart the machine"):
+        choose_device(RunnerSettings(device=device))
+    assert told("cpu") == ("cpu", [])
 
 
 def unusable(gpu: FakeGpu, case: str) -> None:

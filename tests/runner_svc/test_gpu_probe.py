@@ -12,10 +12,10 @@ import torch
 
 from runner_svc import gpu_probe
 from runner_svc.gpu_probe import Obstacle, gpu_obstacle
-from tests.support.fake_gpu import INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
+from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 
 __all__ = ["gpu"]
-GPU_PROBE_SEES = gpu_probe.gpu_is_here
+SEES, SEES_ON_THE_BUS = gpu_probe.gpu_is_here, gpu_probe.gpu_is_on_the_bus
 
 
 def obstacle() -> Obstacle:
@@ -70,13 +70,60 @@ def test_a_gpu_without_its_driver(gpu: FakeGpu) -> None:
     gpu.unavailable(NO_DRIVER)
     assert obstacle().gpu_is_here and "though one is here" in obstacle().why
     assert "install the NVIDIA driver" in obstacle().remedy and "--gpus all" in obstacle().remedy
-    gpu.unavailable(RuntimeError("CUDA unknown error"))
-    assert obstacle().remedy == "see whether nvidia-smi works"
+    gpu.unavailable(RuntimeError("No CUDA GPUs are available"))
+    assert obstacle().remedy == "see whether nvidia-smi works" and not obstacle().may_pass
+
+
+def test_a_container_that_was_given_none(gpu: FakeGpu) -> None:
+    """The bus shows it the host's."""
+    gpu.unavailable(NO_DRIVER, here=False, on_the_bus=True)
+    assert not obstacle().gpu_is_here and not obstacle().may_pass
+    assert "though one is here" in obstacle().why and "--gpus all" in obstacle().remedy
+
+
+COUNTING = "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "remedy"),
+    [
+        (f"{COUNTING}? Error 2: out of memory", "Error 2: out of memory", gpu_probe._WAIT),
+        (
+            f"{COUNTING}? Error 802: system not yet initialized",
+            "Error 802: system not yet initialized",
+            gpu_probe._LOOK,
+        ),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", "CUDA unknown", gpu_probe._LOOK),
+    ],
+)
+def test_a_gpu_that_torch_can_not_count(gpu: FakeGpu, error: str, reason: str, remedy: str) -> None:
+    gpu.unavailable(RuntimeError(error))
+    assert obstacle().why.startswith(f"torch can't use the GPU ({reason}")
+    assert obstacle().remedy == remedy and obstacle().may_pass
+    gpu.unavailable(RuntimeError(error), here=False)
+    assert not obstacle().gpu_is_here and not obstacle().may_pass
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "end other programs that use the GPU, or wait"),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "end other programs"),
+        (ILL, "see what nvidia-smi says of the GPU, and restart the machine if it is ill"),
+    ],
+)
+def test_a_gpu_that_is_full_or_ill(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, error: Exception, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", answering(None, error))
+    assert obstacle().why == f"torch can't use the GPU ({str(error).splitlines()[0]})"
+    assert obstacle().remedy.startswith(remedy) and obstacle().may_pass and "driver" not in obstacle().remedy
 
 
 def test_a_gpu_that_is_hidden(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.unavailable(RuntimeError("No CUDA GPUs are available"))
-    monkeypatch.setattr(gpu_probe, "gpu_is_here", GPU_PROBE_SEES)
+    monkeypatch.setattr(gpu_probe, "gpu_is_here", SEES)
+    monkeypatch.setattr(gpu_probe, "gpu_is_on_the_bus", SEES_ON_THE_BUS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert obstacle() == Obstacle("torch finds no usable GPU (CUDA_VISIBLE_DEVICES is '')", gpu_is_here=False)
 
@@ -123,7 +170,8 @@ def test_cupy_is_broken(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     ("runtime", "nvrtc", "remedy"),
     [
         (INSUFFICIENT, None, "update the driver, or install the torch and CuPy that fit it"),
-        (RuntimeError("cudaErrorMemoryAllocation: out of memory"), None, "end other programs that use the GPU"),
+        (FULL, None, "end other programs that use the GPU"),
+        (RuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered"), None, "see what nvidia-smi"),
         (None, RuntimeError("CuPy failed to load libnvrtc.so.13"), "update the driver, or install the torch and CuPy"),
         (None, AttributeError(), "update the driver"),
     ],
@@ -133,6 +181,7 @@ def test_cupy_does_not_work_here(gpu: FakeGpu, runtime: Exception | None, nvrtc:
     error = runtime or nvrtc
     assert obstacle().why == f"CuPy can't use the GPU ({str(error) or 'AttributeError'})"
     assert obstacle().remedy.startswith(remedy) and obstacle().gpu_is_here
+    assert obstacle().may_pass is not remedy.startswith("update")
 
 
 def test_a_real_cupy_answers_what_is_asked_of_it() -> None:
@@ -153,9 +202,9 @@ def test_a_gpu_on_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendo
         (tmp_path / "sys/bus/pci/devices/0000:01:00.0" / name).write_text(text)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_probe, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert gpu_probe.gpu_is_here() is seen
+    assert gpu_probe.gpu_is_on_the_bus() is seen and not gpu_probe.gpu_is_here()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     assert gpu_probe.gpu_is_here()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert not gpu_probe.gpu_is_here()
+    assert not gpu_probe.gpu_is_here() and not gpu_probe.gpu_is_on_the_bus()

@@ -21,7 +21,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-        monkeypatch.setattr(gpu_probe, "gpu_is_here", lambda: True)
+        self._is_here(True)
         self.cupy(runtime=None, nvrtc=None)
 
     def cupy(self, runtime: Exception | None, nvrtc: Exception | None) -> None:
@@ -36,15 +36,19 @@ class FakeGpu:
     def capability(self, major: int, minor: int) -> None:
         self._patch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
 
-    def unavailable(self, error: Exception | None, here: bool = True) -> None:
-        """torch finds no GPU, and says this when it is asked why."""
+    def unavailable(self, error: Exception | None, here: bool = True, on_the_bus: bool = False) -> None:
+        """torch finds no GPU, and says this when it is asked why; the bus shows one to containers without it too."""
         self._patch.setattr(torch.cuda, "is_available", lambda: False)
         self._patch.setattr(torch.cuda, "init", answering(None, error))
-        self._patch.setattr(gpu_probe, "gpu_is_here", lambda: here)
+        self._is_here(here, on_the_bus)
 
     def torch_without_cuda(self, here: bool) -> None:
         self._patch.setattr(torch.version, "cuda", None)
+        self._is_here(here)
+
+    def _is_here(self, here: bool, on_the_bus: bool = False) -> None:
         self._patch.setattr(gpu_probe, "gpu_is_here", lambda: here)
+        self._patch.setattr(gpu_probe, "gpu_is_on_the_bus", lambda: here or on_the_bus)
 
 
 def answering(value: object, error: Exception | None = None):
@@ -69,3 +73,5 @@ OLD_DRIVER = RuntimeError(
     "The NVIDIA driver on your system is too old (found version 11040). Please update\nyour GPU driver"
 )
 INSUFFICIENT = RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
+FULL = RuntimeError("cudaErrorMemoryAllocation: out of memory")
+ILL = RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later")
