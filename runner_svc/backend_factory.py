@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -149,3 +150,20 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
             "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
             "or end other programs that use the GPU"
         ) from error
+    except _compile_errors() as error:
+        raise UnusableSettings(
+            f"CuPy can't compile the kernels ({_complaint(str(error))}): if CUDA's headers are missing, "
+            "pip install 'cupy-cuda13x[ctk]', which brings them, or set device to 'cpu'"
+        ) from error
+
+
+def _compile_errors() -> tuple[type[Exception], ...]:
+    """What CuPy raises for kernels that don't compile; nothing where CuPy was never imported, and raised nothing."""
+    compiler = sys.modules.get("cupy.cuda.compiler")
+    return (compiler.CompileException,) if compiler is not None else ()
+
+
+def _complaint(log: str) -> str:
+    """The first error in a compiler's log, which warnings may come before."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason is given"]
+    return next((line for line in lines if "error" in line), lines[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -140,6 +142,38 @@ def test_a_gpu_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
         "or end other programs that use the GPU"
     )
+
+
+@pytest.mark.parametrize(
+    ("log", "complaint"),
+    [
+        (
+            'a.cu(1): warning: unused\n\na.cu(3): catastrophic error: cannot open source file "cuda_bf16.h"\n\n1 more',
+            'a.cu(3): catastrophic error: cannot open source file "cuda_bf16.h"',
+        ),
+        ("nvrtc: invalid value\n", "nvrtc: invalid value"),
+        ("", "no reason is given"),
+    ],
+)
+def test_kernels_that_do_not_compile(monkeypatch: pytest.MonkeyPatch, log: str, complaint: str) -> None:
+    """CuPy's compiler can be there without CUDA's headers."""
+
+    class CompileException(Exception):
+        """As CuPy's."""
+
+    monkeypatch.setitem(sys.modules, "cupy.cuda.compiler", SimpleNamespace(CompileException=CompileException))
+    monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=CompileException(log)))
+    with pytest.raises(UnusableSettings) as refused:
+        backend_factory.build_backend(RunnerSettings(), "cuda", print)
+    assert str(refused.value).startswith(f"CuPy can't compile the kernels ({complaint}): if CUDA's headers are")
+    assert "\n" not in str(refused.value)
+
+
+def test_another_fault_without_cupy_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cupy.cuda.compiler", raising=False)
+    monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=KeyError("x")))
+    with pytest.raises(KeyError):
+        backend_factory.build_backend(RunnerSettings(), "cuda", print)
 
 
 def test_a_gpu_without_room_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
