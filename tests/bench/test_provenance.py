@@ -45,10 +45,40 @@ def test_the_commit_of_a_clone_and_whether_its_code_differs(clone: Path) -> None
     head = git(clone, "rev-parse", "HEAD")
     assert commit(clone) == head
     (clone / "bench/results/old.json").write_text("2")
-    (clone / "new.json").write_text("2")
+    (clone / "bench/results/new.json").write_text("2")
     assert commit(clone) == head  # results of the runs before this one
     (clone / "code.py").write_text("2")
     assert commit(clone) == f"{head}-dirty"
+
+
+def test_new_code_differs_unless_git_ignores_it(clone: Path) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    git(clone, "config", "status.showUntrackedFiles", "no")
+    (clone / ".git/info/exclude").write_text("*.pyc\n")
+    (clone / "code.pyc").touch()
+    assert commit(clone) == head
+    (clone / "bench" / "new.cu").touch()
+    assert commit(clone) == f"{head}-dirty"
+
+
+def test_what_git_can_not_compare_is_not_called_clean(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    (clone / ".git/index").write_text("no index")
+    assert commit(clone) == f"{head}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit(clone) == ""  # no git
+
+
+def test_a_told_commit_that_is_stale(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    monkeypatch.setenv("ROSTER_COMMIT", head)
+    assert commit(clone) == head and capsys.readouterr().err == ""
+    (clone / "code.py").write_text("2")
+    assert commit(clone) == head
+    said = f"ROSTER_COMMIT is {head}, but the code here is of {head}-dirty: unset it if it is stale.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_copy_is_told_its_commit_and_invents_none(
