@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
+    source = provenance("bench.gated_products", ["torch", "cupy", "numpy"], card())
     if arguments.tune:
         compile_all()
     print(f"{card()}: us (TFLOP/s)\nshape          rows  product             both                own", flush=True)
@@ -159,7 +160,6 @@ def main() -> None:
             print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:11]), flush=True)
         times += line
     if arguments.output:
-        source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -105,11 +105,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
+    source = provenance("bench.large_products", ["torch"], card())
     times = list(measure(arguments.shapes, arguments.rows))
     print(card())
     print_table(times)
     if arguments.output:
-        source = provenance("bench.large_products", ["torch"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -158,13 +158,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
+    source = provenance("bench.mixed_attention", ["torch", "cupy", "numpy"], card())
     print(card())
     times = []
     for time in measure(arguments.shapes, arguments.tune):
         times.append(time)
         print_line(time)
     if arguments.output:
-        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -168,7 +168,7 @@ def main() -> None:
     if options.output is not None:
         from bench.gpu_timing import card  # imports CuPy
 
-        source = provenance("bench.sanitizer", ["torch", "cupy-cuda13x"], card())
+        source = provenance("bench.sanitizer", ["torch", "cupy"], card())
         write_results(options.output, source, {"blind": blind, "verdicts": [asdict(one) for one in verdicts]})
     sys.exit(1 if blind or not verdicts or not all(verdict.clean for verdict in verdicts) else 0)
 

@@ -150,12 +150,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
+    source = provenance("bench.skinny_products", ["torch", "cupy", "numpy"], card())
     bandwidth = copy_bandwidth()
     times = list(measure(arguments.rows, arguments.tune))
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(times)
     if arguments.output:
-        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"], card())
         numbers = {"copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
         write_results(arguments.output, source, numbers)
 

@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
+    source = provenance("bench.steps", ["torch", "cupy", "numpy"], card())
     bandwidth = copy_bandwidth()
     rows: list[StepTimes] = []
     for shape in arguments.shapes:
@@ -220,7 +221,6 @@ def main() -> None:
     for row in rows:
         print_line(row)
     if arguments.output:
-        source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 

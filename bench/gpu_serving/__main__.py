@@ -44,7 +44,7 @@ DECODE_PROMPT, DECODE_OUTPUT, PROFILED_OUTPUT = 512, 512, 1536
 PROFILE_S = 0.4
 WARM_UP = ("--requests=30", "--rate=30")
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
-GPU_PACKAGES = ("torch", "cupy-cuda13x")
+GPU_PACKAGES = ("torch", "cupy")
 TEST_VOCABULARY = 512
 PROFILER_GAP = "profiler_gap_us"
 
@@ -212,13 +212,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Entry point."""
     arguments = parse_arguments()
+    source = provenance("bench.gpu_serving", [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())])
     try:
         with tempfile.TemporaryDirectory() as folder:
             measured = asyncio.run(measure(arguments, Path(folder)))
     except NoService as error:
         sys.exit(str(error))
-    packages = [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())]
-    source = provenance("bench.gpu_serving", packages, card_of(arguments.device))
+    source |= {"card": card_of(arguments.device) or source["card"]}
     print(f"\n{source['command']}\n{source['card']}; ready in {measured['ready_s']:.1f} s")
     print_tables(arguments.shape, measured["loads"])
     if arguments.json:

@@ -53,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_gpu()
     gpu = card()
-    origin = provenance("bench.kernels", ["torch", "cupy-cuda13x"], gpu)
+    origin = provenance("bench.kernels", ["torch", "cupy"], gpu)
     print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}", flush=True)
     measurements = list(measured(arguments.part or list(PARTS)))
     limits = ceilings()

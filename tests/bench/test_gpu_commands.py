@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from roster_client.bench.provenance import commit
 from tests.support.fake_gpu import NO_DRIVER, FakeGpu, gpu
 
 __all__ = ["gpu"]
@@ -124,7 +125,7 @@ def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_the_process_says_it(tmp_path: Path, command: list[str], sentence: str) -> None:
-    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    told = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "ROSTER_COMMIT": commit() or "unknown"}
     ended = subprocess.run(
         [sys.executable, "-m", *command],
         capture_output=True,
@@ -132,7 +133,7 @@ def test_the_process_says_it(tmp_path: Path, command: list[str], sentence: str) 
         timeout=120,
         check=False,
         cwd=tmp_path,
-        env={key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")} | environment,
+        env={key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")} | told,
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith(sentence) and len(ended.stderr.splitlines()) == 1, ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 from collections.abc import Mapping
@@ -149,6 +150,25 @@ def test_what_the_profiler_saw_outlives_the_next_run(tmp_path: Path) -> None:
     write_loads(tmp_path / "out.json", SOURCE, {"shape": "s", "loads": [plain]})
     loads = {path.name: json.loads(path.read_text())["loads"] for path in tmp_path.iterdir()}
     assert loads == {"out.json": [plain], "out-profiled.json": [seen]}
+
+
+def test_a_package_that_is_missing_costs_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"numpy": "2.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    def found() -> dict[str, str]:
+        versions = provenance("bench.x", ["numpy", "torch", "cupy"])["versions"]
+        return {name: versions[name] for name in versions if name != "python"}
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert found() == {"numpy": "2.0", "torch": "not installed", "cupy": "not installed"}
+    for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x"):
+        installed[name] = "14.2"
+        assert found() == {"numpy": "2.0", "torch": "not installed", name: "14.2"}
 
 
 # ---------------------------------------------------------------------- the files
