@@ -2,14 +2,14 @@
 
 Times are medians over replays of CUDA graphs. The numbers go to bench/results/DATE-CARD-kernels.json.
 
-Attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up to
-12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
+All attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up
+to 12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 
 from bench.gpu_timing import card
 from bench.kernels import attention, small
-from bench.kernels.attention_cases import Shape
+from bench.kernels.attention_cases import PARTS as ATTENTION_PARTS
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
 from bench.on_gpu import require_gpu
@@ -25,13 +25,8 @@ from bench.provenance import provenance, write_results
 
 _RESULTS = Path(__file__).parents[1] / "results"
 
-PARTS = {
-    "attention": lambda: attention.measurements(Shape(32, 8, 128)),
-    "fp8": lambda: attention.measurements(Shape(32, 8, 128, fp8_cache=True)),
-    "attention-64": lambda: attention.measurements(Shape(32, 8, 64)),
-    "shapes": attention.measurements_of_others,
-    "small": small.measurements,
-}
+SMALL = "small"
+PARTS = (*ATTENTION_PARTS, SMALL)
 
 
 def results_path(card_name: str) -> Path:
@@ -40,10 +35,15 @@ def results_path(card_name: str) -> Path:
     return _RESULTS / f"{datetime.now(UTC).date()}-{short}-kernels.json"
 
 
-def measured(parts: list[str]) -> Iterator[Measurement]:
-    """The parts' cases, one after another."""
-    for part in parts:
-        yield from PARTS[part]()
+def measured(parts: Collection[str]) -> Iterator[Measurement]:
+    """The parts' cases: prefill of all of them, decode of all of them, the small kernels."""
+    of_attention = [ATTENTION_PARTS[part] for part in parts if part in ATTENTION_PARTS]
+    for part in of_attention:
+        yield from attention.prefill(part)
+    for part in of_attention:
+        yield from attention.decode(part)
+    if SMALL in parts:
+        yield from small.measurements()
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     gpu = card()
     origin = provenance("bench.kernels", ["torch", "cupy"], gpu)
     print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}", flush=True)
-    measurements = list(measured(arguments.part or list(PARTS)))
+    measurements = list(measured(arguments.part or PARTS))
     limits = ceilings()
     empty_node, launch = empty_node_microseconds(), small.eager_launch_microseconds()
     print(f"copy {limits['copy']:.2f} TB/s, read {limits['read']:.2f} TB/s, matmul {limits['matmul']:.0f} TFLOP/s")

@@ -13,14 +13,7 @@ import numpy as np
 import torch
 
 from bench.gpu_timing import graph_microseconds
-from bench.kernels.attention_cases import (
-    DECODE_CASES,
-    DECODE_OF_OTHERS,
-    OTHER_SHAPES,
-    PREFILL_CASES,
-    PREFILL_OF_OTHERS,
-    Shape,
-)
+from bench.kernels.attention_cases import DECODE_CASES, PREFILL_CASES, Part, Shape
 from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.kv_cache import FP8, KVCache
@@ -100,21 +93,16 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
     return Measurement(f"prefill, {shape}", name, microseconds, rate, "TFLOP/s", "matmul")
 
 
-def measurements(shape: Shape) -> Iterator[Measurement]:
-    """Each case, prefill first."""
-    for name, (rows, count, length) in PREFILL_CASES.items():
-        yield measure_prefill(shape, name, rows, count, length)
-    for name, lengths in DECODE_CASES.items():
-        torch.cuda.empty_cache()
-        yield measure_decode(shape, name, lengths)
-
-
-def measurements_of_others() -> Iterator[Measurement]:
-    """OTHER_SHAPES at a few sizes, prefill first."""
-    for shape in OTHER_SHAPES:
-        for name in PREFILL_OF_OTHERS:
+def prefill(part: Part) -> Iterator[Measurement]:
+    """Each shape at each case."""
+    for shape in part.shapes:
+        for name in part.prefill:
             yield measure_prefill(shape, name, *PREFILL_CASES[name])
-    for shape in OTHER_SHAPES:
-        for name in DECODE_OF_OTHERS:
+
+
+def decode(part: Part) -> Iterator[Measurement]:
+    """Each shape at each case."""
+    for shape in part.shapes:
+        for name in part.decode:
             torch.cuda.empty_cache()
             yield measure_decode(shape, name, DECODE_CASES[name])

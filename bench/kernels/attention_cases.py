@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,13 +67,34 @@ PREFILL_CASES = {
     "4 x 2048": (4, 2048, 2048),
 }
 
-OTHER_SHAPES = (
-    *(Shape(32, 8, head_dim) for head_dim in (64, 96, 128, 256)),
-    Shape(32, 8, 128, block_size=32),
-    Shape(32, 8, 128, dtype=torch.float16),
-    Shape(32, 8, 128, window=1024),
-    Shape(32, 8, 128, soft_cap=50.0),
-)
-"""Each head size, and around heads of 128 whatever else the kernels are compiled for; at the sizes below alone."""
-DECODE_OF_OTHERS = ("8 x 8192", "64 x 1024")
-PREFILL_OF_OTHERS = ("1 x 8192", "16 x 512")
+_HEADS_OF_128 = Shape(32, 8, 128)
+_WINDOW = 256  # less than any context below, or the kernels would be timed without one
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Shapes, and the cases at which each is timed."""
+
+    shapes: tuple[Shape, ...]
+    prefill: Sequence[str] = tuple(PREFILL_CASES)
+    decode: Sequence[str] = tuple(DECODE_CASES)
+
+
+PARTS = {
+    "attention": Part((_HEADS_OF_128,)),
+    "fp8": Part((replace(_HEADS_OF_128, fp8_cache=True),)),
+    "attention-64": Part((Shape(32, 8, 64),)),
+    "shapes": Part(
+        (
+            Shape(32, 8, 96),
+            Shape(32, 8, 256),
+            replace(_HEADS_OF_128, block_size=32),
+            replace(_HEADS_OF_128, dtype=torch.float16),
+            replace(_HEADS_OF_128, window=_WINDOW),
+            replace(_HEADS_OF_128, soft_cap=50.0),
+        ),
+        prefill=("1 x 8192", "16 x 512"),
+        decode=("8 x 8192", "64 x 1024"),
+    ),
+}
+"""The last has the other head sizes, and around heads of 128 whatever else the kernels are compiled for."""

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
-from bench.kernels.attention_cases import (
-    DECODE_CASES,
-    DECODE_OF_OTHERS,
-    OTHER_SHAPES,
-    PREFILL_CASES,
-    PREFILL_OF_OTHERS,
-    Shape,
-)
+from bench.kernels import __main__ as command
+from bench.kernels.attention_cases import DECODE_CASES, PARTS, PREFILL_CASES, Shape
 from bench.kernels.measurement import Measurement, as_json, reference_of
 from bench.kernels.sampling_cases import BIASED_IDS, SAMPLING, sample_records
 from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, HopperPrefillVariant, SharedMemory
 from tests.support.attention_cases import AttentionBatch, AttentionCase
 
 HOPPER = SharedMemory(233472, 232448)
+SHAPES = [shape for part in PARTS.values() for shape in part.shapes]
 
 
-@pytest.mark.parametrize("shape", OTHER_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernels_have_every_shape(shape: Shape) -> None:
     compiled = AttentionShape(
         "__half", shape.head_dim, shape.num_heads, shape.num_kv_heads, shape.block_size, shape.soft_cap
@@ -34,27 +31,56 @@ def test_the_kernels_have_every_shape(shape: Shape) -> None:
 
 
 def test_every_shape_has_a_name_of_its_own_and_only_one_is_held_against_others() -> None:
-    names = [str(shape) for shape in (*OTHER_SHAPES, Shape(32, 8, 128, fp8_cache=True))]
-    assert len(set(names)) == len(names)
-    assert {str(shape) for shape in OTHER_SHAPES} >= {
+    names = [str(shape) for shape in SHAPES]
+    assert len(set(names)) == len(names)  # no part repeats what another has timed
+    assert set(names) >= {
         "32+8 heads of 96",
         "32+8 heads of 256",
         "32+8 heads of 128, blocks of 32",
         "32+8 heads of 128, fp16",
-        "32+8 heads of 128, window of 1024",
+        "32+8 heads of 128, window of 256",
         "32+8 heads of 128, soft-cap of 50.0",
     }
     found = {}
     for name in names:
-        for kind, case in (("decode", DECODE_OF_OTHERS[0]), ("prefill", PREFILL_OF_OTHERS[0])):
+        for kind, case in (("decode", "8 x 8192"), ("prefill", "1 x 8192")):
             one = Measurement(f"{kind}, {name}", case, 10.0, 2.0, "TB/s", "read")
             assert as_json(one, {"read": 4.0})["share"] == 0.5
             found[name, kind] = reference_of(one) is not None
     assert {name for (name, _), is_known in found.items() if is_known} == {"32+8 heads of 128"}
 
 
-def test_cases_of_other_shapes_are_cases() -> None:
-    assert set(DECODE_OF_OTHERS) <= set(DECODE_CASES) and set(PREFILL_OF_OTHERS) <= set(PREFILL_CASES)
+def test_cases_of_parts_are_cases_and_a_window_binds_in_each() -> None:
+    for part in PARTS.values():
+        assert set(part.decode) <= set(DECODE_CASES) and set(part.prefill) <= set(PREFILL_CASES)
+        for window in (shape.window for shape in part.shapes if shape.window is not None):
+            assert window <= min(min(DECODE_CASES[name]) for name in part.decode) // 2
+            assert window <= min(PREFILL_CASES[name][2] for name in part.prefill) // 2
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs: a measurement says what it would have been of."""
+
+    def measure(kind: str) -> Callable[..., Measurement]:
+        return lambda shape, name, *_: Measurement(f"{kind}, {shape}", name, 1.0, 1.0, "TB/s", "read")
+
+    for kind in ("prefill", "decode"):
+        monkeypatch.setattr(command.attention, f"measure_{kind}", measure(kind))
+    monkeypatch.setattr(command.small, "measurements", lambda: iter([measure("small")("kernel", "case")]))
+
+
+@pytest.mark.usefixtures("timed")
+def test_prefill_of_all_parts_comes_before_any_decode() -> None:
+    found = list(command.measured(command.PARTS))
+    kinds = [one.kernel.partition(",")[0] for one in found]
+    assert kinds == sorted(kinds, key=["prefill", "decode", "small"].index)
+    assert len({(one.kernel, one.case) for one in found}) == len(found) == 3 * (6 + 10) + 6 * (2 + 2) + 1
+    assert [one.kernel for one in command.measured(["small"])] == ["small, kernel"]
+    assert {one.kernel for one in command.measured(["attention-64"])} == {
+        "prefill, 32+8 heads of 64",
+        "decode, 32+8 heads of 64",
+    }
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
