@@ -66,7 +66,6 @@ def main() -> None:
     """Entry point; the arguments are the model, then the comparison's own."""
     name = sys.argv.pop(1)  # what is left is the command that repeats the run
     options = parse_options()
-    require_gpu(options.device, kernels=False)
     cases = [case for case in options.cases if case.system == TRANSFORMERS]
     folder = model_folder(name, default_cache_folder(), lambda *_: None)
     vocab_size = AutoConfig.from_pretrained(folder).vocab_size
@@ -78,6 +77,7 @@ def main() -> None:
     if not seconds:
         return  # the other side is gone
     budget = Budget.of(float(seconds))
+    require_gpu(options.device, kernels=False)  # not before: it touches the card, on which Roster was being measured
     model = load(folder, options.device)
     sizes = BatchSizes(options.slots, options.step_tokens, options.kv_tokens, options.page_tokens)
     with continuous_batching(model, sizes) as system:

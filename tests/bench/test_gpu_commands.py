@@ -7,9 +7,12 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from roster_client.bench.provenance import commit
 from tests.support.fake_gpu import NO_DRIVER, FakeGpu, gpu
@@ -96,17 +99,47 @@ ARGUMENTS = {
     "bench.profile_steps": ["qwen3-0.6b", "8"],
     "bench.mixed_steps": ["qwen3-0.6b"],
     "bench.baselines.__main__": ["padded", "--workload=w", "--out=o", "--device=cuda"],
-    "bench.gpu_comparison.transformers_side": ["m", "--model=m", "--out=o", "--loads", "transformers=giant"],
 }
+ASKS_WHEN_TOLD = "bench.gpu_comparison.transformers_side"
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if "    require_gpu(" in SOURCES[name]])
+ASKING = [name for name in COMMANDS if "    require_gpu(" in SOURCES[name] and name != ASKS_WHEN_TOLD]
+
+
+@pytest.mark.parametrize("name", ASKING)
 def test_the_run_ends_with_a_sentence(gpu: FakeGpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.unavailable(NO_DRIVER, here=False)
     assert started(name, monkeypatch, *ARGUMENTS.get(name, ())) == (
         "this runs on a GPU, but torch finds no usable GPU (Found no NVIDIA driver on your system): "
         "start it on a machine with a GPU"
     )
+
+
+@pytest.mark.parametrize("told", ["", "10\n"])
+def test_the_other_side_touches_the_card_only_when_told(
+    gpu: FakeGpu, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = importlib.import_module(ASKS_WHEN_TOLD)
+    asked = list[str]()
+
+    def stop(device: str, **_: bool) -> None:
+        asked.append(device)
+        sys.exit("asked")
+
+    def listen() -> str:
+        assert not asked and not torch.cuda.is_initialized()
+        assert capsys.readouterr().out == f"{side.PREPARED}\n"
+        return told
+
+    monkeypatch.setattr(side, "require_gpu", stop)
+    monkeypatch.setattr(side, "model_folder", lambda name, *_: name)
+    monkeypatch.setattr(side.AutoConfig, "from_pretrained", lambda _: SimpleNamespace(vocab_size=1000))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=listen))
+    arguments = ["m", "--model=m", "--out=o", "--device=cuda", "--loads", "transformers=giant"]
+    monkeypatch.setattr(sys, "argv", ["side", *arguments])
+    with pytest.raises(SystemExit) if told else nullcontext():
+        side.main()
+    assert asked == (["cuda"] if told else [])
 
 
 def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
