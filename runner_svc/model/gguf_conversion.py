@@ -7,24 +7,19 @@ content; from then on a start reads safetensors, without importing transformers 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokenizer
 from runner_svc.model.weights import Progress, sample_bytes
 
 # Part of the cache folder's name: raise it when a change here makes older conversions wrong.
-CONVERSION_VERSION = 2
-# Pre-tokenizers by a GGUF file's `tokenizer.ggml.pre` that transformers rebuilds as a plain ByteLevel: numbers would
-# be split into other ids than the model was trained on.
-_DIGITS_THEN_BYTES = {"smollm"}
-# Vocabularies by `tokenizer.ggml.model` whose tokens are spelled in bytes, and decoded as such: some versions of
-# transformers put a decoder for SentencePiece around that.
-_BYTE_LEVEL = {"gpt2"}
+CONVERSION_VERSION = 3
 
 
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
@@ -60,35 +55,30 @@ def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
 
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
     try:
+        stated = StatedTokenizer.read(gguf_file)
         tokenizer = AutoTokenizer.from_pretrained(**source)
         progress(what, 0.3)
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype="float32", quantization_config=GgufConfig(dequantize=True)
         )
-    except (ValueError, KeyError, NotImplementedError, OSError) as error:
-        raise UnsupportedModel(f"{gguf_file} can't be converted: {error}") from error
-    _restore_text_steps(tokenizer.backend_tokenizer, gguf_file)
+    except (ImportError, MemoryError):  # the machine's fault, not the file's
+        raise
+    except Exception as error:  # of any type: of a file that it can't read, transformers trips over what it finds
+        raise UnsupportedModel(_refusal(gguf_file, error)) from error
     progress(what, 0.9)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    write_stated_tokenizer(stated, folder)
     _drop_quantization(folder / "config.json")
     progress(what, 1.0)
 
 
-def _restore_text_steps(tokenizer: Any, gguf_file: Path) -> None:
-    """Gives the tokenizer (of the library `tokenizers`) the steps that the file names and transformers gets wrong."""
-    from gguf import GGUFReader
-    from tokenizers import decoders, pre_tokenizers
-
-    reader = GGUFReader(gguf_file)
-    fields = (reader.get_field(name) for name in ("tokenizer.ggml.pre", "tokenizer.ggml.model"))
-    splitting, vocabulary = (str(field.contents()) if field else "" for field in fields)
-    if splitting in _DIGITS_THEN_BYTES:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    if vocabulary in _BYTE_LEVEL:
-        tokenizer.decoder = decoders.ByteLevel()
+def _refusal(gguf_file: Path, error: Exception) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:!")
+    return (
+        f"{gguf_file} can't be converted by transformers {importlib.metadata.version('transformers')}: {said}. "
+        "Check that the file is whole, install a newer transformers, or give a folder with config.json and safetensors."
+    )
 
 
 def _drop_quantization(config_file: Path) -> None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS, SPECIAL_TOKENS, byte_alphabet
+from runner_svc.byte_tokenizer import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT_ID,
+    IM_END_ID,
+    IM_START_ID,
+    NUM_TOKENS,
+    SPECIAL_TOKENS,
+    byte_alphabet,
+)
 
 HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 32, 64, 2, 4, 2
-# A merge of two digits: the model's own pre-tokenizer, which splits numbers into digits, never uses it.
-MERGED_DIGITS = "42"
-VOCAB_SIZE = NUM_TOKENS + 1
+# The first is of two digits: the model's own pre-tokenizer, which splits numbers into digits, never uses it. There are
+# two, because transformers 5.17 takes a list of one for its element.
+MERGES = ("4 2", "t h")
+VOCAB_SIZE = NUM_TOKENS + len(MERGES)
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
-    """Writes float32 tensors and a byte-level BPE vocabulary to `path`; returns it."""
+def write_tiny_gguf(path: Path, seed: int = 0, specials: Mapping[int, str] = SPECIAL_TOKENS) -> Path:
+    """Writes float32 tensors and a byte-level BPE vocabulary to `path`; returns it. `specials`: their other names."""
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_block_count(NUM_LAYERS)
@@ -29,7 +39,7 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB_SIZE)
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, specials)
     _add_tensors(writer, np.random.default_rng(seed))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -38,16 +48,18 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def _add_tokenizer(writer: GGUFWriter) -> None:
-    tokens = [*byte_alphabet(), *SPECIAL_TOKENS.values(), MERGED_DIGITS]
+def _add_tokenizer(writer: GGUFWriter, specials: Mapping[int, str]) -> None:
+    tokens = [*byte_alphabet(), *specials.values(), *(merge.replace(" ", "") for merge in MERGES)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    specials = set(SPECIAL_TOKENS.values())
-    writer.add_token_types([TokenType.CONTROL if token in specials else TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(MERGED_DIGITS)])
-    writer.add_bos_token_id(IM_END_ID)
+    writer.add_token_types(
+        [TokenType.CONTROL if token in specials else TokenType.NORMAL for token in range(len(tokens))]
+    )
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(IM_START_ID)
     writer.add_eos_token_id(IM_END_ID)
+    writer.add_pad_token_id(END_OF_TEXT_ID)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 

@@ -60,13 +60,22 @@ def tokenizer(backend: ModelBackend) -> Tokenizer:
 def test_what_hello_says(backend: ModelBackend) -> None:
     model = backend.model
     assert (model.vocab_size, model.context_length, list(model.eos_token_ids)) == (49152, 8192, [2])
-    assert model.special_tokens["eos_token"] == "<|im_end|>"
+    assert dict(model.special_tokens) == {
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+    }
     assert "<|im_start|>" in model.chat_template
 
 
 def test_numbers_are_split_into_digits(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("in 1984").tokens == ["in", "Ġ", "1", "9", "8", "4"]
     assert tokenizer.encode("<|im_end|>").ids == [2]
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_no_special_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("a\x04b").tokens == ["a", "b"]
 
 
 def test_the_capital_of_france(backend: ModelBackend, tokenizer: Tokenizer) -> None:

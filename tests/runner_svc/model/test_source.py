@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
 from tokenizers import Tokenizer
 
-from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID
+from runner_svc.byte_tokenizer import CHAT_TEMPLATE, END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS
 from runner_svc.model import gguf_conversion, source
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
@@ -66,6 +67,8 @@ def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
     assert config.tied_embeddings and config.vocab_size == VOCAB_SIZE and config.context_length == 128
     model = describe_model("tiny", folder, config, "")
     assert list(model.eos_token_ids) == [IM_END_ID]
+    roles = {"bos_token": IM_START_ID, "eos_token": IM_END_ID, "pad_token": END_OF_TEXT_ID}
+    assert dict(model.special_tokens) == {role: SPECIAL_TOKENS[token] for role, token in roles.items()}
     assert model.chat_template == CHAT_TEMPLATE
     tokenizer = Tokenizer.from_str(model.tokenizer.decode())
     assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, though "42" is in the vocabulary
@@ -109,6 +112,33 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
         model_folder(str(broken), tmp_path / "cache", ignore)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("raised", [TypeError, RuntimeError, IndexError, AttributeError, Exception])
+def test_whatever_transformers_raises_is_the_files_fault(
+    raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise raised("expected a tuple of length 2,\n  but got one of length 1")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    sentences = (
+        rf"tiny\.gguf can't be converted by transformers [0-9.]+: {raised.__name__}: expected a tuple of length 2, but "
+        r"got one of length 1\. Check that .*, install a newer transformers, or give a folder with .* safetensors\.$"
+    )
+    with pytest.raises(UnsupportedModel, match=sentences):
+        model_folder(str(gguf_file), tmp_path / "cache", ignore)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_package_that_is_missing_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise ImportError("needs accelerate")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(ImportError, match="accelerate"):
+        model_folder(str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "cache", ignore)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
