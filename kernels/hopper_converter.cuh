@@ -39,6 +39,7 @@ struct Converter {
         unsigned source = raw.tile(raw_ring.stage) + (threadIdx.x & 96) * HEAD_DIM + lane * 16;
 #pragma unroll
         for (int i = 0; i < kSteps; i++) words[i] = load_shared(source + i * 512);
+        fence_async_proxy();  // the next copy must not overtake these loads
         __syncwarp();
         if (lane == 0) barrier_arrive(raw.empty(raw_ring.stage));
         if (IsValues && valid < kKeys) {
