@@ -10,7 +10,6 @@ which conditions it was made, and what the numbers here mean.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import CostModel, load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
@@ -246,8 +245,8 @@ def main() -> None:
         comparisons = [one for work in works for one in work.result()]
     if options.json:
         rows = [asdict(one) | {"ratio": round(one.ratio, 2)} for one in comparisons]
-        record = {**provenance("bench.claims", ("numpy",)), "cost": options.cost, "comparisons": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.claims", ("numpy",))
+        write_results(options.json, source, {"cost": options.cost, "comparisons": rows})
 
 
 if __name__ == "__main__":

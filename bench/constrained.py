@@ -26,7 +26,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from protos import inference_pb2, plan_pb2
 from roster_client.client import RosterClient
 from roster_client.events import Completion, FinishReason
@@ -213,8 +213,8 @@ def main() -> None:
         result = run_cost(json.loads(arguments.answers.read_text())["rows"])
     if arguments.json is not None:
         packages = ("llguidance", "torch", "numpy", "jsonschema")
-        report = {"provenance": provenance("bench.constrained", packages), "load_average_before": load, **result}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        source = provenance("bench.constrained", packages)
+        write_results(arguments.json, source, {"load_average_before": load, **result})
 
 
 if __name__ == "__main__":

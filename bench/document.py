@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from roster_client.bench.page import fact_table, number_table, page, paragraphs, repetition
@@ -37,11 +35,6 @@ class Document:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-
-
-def write_results(path: Path, source: Mapping[str, Any], card: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Writes the JSON. `source`: of `bench.provenance`; `card`: of `bench.gpu_timing`."""
-    path.write_text(json.dumps({**source, "card": card, **numbers}, indent=1) + "\n")
 
 
 def document_page(document: Document, record: Mapping[str, Any]) -> str:

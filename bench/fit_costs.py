@@ -1,4 +1,4 @@
-"""Fits the shipped H200 cost models to measured steps, into scheduler_svc/simulator/costs: `python -m bench.fit_costs`.
+"""Fits the H200 cost models in scheduler_svc/simulator/costs to measured steps: `python -m bench.fit_costs`.
 
 Sources, all in bench/results: decode steps at a mean context of 704 tokens and prefill rates of 512-token prompts
 (`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
@@ -6,6 +6,13 @@ a decode step at a long context is the measured step plus the layers times what 
 a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus what the prefill kernel takes longer.
 Then steps of the service itself, which mix both (`sampled_steps` of `*-serving-*.json`, bfloat16 caches): from these
 the fit can tell whether positions are charged by the tile.
+
+Unless told otherwise it takes the files named `-fitted`, kept for this: steps and serving runs of one version of the
+code, and from them the shipped models come again. Several versions must not mix, as one kind of step would be charged
+for what another version took. The attention kernels' file is of an older version; only differences between its times
+count.
+
+With files of a newer version: give them all, keep them under such names, and commit them with the models.
 """
 
 from __future__ import annotations
@@ -25,6 +32,10 @@ from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
 from scheduler_svc.simulator.cost_model import SHIPPED, CostModel, RunnerShape, StepWork
 
 RESULTS = Path(__file__).parent / "results"
+DATE = "2026-11-28"
+STEPS = RESULTS / f"{DATE}-h200-steps-fitted.json"
+ATTENTION = RESULTS / f"{DATE}-h200-attention-d128.json"
+SERVING = [RESULTS / f"{DATE}-h200-serving-{size}-fitted.json" for size in ("0.6b", "8b")]
 CONTEXT = PROMPT + (FIRST + LAST) // 2
 LONG_CONTEXTS = ((8, 1024, 8192), (64, 1024, 4096), (256, 1024, 2048))
 """Batch, and two contexts at which the decode kernel was timed."""
@@ -113,13 +124,22 @@ def _shown(ratios: list[float]) -> str:
     return ", ".join(f"{ratio:.3f}" for ratio in np.percentile(ratios, (10, 50, 90)))
 
 
-def main() -> None:
+def code_versions(files: Iterable[Path]) -> set[str]:
+    """Commits that left these results."""
+    return {json.loads(file.read_text())["commit"] for file in files}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fits each shape, prints how well, writes the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=Path, default=max(RESULTS.glob("*-h200-steps.json")))
-    parser.add_argument("--attention", type=Path, default=max(RESULTS.glob("*-h200-attention-d128.json")))
-    parser.add_argument("--serving", type=Path, nargs="*", default=sorted(RESULTS.glob("*-h200-serving-*.json")))
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=Path, default=STEPS)
+    parser.add_argument("--attention", type=Path, default=ATTENTION)
+    parser.add_argument("--serving", type=Path, nargs="*", default=SERVING)
+    parser.add_argument("--output", type=Path, default=SHIPPED, help="folder; the shipped models are replaced if none")
+    options = parser.parse_args(arguments)
+    versions = code_versions([options.steps, *options.serving])
+    if len(versions) > 1:
+        parser.error(f"steps and serving runs are of several versions of the code: {', '.join(sorted(versions))}")
     steps, attention = json.loads(options.steps.read_text()), json.loads(options.attention.read_text())
     for shape in SHAPES:
         served = served_steps(shape, options.serving)
@@ -132,7 +152,7 @@ def main() -> None:
             print(f"  {step.work} measured {step.seconds * 1e3:.3f} ms, model {predicted * 1e3:.3f} ms")
         for name, ratios in served_ratios(model, served).items():
             print(f"  {len(ratios)} {name} steps of the service: model / measured at p10, p50, p90 {_shown(ratios)}")
-        (SHIPPED / f"{model.name}.json").write_text(model.model_dump_json(indent=2) + "\n")
+        (options.output / f"{model.name}.json").write_text(model.model_dump_json(indent=2) + "\n")
 
 
 if __name__ == "__main__":

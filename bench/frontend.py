@@ -30,7 +30,7 @@ import grpc
 import numpy as np
 import psutil
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from protos import admin_pb2, admin_pb2_grpc
 from roster_client.stack import Endpoints
 
@@ -230,7 +230,7 @@ def main() -> None:
     loads = [measure(name, arguments) for name in arguments.loads]
     report(loads)
     if arguments.json:
-        arguments.json.write_text(json.dumps({**source, "loads": [load.record() for load in loads]}, indent=2) + "\n")
+        write_results(arguments.json, source, {"loads": [load.record() for load in loads]})
 
 
 if __name__ == "__main__":

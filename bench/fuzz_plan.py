@@ -23,7 +23,7 @@ import atheris
 with atheris.instrument_imports(include=["runner_svc"]):
     from runner_svc import batch_state, plan_check, plan_columns, runner  # noqa: F401
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from tests.support.random_plans import PlanFuzzer
 
 
@@ -55,11 +55,10 @@ class Campaign:
             "inputs": self._inputs,
             "plans": dict(self._plans),
             "crashes": 0,  # libFuzzer ends the process at the first
-            **provenance("bench.fuzz_plan", ["atheris", "numpy", "protobuf"]),
         }
         print(json.dumps(result, indent=1))
         if self._output is not None:
-            self._output.write_text(json.dumps(result, indent=1) + "\n")
+            write_results(self._output, provenance("bench.fuzz_plan", ["atheris", "numpy", "protobuf"]), result)
 
 
 def main() -> None:

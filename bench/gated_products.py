@@ -17,9 +17,8 @@ from pathlib import Path
 
 import torch
 
-from bench.document import write_results
 from bench.gpu_timing import card, steady_microseconds
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
 from runner_svc.cuda.activation import ActivationMul
@@ -158,8 +157,8 @@ def main() -> None:
             print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:11]), flush=True)
         times += line
     if arguments.output:
-        source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"])
-        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
+        source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"], card())
+        write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

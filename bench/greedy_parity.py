@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_serving.service import Scheduling, Service
-from bench.provenance import provenance
+from bench.gpu_serving.service import Scheduling, Service, card_of
+from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.demo.prompts import DEMO_REQUESTS
 from roster_client.requests import Message
 
+PACKAGES = ("torch", "numpy", "tokenizers")
 MAX_TOKENS = 64
 NEAR_TIE = 0.25
 """Nats between the reference's two candidates below which 16 bits may prefer the other one: bfloat16 keeps 8 bits, and
@@ -133,8 +134,8 @@ def compare(arguments: argparse.Namespace, here: list[Answer], source: dict[str,
     )
     if arguments.json:
         lines = [difference.line() for difference in found]
-        content = {**source, "answers": len(here), "same": len(here) - len(found), "tokens": total}
-        arguments.json.write_text(json.dumps({**content, "tokens_before": same, "differences": lines}, indent=1) + "\n")
+        numbers = {"answers": len(here), "same": len(here) - len(found), "tokens": total, "tokens_before": same}
+        write_results(arguments.json, source, {**numbers, "differences": lines})
     return 0 if all(difference.is_near_tie for difference in found) else 1
 
 
@@ -147,11 +148,12 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, help="compare with what --write wrote")
     parser.add_argument("--json", type=Path, help="also write the comparison there")
     arguments = parser.parse_args()
-    source = provenance("bench.greedy_parity", ["torch", "numpy", "tokenizers"])
     with tempfile.TemporaryDirectory() as folder:
         here = asyncio.run(answers(arguments, Path(folder)))
+    packages = PACKAGES if arguments.device == "cpu" else (*PACKAGES, "cupy-cuda13x")
+    source = provenance("bench.greedy_parity", packages, card_of(arguments.device))
     if arguments.write:
-        arguments.write.write_text(json.dumps({**source, "answers": [asdict(answer) for answer in here]}) + "\n")
+        write_results(arguments.write, source, {"answers": [asdict(answer) for answer in here]})
     if arguments.reference:
         sys.exit(compare(arguments, here, source))
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.document import write_results
 from bench.gpu_timing import card, graph_microseconds
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
 from bench.skinny_products import Matrix, matrices
@@ -108,8 +107,8 @@ def main() -> None:
     print(card())
     print_table(times)
     if arguments.output:
-        source = provenance("bench.large_products", ["torch"])
-        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
+        source = provenance("bench.large_products", ["torch"], card())
+        write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from bench.document import write_results
 from bench.gpu_timing import card, graph_microseconds
 from bench.kernels.attention import Bench, Shape
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.cuda.module import num_multiprocessors
 
@@ -162,8 +161,8 @@ def main() -> None:
         times.append(time)
         print_line(time)
     if arguments.output:
-        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"])
-        write_results(arguments.output, source, card(), {"times": [asdict(time) for time in times]})
+        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"], card())
+        write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 
 if __name__ == "__main__":

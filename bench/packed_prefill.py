@@ -16,14 +16,13 @@ up to `MIXED_GRAPHS` positions to the next bucket of positions.
 from __future__ import annotations
 
 import argparse
-import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from runner_svc.cuda_graphs import bucket_sizes, token_sizes
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import StepWork, load_cost_model
@@ -186,8 +185,8 @@ def main() -> None:
         name = trace.name.removesuffix(".gz").removesuffix(".csv").removesuffix("_full")
         results.append({"trace": name, "requests": len(trace.requests), "rows": rows})
     if options.json:
-        record = {**provenance("bench.packed_prefill", ("numpy",)), "cost_model": COST_MODEL, "results": results}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.packed_prefill", ("numpy",))
+        write_results(options.json, source, {"cost_model": COST_MODEL, "results": results})
     if options.plot:
         plot(options.plot, results)
 

@@ -15,11 +15,10 @@ The last row is a pool that holds everything. Its `pool` column is the trace's o
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import load_cost_model
@@ -116,8 +115,8 @@ def main() -> None:
         name = trace.name.removesuffix("_full.csv.gz")
         results.append({"trace": name, "requests": len(trace.requests), "rows": measure(trace, options.blocks)})
     if options.json:
-        record = {**provenance("bench.prefix_hits", ("numpy",)), "cost_model": COST_MODEL, "results": results}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.prefix_hits", ("numpy",))
+        write_results(options.json, source, {"cost_model": COST_MODEL, "results": results})
     if options.plot:
         plot(options.plot, results)
 

@@ -11,7 +11,6 @@ counted. `behind one block`: 10,000 sequences wait for one prompt that is being 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.scheduler import DEPTH, answer
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
@@ -158,8 +157,8 @@ def main() -> None:
     ends, share = rows[1]["ends_per_step"], rows[1]["cached_share"]
     print(f"churn: {options.sequences} slots, {ends} sequences end a step; {share:.0%} of prompt tokens hit")
     if options.json:
-        record = {**provenance("bench.prefix_sharing", ("numpy", "protobuf")), "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.prefix_sharing", ("numpy", "protobuf"))
+        write_results(options.json, source, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,24 +1,36 @@
-"""Where a benchmark's numbers come from: the command, the machine and the versions."""
+"""Where a benchmark's numbers come from, and the one way to write them down: `provenance`, then `write_results`.
+
+`python -m bench.provenance` prints the commit, for `ROSTER_COMMIT` on a machine that has only a copy of the tree.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from roster_client.bench.provenance import commit, processor, utc_now
 
+REQUIRED = ("command", "date", "commit", "card", "versions")
+"""What every file of results must say of where it comes from."""
+UNKNOWN = "unknown"
 
-def provenance(module: str, packages: Sequence[str]) -> dict[str, Any]:
-    """Command (of `python -m module`), date (UTC), commit, processor, cores and package versions, ready for JSON."""
+
+def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Command (of `python -m module`), date (UTC), commit, processor, cores, package versions and card, ready for JSON.
+
+    `card` is what computed, of `bench.gpu_timing`; None stands for the processor.
+    """
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "date": utc_now(),
-        "commit": commit(),
+        "commit": _known_commit(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
@@ -26,4 +38,28 @@ def provenance(module: str, packages: Sequence[str]) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},
         },
+        "card": dict(card or {"card": processor()}),
     }
+
+
+def _known_commit() -> str:
+    found = commit()
+    if not found:
+        print(
+            "The commit is not known here: set ROSTER_COMMIT to what `python -m bench.provenance` prints.",
+            file=sys.stderr,
+        )
+    return found or UNKNOWN
+
+
+def write_results(path: Path, source: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Writes the JSON. `source`: of `provenance`; ValueError where it lacks something, or `numbers` would hide it."""
+    missing = [name for name in REQUIRED if not source.get(name)]
+    hidden = source.keys() & numbers.keys()
+    if missing or hidden:
+        raise ValueError(f"results without {missing}, or with other values for {sorted(hidden)}")
+    path.write_text(json.dumps({**source, **numbers}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    print(commit() or UNKNOWN)

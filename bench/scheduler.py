@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import platform
 import random
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from protos import engine_pb2, plan_pb2
 from scheduler_svc.engine_loop import GC_THRESHOLD
 from scheduler_svc.intake import build_request
@@ -219,8 +218,8 @@ def main() -> None:
             )
             rows.append(row)
     if options.json:
-        record = {**provenance("bench.scheduler", ("numpy", "protobuf")), "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.scheduler", ("numpy", "protobuf"))
+        write_results(options.json, source, {"rows": rows})
 
 
 if __name__ == "__main__":

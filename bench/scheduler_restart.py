@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
 import signal
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
 from tests.support.processes import RosterProcesses
@@ -118,7 +117,7 @@ def main() -> None:
     if arguments.json:
         result = {"restarts": arguments.restarts, "streams": arguments.streams, "after_the_kill": rows}
         source = provenance("bench.scheduler_restart", ("grpcio", "pyzmq", "pydantic", "numpy"))
-        arguments.json.write_text(json.dumps({**result, **source}, indent=1) + "\n")
+        write_results(arguments.json, source, result)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ and does not wait for it. *busy* is wall time over virtual time: at 100% one cor
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
@@ -64,8 +63,8 @@ def main() -> None:
             flush=True,
         )
     if options.json:
-        record = {**provenance("bench.scheduler_scaling", ("numpy", "protobuf")), "cost": options.cost, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.scheduler_scaling", ("numpy", "protobuf"))
+        write_results(options.json, source, {"cost": options.cost, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from roster_client.calibrate_command import started_runner
 from roster_client.client import RosterClient
 from roster_client.events import Delta
@@ -197,13 +196,12 @@ def main() -> None:
     measures = compare(live, trace, setup)
     Console().print(table(measures))
     if options.json is not None:
-        record: dict[str, Any] = {
-            **provenance("bench.simulator_check", ("numpy", "torch")),
+        numbers: dict[str, Any] = {
             "cost_model": model.model_dump(),
             "fit_error": asdict(error),
             "times_s": {name: asdict(one) for name, one in measures.items()},
         }
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_results(options.json, provenance("bench.simulator_check", ("numpy", "torch")), numbers)
     sys.exit(0 if within_bar(measures) else 1)
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.document import write_results
 from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
 from runner_svc.cuda.skinny_product import SkinnyProducts
@@ -154,9 +153,9 @@ def main() -> None:
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(times)
     if arguments.output:
-        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"])
+        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"], card())
         numbers = {"copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
-        write_results(arguments.output, source, card(), numbers)
+        write_results(arguments.output, source, numbers)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Three comparisons on the simulator, policies `static` and `fcfs`, prompts of 16 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.simulator.cost_model import CostModel, load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
@@ -122,8 +121,8 @@ def main() -> None:
     cost = load_cost_model(options.cost)
     rows = compare(cost)
     if options.json:
-        record = {**provenance("bench.static_batching", ("numpy",)), "cost": cost.name, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        source = provenance("bench.static_batching", ("numpy",))
+        write_results(options.json, source, {"cost": cost.name, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.document import write_results
 from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
 from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_header, print_line
@@ -219,8 +218,8 @@ def main() -> None:
     for row in rows:
         print_line(row)
     if arguments.output:
-        source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"])
-        write_results(arguments.output, source, card(), {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
+        source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"], card())
+        write_results(arguments.output, source, {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from protos import inference_pb2 as pb
 
@@ -40,11 +40,13 @@ class Endpoints:
 
     @classmethod
     def from_settings(cls, **given: str | None) -> Self:
-        """What is given; the rest as `roster-scheduler` would take it from the environment and its defaults."""
+        """What is given; the rest as `roster-scheduler` would take it from the environment and its defaults.
+
+        Raises ValueError for settings that can't be used.
+        """
         from scheduler_svc.settings import SchedulerSettings
 
-        explicit: Any = {name: value for name, value in given.items() if value is not None}
-        settings = SchedulerSettings(**explicit)
+        settings = SchedulerSettings.read(**{name: value for name, value in given.items() if value is not None})
         return cls(settings.listen, settings.admin_listen, settings.link, settings.metrics_listen)
 
     @classmethod

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner_svc.backend import Backend
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
 _TEST_CONTEXT_LENGTH = 8192
-
-
-class UnusableSettings(ValueError):
-    """The settings can't be served on this machine; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)

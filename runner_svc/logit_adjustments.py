@@ -18,14 +18,13 @@ from runner_svc.slot_state import SlotState
 def adjust_logits(logits: Tensor, params: np.void, state: SlotState, position: int) -> None:
     """Changes one row's `logits`, float32 [V], in place; `position` is that of the token to be drawn."""
     if params["repetition_penalty"] != 1:
-        seen = _tensor(np.unique(state.tokens[:position]), logits)
+        seen = _tensor(state.tokens[:position], logits).unique()
         values = logits[seen]
         penalty = float(params["repetition_penalty"])
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if params["frequency_penalty"] != 0 or params["presence_penalty"] != 0:
-        ids, counts = np.unique(state.tokens[state.prompt_len : position], return_counts=True)
-        penalties = counts.astype(np.float32) * params["frequency_penalty"] + params["presence_penalty"]
-        logits[_tensor(ids, logits)] -= torch.from_numpy(penalties).to(logits.device)
+        ids, counts = _tensor(state.tokens[state.prompt_len : position], logits).unique(return_counts=True)
+        logits[ids] -= counts.float() * float(params["frequency_penalty"]) + float(params["presence_penalty"])
     if len(state.bias_ids):
         bias = torch.from_numpy(state.bias_values.copy()).to(logits.device)
         logits.index_add_(0, _tensor(state.bias_ids, logits), bias)

@@ -15,16 +15,15 @@ from types import FrameType
 
 import structlog
 import zmq
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from runner_svc.backend_factory import UnusableSettings, build_backend
+from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
@@ -41,9 +40,9 @@ log = structlog.get_logger()
 def main() -> None:
     """Entry point of the command."""
     try:
-        settings = RunnerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        sys.exit(_complain(_sentences(error)))
+        settings = RunnerSettings.read(_cli_parse_args=True)
+    except UnusableSettings as error:
+        sys.exit(_complain(str(error)))
     configure_logs(settings.log_format, settings.log_level)
     status = serve(settings)
     if status == _BROKEN:
@@ -128,12 +127,6 @@ def _leave_at_once(number: int, frame: FrameType | None) -> None:
 def _complain(text: str) -> int:
     print(f"roster-runner: {text}", file=sys.stderr)
     return 2
-
-
-def _sentences(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
 
 
 if __name__ == "__main__":

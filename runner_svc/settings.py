@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    JsonConfigSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import SettingsConfigDict
+
+from runner_svc.setting_sources import ServiceSettings
 
 
 def default_cache_folder() -> Path:
@@ -25,7 +22,7 @@ def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roster"
 
 
-class RunnerSettings(BaseSettings):
+class RunnerSettings(ServiceSettings):
     """What an operator may set on `roster-runner`."""
 
     model_config = SettingsConfigDict(
@@ -72,8 +69,9 @@ class RunnerSettings(BaseSettings):
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
         "auto",
-        description="Type of the KV cache on a GPU; auto: the type it computes in. fp8_e4m3 takes half the memory and "
-        "half the time to read, and rounds keys and values to 4 significant bits.",
+        description="Type of the KV cache on a GPU; auto: the type it computes in. fp8_e4m3 takes half the memory, "
+        "makes attention faster for decoding rows, the more and longer they are, and slower for prompts, and rounds "
+        "keys and values to 4 significant bits.",
     )
     gpu_memory: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory that may be used.")
     max_step_tokens: int | None = Field(
@@ -115,16 +113,3 @@ class RunnerSettings(BaseSettings):
         if (self.runner_key is None) != (self.scheduler_key is None):
             raise ValueError("runner_key and scheduler_key encrypt the link together: set both, or neither")
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and arguments win over the environment, which wins over the file."""
-        file = JsonConfigSettingsSource(settings_cls, json_file=os.environ.get("ROSTER_SETTINGS"))
-        return init_settings, env_settings, file

@@ -1,9 +1,10 @@
 """Which runner a waiting sequence goes to, where there are several.
 
 Sequences leave the shared queue in its order, as long as some runner has room, and wait in that runner's own short
-queue for its next plan. The choice is between two: the least loaded runner, and the one where the prefix of this
-prompt was placed last; the latter if the positions that it spares outweigh its load. Both are found without looking at
-all runners: by a heap that is corrected lazily, and by a bounded map from names of prefixes to runners.
+queue for its next plan. The choice is between two: the least loaded runner (by the prompt positions that it has yet to
+compute, and by its slots), and the one where the prefix of this prompt was placed last; the latter if the positions
+that it spares outweigh its load. Both are found without looking at all runners: by a heap that is corrected lazily, and
+by a bounded map from names of prefixes to runners.
 
 What a plan could not seat goes back to the shared queue, so nothing is stuck behind a runner that turned out to be
 full, and nothing has to be undone when a runner leaves. With a single runner the shared queue is its own.
@@ -106,7 +107,7 @@ class Placement:
         scheduler = self._schedulers.get(session)
         if scheduler is None:
             return
-        load = (scheduler.table.num_running + self._queues[session].num_placed) / scheduler.table.num_slots
+        load = _load(scheduler, self._queues[session])
         if self._loads.get(session) != load:
             self._loads[session] = load
             heapq.heappush(self._by_load, (load, session))
@@ -244,6 +245,16 @@ class Placement:
             and len(scheduler.table.free) > queue.num_placed
             and (needed <= pool.num_free or not (scheduler.table.num_running or queue))
         )
+
+
+def _load(scheduler: Scheduler, queue: PlacedQueue) -> float:
+    """Full steps that a prompt waits for if it goes there now; a runner whose slots are all taken counts as one more.
+
+    By slots alone a runner with long prompts before it would seem free, and one beside it have nothing to compute.
+    """
+    table = scheduler.table
+    slots = (table.num_running + queue.num_placed) / table.num_slots
+    return slots + (table.backlog + queue.placed_tokens) / scheduler.hello.max_step_tokens
 
 
 def _landmarks(names: list[bytes]) -> list[bytes]:

@@ -12,8 +12,6 @@ from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.sequence import Request, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 
-_ONE = np.array(1, np.int32)
-
 
 def request_view(request: Request) -> RequestView:
     """The request without its tokens (made once: nothing in it changes)."""
@@ -62,11 +60,7 @@ def load_view(
     now_s: float,
 ) -> Load:
     """One runner, which said `hello`, and the queue, when the slots `decode` are to decode."""
-    running, backlog = table.num_running, 0
-    if len(decode) < running:
-        lags = table.lag
-        behind = (lags > _ONE).nonzero()[0]
-        backlog = int(lags[behind].sum()) if len(behind) else 0
+    running = table.num_running
     return Load(
         running=running,
         decoding=len(decode),
@@ -79,7 +73,7 @@ def load_view(
         max_step_tokens=hello.max_step_tokens,
         now_s=now_s,
         context=int(np.add.reduce(table.planned[decode])),
-        prompt_backlog=backlog,
+        prompt_backlog=table.backlog if len(decode) < running else 0,
         itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
         tile_tokens=tile_tokens(hello),
     )

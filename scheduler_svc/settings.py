@@ -5,22 +5,17 @@ Every field states its unit; `roster-scheduler --help` prints them all.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    JsonConfigSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import SettingsConfigDict
 
+from scheduler_svc.setting_sources import ServiceSettings
 from scheduler_svc.waiting.tenant_limits import TenantLimits
 
 
-class SchedulerSettings(BaseSettings):
+class SchedulerSettings(ServiceSettings):
     """What an operator may set on `roster-scheduler`."""
 
     model_config = SettingsConfigDict(
@@ -140,20 +135,7 @@ class SchedulerSettings(BaseSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: set both, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca asks for certificates of clients, which takes tls_cert and tls_key too")
+            raise ValueError("tls_client_ca asks clients for certificates: set tls_cert and tls_key too")
         if (self.link_key is None) != (self.link_runners is None):
             raise ValueError("link_key and link_runners encrypt the link together: set both, or neither")
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and arguments win over the environment, which wins over the file."""
-        file = JsonConfigSettingsSource(settings_cls, json_file=os.environ.get("ROSTER_SETTINGS"))
-        return init_settings, env_settings, file

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from bench.client_agreement.clients import guidellm, ours
 from bench.client_agreement.comparison import BAR, Side, compared, overlapping, print_rows
 from bench.client_agreement.witness import Witness
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from roster_client.stack import Endpoints, Stack
 from runner_svc.byte_tokenizer import build_byte_tokenizer
 from runner_svc.model.source import model_folder
@@ -106,8 +106,7 @@ def main() -> None:
     if options.json:
         source = provenance("bench.client_agreement", ("smg", "aiohttp"))
         counts = {name: side.counts for name, side in sides.items()}
-        record = {**source, "guidellm": version, "counts": counts, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_results(options.json, source, {"guidellm": version, "counts": counts, "rows": rows})
     sys.exit(any(row["judged"] and abs(row["difference"]) > BAR for row in rows))
 
 

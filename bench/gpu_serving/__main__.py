@@ -1,7 +1,14 @@
 """Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
 
-    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:240:1024 14:420:1024 18:500:1024
-    python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192 --online 30:700:2048 55:1300:2048 --decode 64
+    python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:160:1024 14:260:1024 18:330:1024
+        --policy sjf --policy-parameters '{"ageing_s":2,"prompt_weight":1,"finish_tokens":1152}'
+        --scheduler-flag=--busy-poll-us=3000 --scheduler-flag=--plan-lead-ms=2 --scheduler-flag=--flush-ms=2
+        --scheduler-flag=--runner-timeout-s=60
+    python -m bench.gpu_serving --shape qwen3-0.6b --offline fcfs:8192,depth=3 ljf:8192,depth=3
+        --online 30:300:1536 55:550:1536 --decode 64
+        --policy sjf --policy-parameters '{"ageing_s":0.5,"prompt_weight":1}'
+        --scheduler-flag=--busy-poll-us=3000 --scheduler-flag=--plan-lead-ms=3 --scheduler-flag=--flush-ms=2
+        --scheduler-flag=--runner-timeout-s=60
     python -m bench.gpu_serving --device null --offline fcfs:512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
 
 Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
@@ -9,7 +16,7 @@ exactly the trace's output lengths, over gRPC (Session). Three kinds of load: al
 open-loop client (RATE:REQUESTS:STEP_TOKENS); a full batch that decodes, for what the GPU idles between steps. TTFT
 counts from the time at which a request was due. A load may bring settings of its own behind commas: `depth`,
 `plan_lead_ms`, any other is the policy's (`8:160:1024,finish_tokens=1152`). The scheduler is replaced between loads
-whose settings differ, the runner is not.
+whose settings differ, the runner is not. What `--profile` adds goes into a file beside that of `--json`, NAME-profiled.
 """
 
 from __future__ import annotations
@@ -24,9 +31,9 @@ from typing import Any
 
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
-from bench.gpu_serving.service import Scheduling, Service, parameters
+from bench.gpu_serving.service import Scheduling, Service, card_of, parameters
 from bench.gpu_serving.step_record import StepRecord
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES, write_folder
 
 TRACE = "azure_conv_2023_busiest2000.csv"
@@ -38,6 +45,7 @@ WARM_UP = ("--requests=30", "--rate=30")
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
 GPU_PACKAGES = ("torch", "cupy-cuda13x")
 TEST_VOCABULARY = 512
+PROFILER_GAP = "profiler_gap_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         if load.profiled and arguments.device == "cuda":
             times_us, names = service.kernels()
             gaps = report.boundary_gaps(times_us, names) if len(names) else times_us[:, 0]
-            row |= {"profiler_gap_us": report.percentiles(gaps), "profiler_steps": len(gaps)}
+            row |= {PROFILER_GAP: report.percentiles(gaps), "profiler_steps": len(gaps)}
     return {"ready_s": service.ready_s, "loads": numbers}
 
 
@@ -147,7 +155,8 @@ def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str,
     during = steps.between(int(record.due.min()), int(record.delta_times.max()))
     row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
     row["runner"] = report.step_numbers(during, depth)
-    row["sampled_steps"] = report.sampled_steps(during)
+    if not load.profiled:
+        row["sampled_steps"] = report.sampled_steps(during)
     if load.batch is not None:
         row["decode"] = report.decode_numbers(during, load.batch, depth)
     return row
@@ -156,6 +165,15 @@ def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str,
 def vars_of(scheduling: Scheduling) -> dict[str, Any]:
     """For JSON."""
     return {"policy": scheduling.policy, "parameters": scheduling.policy_parameters, "depth": scheduling.depth}
+
+
+def write_loads(path: Path, source: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Loads under the profiler go into a file of their own, which the next run, if it has none, leaves as it is."""
+    profiled = [load for load in measured["loads"] if PROFILER_GAP in load]
+    others = [load for load in measured["loads"] if PROFILER_GAP not in load]
+    write_results(path, source, {**measured, "loads": others})
+    if profiled:
+        write_results(path.with_stem(f"{path.stem}-profiled"), source, {**measured, "loads": profiled})
 
 
 def print_tables(shape: str, loads: list[dict[str, Any]]) -> None:
@@ -193,20 +211,14 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Entry point."""
     arguments = parse_arguments()
-    on_gpu = arguments.device == "cuda"
-    source = provenance("bench.gpu_serving", [*PACKAGES, *(GPU_PACKAGES if on_gpu else ())])
     with tempfile.TemporaryDirectory() as folder:
         measured = asyncio.run(measure(arguments, Path(folder)))
-    card = {}
-    if on_gpu:  # only now: the runner is gone, and a context of this process would have taken memory
-        from bench.gpu_timing import card as find_card
-
-        card = find_card()
-    print(f"\n{source['command']}\n{card or arguments.device}; ready in {measured['ready_s']:.1f} s")
+    packages = [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())]
+    source = provenance("bench.gpu_serving", packages, card_of(arguments.device))
+    print(f"\n{source['command']}\n{source['card']}; ready in {measured['ready_s']:.1f} s")
     print_tables(arguments.shape, measured["loads"])
     if arguments.json:
-        content = {**source, "card": card, "shape": arguments.shape, **measured}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_loads(arguments.json, source, {"shape": arguments.shape, **measured})
 
 
 if __name__ == "__main__":

@@ -23,11 +23,33 @@ from runner_svc.logs import configure_logs
 from runner_svc.main import serve
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
 Times = dict[int, list[int]]
 """By plan: the values of a row of StepRecord, as far as they have come."""
+
+
+class TimedPlan:
+    """A plan under way that notes when its result was there.
+
+    It holds the plan, and not the plan it: of each step a circle would be left to the garbage collector, whose pauses
+    would be measured as the runner's.
+    """
+
+    def __init__(self, launched: LaunchedPlan, times: list[int]) -> None:
+        self._launched = launched
+        self._times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._launched, name)
+
+    def wait(self) -> plan_pb2.Result:
+        """As LaunchedPlan's."""
+        result = self._launched.wait()
+        self._times.append(time.monotonic_ns())
+        return result
 
 
 class RecordingSocket(PlanSocket):
@@ -51,16 +73,7 @@ class RecordingSocket(PlanSocket):
             launched = launch(number, plan)
             times = self._times[number]
             times += [begin, time.monotonic_ns()]
-
-            wait_for_it = launched.wait
-
-            def wait() -> plan_pb2.Result:
-                result = wait_for_it()
-                times.append(time.monotonic_ns())
-                return result
-
-            launched.wait = wait  # type: ignore[method-assign]
-            return launched
+            return TimedPlan(launched, times)  # type: ignore[return-value]
 
         runner.launch = recorded_launch  # type: ignore[method-assign]
         super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)
@@ -122,7 +135,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--profile", type=Path)
     arguments, flags = parser.parse_known_args()
-    settings = RunnerSettings(_cli_parse_args=flags)  # type: ignore[call-arg]
+    try:
+        settings = RunnerSettings.read(_cli_parse_args=flags)
+    except UnusableSettings as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     configure_logs(settings.log_format, settings.log_level)
     if arguments.profile is not None:
         signal.signal(signal.SIGUSR1, KernelProfiler(arguments.profile).switch)

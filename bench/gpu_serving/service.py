@@ -43,6 +43,15 @@ class Scheduling:
         return replace(self, policy_parameters=merged, depth=depth, flags=flags)
 
 
+def card_of(device: str) -> dict[str, Any] | None:
+    """The GPU that a service had; None for other devices. Only when its runner is gone: to ask takes memory of it."""
+    if device != "cuda":
+        return None
+    from bench.gpu_timing import card
+
+    return card()
+
+
 class Service:
     """Both processes. Use as `async with`; the scheduler is started by the first `schedule`."""
 

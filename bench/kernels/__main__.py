@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
-from bench.document import write_results
 from bench.gpu_timing import card
 from bench.kernels import attention, small
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 
 _RESULTS = Path(__file__).parents[1] / "results"
 
@@ -49,7 +48,8 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
     parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
     arguments = parser.parse_args()
-    origin, gpu = provenance("bench.kernels", ["torch", "cupy-cuda13x"]), card()
+    gpu = card()
+    origin = provenance("bench.kernels", ["torch", "cupy-cuda13x"], gpu)
     print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}", flush=True)
     measurements = list(measured(arguments.part or list(PARTS)))
     limits = ceilings()
@@ -61,7 +61,7 @@ def main() -> None:
     results = [as_json(measurement, limits) for measurement in measurements]
     path = arguments.output or results_path(gpu["card"])
     numbers = {"ceilings": limits, "empty_node_us": empty_node, "eager_launch_us": launch, "results": results}
-    write_results(path, origin, gpu, numbers)
+    write_results(path, origin, numbers)
     print(f"written to {path}; repeat: {origin['command']}")
 
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PACKAGES = ("roster-serve", "grpcio", "aiohttp", "numpy", "torch", "transformers")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -37,13 +38,29 @@ def command_line(program: str = "roster") -> str:
     return shlex.join([*program.split(), *sys.argv[1:]])
 
 
-def commit() -> str:
-    """The commit of the clone that this code runs from, "" outside one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+def commit(root: Path = ROOT) -> str:
+    """The commit of the clone that this code runs from, "-dirty" behind it where tracked files differ; "" if unknown.
+
+    Results in the tree don't count as a difference. A machine that was sent a copy of a clone has no repository, or one
+    of its own making: there `ROSTER_COMMIT` says it, of what `python -m bench.provenance` prints beside the clone.
+    """
+    told = os.environ.get("ROSTER_COMMIT", "").strip()
+    if told or not (root / ".git").exists():
+        return told
+    found = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if found and _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"):
+        return f"{found}-dirty"
+    return found
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says; "" where it fails, or there is none."""
+    command = ["git", "-C", str(root), "--no-optional-locks", *arguments]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
         return ""
-    answer = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()
+    return "" if answer.returncode else answer.stdout.strip()
 
 
 def processor() -> str:

@@ -45,6 +45,7 @@ from scheduler_svc.front.tenant import Tenants
 from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
 from scheduler_svc.operation.logs import configure_logs
+from scheduler_svc.setting_sources import FILE_VARIABLE
 from scheduler_svc.settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def main() -> None:
         told = pipe.readline()
         if not told:
             return  # it was not needed
+        os.environ.pop(FILE_VARIABLE, None)  # the line says all settings, while the file may have changed
         start = WorkerStart.model_validate_json(told)
     configure_logs(start.settings.log_format, start.settings.log_level)
     os.nice(NICENESS)

@@ -74,7 +74,8 @@ class Measurements:
         self.itl_s.add((times_s.repeat(tokens) - previous_s)[~is_first])
         if is_first.any():
             having = np.searchsorted(tokens.cumsum(), is_first.nonzero()[0], side="right")
-            with_first = [results[index] for index in np.unique(having).tolist()]
+            # Not np.unique, whose first call imports numpy.ma: tens of milliseconds, in which no stream goes on.
+            with_first = [results[index] for index in dict.fromkeys(having.tolist())]
             self.ttft_s.add(np.array([first_s for applied in with_first for first_s in _first_tokens_s(applied)]))
         steps_s = np.array([applied.step_s for applied in results])
         self.step_s.add(steps_s)

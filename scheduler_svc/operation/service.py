@@ -16,8 +16,6 @@ from types import FrameType
 
 import structlog
 import zmq
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.front.doors import Doors
@@ -29,6 +27,7 @@ from scheduler_svc.metrics.server import MetricsServer
 from scheduler_svc.operation.exposure import exposed
 from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.operation.worker_supervisor import WorkerSupervisor
+from scheduler_svc.setting_sources import UnusableSettings
 from scheduler_svc.settings import SchedulerSettings
 
 FENCED = 3
@@ -44,9 +43,9 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
     `first_worker`: from `spawn_worker`; ended if settings ask for none. Must run in the main thread.
     """
     try:
-        settings = SchedulerSettings(_cli_parse_args=True)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        return _complain(_sentence(error))
+        settings = SchedulerSettings.read(_cli_parse_args=True)
+    except UnusableSettings as error:
+        return _complain(str(error))
     else:
         configure_logs(settings.log_format, settings.log_level)
         if not settings.front_workers:
@@ -147,12 +146,6 @@ def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: s
         loop.stop()
         engine.join()
         os.close(reader)
-
-
-def _sentence(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    return "; ".join(f"setting {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
 
 
 def _complain(sentence: str) -> int:

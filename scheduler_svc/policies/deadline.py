@@ -109,8 +109,9 @@ class Deadline(Policy):
 
     def _pace(self, load: Load) -> Pace:
         """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
-        tokens = max(1, self.budget(load).prefill_tokens)
-        step_s = max(1e-6, self._model.seconds(tokens, load.decoding, load.context, load.tile_tokens))
-        decode_s = max(1e-6, self._model.seconds(0, load.decoding, load.context))
+        one = load.of_one_runner()
+        tokens = max(1, self.budget(one).prefill_tokens)
+        step_s = max(1e-6, self._model.seconds(tokens, one.decoding, one.context, one.tile_tokens))
+        decode_s = max(1e-6, self._model.seconds(0, one.decoding, one.context))
         ends_per_s = max(1, load.running) / max(1.0, self._mean_output) / decode_s
-        return Pace(tokens / step_s, ends_per_s, load.slots - load.decoding, decode_s)
+        return Pace(tokens / step_s, max(1, load.runners), ends_per_s, load.slots - load.decoding, decode_s)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from scheduler_svc.policy import RequestView
 
+Numbers = Any
+"""A number, or an array of as many as there are promises."""
 _KEPT_S = 5.0
 """A promise that was broken is forgotten after this: its request may have been cancelled, which nobody tells."""
 
@@ -17,13 +20,24 @@ class Pace:
     """How fast the backlog shrinks now."""
 
     tokens_per_s: float
-    """Prompt tokens computed, if prompts had every step's budget."""
+    """Prompt tokens that one runner computes, if prompts had every step's budget."""
+    num_runners: int
     ends_per_s: float
-    """Slots that become free."""
+    """Slots that become free, of all runners."""
     free_slots: int
     """Slots of sequences that decode not yet: what is owed may be seated already."""
     step_s: float
     """A step's time: the least that a first token takes once its prompt is computed."""
+
+    def first_tokens_s(self, work: Numbers, tokens: Numbers, rank: Numbers) -> Numbers:
+        """When the first token comes of a prompt of `tokens`, the last of so much work and the `rank`-th in order.
+
+        What is ahead is dealt out to all runners, so that the prompt begins by its share at the latest (R. L. Graham,
+        Bounds on multiprocessing timing anomalies, 1969); the prompt itself is one runner's.
+        """
+        computed = ((work - tokens) / self.num_runners + tokens) / self.tokens_per_s
+        seated = np.maximum(0, rank - self.free_slots) / self.ends_per_s
+        return np.maximum(computed, seated) + self.step_s
 
 
 class Promises:
@@ -40,21 +54,19 @@ class Promises:
     def wait_s(self, deadline_s: float, tokens: int, pace: Pace) -> float:
         """How long a request with this deadline would wait for its first token, earliest deadline first."""
         place = int(self._deadlines.searchsorted(deadline_s, "right"))
-        ahead = int(self._tokens[:place].sum()) + tokens
-        return max(ahead / pace.tokens_per_s, max(0, place + 1 - pace.free_slots) / pace.ends_per_s) + pace.step_s
+        ahead = int(self._tokens[:place].sum())
+        return float(pace.first_tokens_s(ahead + tokens, tokens, place + 1))
 
     def breaks(self, deadline_s: float, tokens: int, pace: Pace, now_s: float) -> bool:
         """Would taking the request break a promise with a later deadline that holds without it?"""
         place = int(self._deadlines.searchsorted(deadline_s, "right"))
         if place == len(self._ids):
             return False
-        work = np.cumsum(self._tokens)[place:]
+        own, work = self._tokens[place:], np.cumsum(self._tokens)[place:]
         rank = np.arange(place + 1, len(self._ids) + 1)
-        slack = self._deadlines[place:] - now_s - pace.step_s
-        without = np.maximum(work / pace.tokens_per_s, np.maximum(0, rank - pace.free_slots) / pace.ends_per_s)
-        added = np.maximum(
-            (work + tokens) / pace.tokens_per_s, np.maximum(0, rank + 1 - pace.free_slots) / pace.ends_per_s
-        )
+        slack = self._deadlines[place:] - now_s
+        without = pace.first_tokens_s(work, own, rank)
+        added = pace.first_tokens_s(work + tokens, own, rank + 1)
         return bool(((without <= slack) & (added > slack)).any())
 
     def add(self, request: RequestView, deadline_s: float) -> None:

@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from scheduler_svc.policy.interface import Policy
+from scheduler_svc.wrong_values import wrong_values
 
 ENTRY_POINT_GROUP = "roster.policies"
 
@@ -51,14 +51,7 @@ def load_policy(name: str, parameters: dict[str, Any]) -> Policy:
     try:
         return found(found.Parameters(**parameters))
     except ValidationError as error:
-        problems = "; ".join(map(_problem, error.errors()))
         known = ", ".join(found.Parameters.model_fields)
         raise WrongParameters(
-            f"policy {name!r} does not take these parameters: {problems}. It knows: {known}"
+            f"policy {name!r} does not take these parameters: {wrong_values(error)}. It knows: {known}"
         ) from error
-
-
-def _problem(error: ErrorDetails) -> str:
-    """One line of what pydantic found; what is wrong with two parameters together has no place."""
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message

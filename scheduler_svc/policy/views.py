@@ -56,7 +56,11 @@ class RunningView(NamedTuple):
 
 
 class Load(NamedTuple):
-    """State of one runner (for `admit`: of all) and of the shared queue when a step is planned."""
+    """State of one runner and of the shared queue when a step is planned.
+
+    For `admit`, of all runners: sums, but for the queue, the largest block, the tightest target and the largest tile.
+    A step is one runner's, so that estimates of steps, and `budget`, take `of_one_runner`.
+    """
 
     running: int
     decoding: int
@@ -76,6 +80,25 @@ class Load(NamedTuple):
     """Tightest ITL target of the sequences that decode."""
     tile_tokens: int = 1
     """Steps take their time by tiles of so many positions: a tile that is not full takes as long."""
+    runners: int = 1
+    """How many the sums are of."""
+
+    def of_one_runner(self) -> Load:
+        """What each of the runners has if it is dealt out evenly, rounded down; the queue is that of all."""
+        runners = self.runners
+        if runners <= 1:
+            return self
+        return self._replace(
+            running=self.running // runners,
+            decoding=self.decoding // runners,
+            slots=self.slots // runners,
+            free_blocks=self.free_blocks // runners,
+            blocks=self.blocks // runners,
+            max_step_tokens=self.max_step_tokens // runners,
+            context=self.context // runners,
+            prompt_backlog=self.prompt_backlog // runners,
+            runners=1,
+        )
 
 
 class Account(NamedTuple):

@@ -94,6 +94,12 @@ class SlotTable:
         """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
         return self.known - self.planned
 
+    @property
+    def backlog(self) -> int:
+        """Positions of prompts (and of what was preempted) that no plan computes yet."""
+        lags = self.lag
+        return int(lags[lags > 1].sum())
+
     def append(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
         """Each slot's sequence gets its token, with which it has so many."""
         self._recent[self._num_recent][slots] = tokens

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import zmq
@@ -182,9 +181,8 @@ class Calibrator:
     """An engine that listens at `endpoint` for the one runner to be timed."""
 
     def __init__(self, endpoint: str, seed: int = 0) -> None:
-        """Raises zmq.ZMQError when the endpoint can't be bound."""
-        values: dict[str, Any] = {"policy": "fcfs", "prefix_sharing": False, "retention_requests": 0}
-        settings = SchedulerSettings(**values)
+        """Raises zmq.ZMQError when the endpoint can't be bound, UnusableSettings for what the environment says."""
+        settings = SchedulerSettings.read(policy="fcfs", prefix_sharing=False, retention_requests=0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link = RunnerLink(
             self._context,

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protos import plan_pb2
+from scheduler_svc.wrong_values import wrong_values
 
 SHIPPED = Path(__file__).parent / "costs"
 
@@ -149,5 +150,7 @@ def load_cost_model(name: str) -> CostModel:
         raise UnknownCostModel(f"there is no cost model {name!r}: give a JSON file, or one of {known}")
     try:
         return CostModel.model_validate(json.loads(path.read_text()))
-    except (ValidationError, ValueError) as error:
+    except ValidationError as error:
+        raise UnknownCostModel(f"{path} is no cost model: {wrong_values(error)}") from error
+    except ValueError as error:
         raise UnknownCostModel(f"{path} is no cost model: {error}") from error

@@ -90,7 +90,7 @@ class Setup:
             "retention_requests": 0,
             "check": self.check,
         }
-        return SchedulerSettings(**values)
+        return SchedulerSettings.read(**values)
 
 
 class Simulation:

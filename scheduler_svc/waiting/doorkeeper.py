@@ -168,6 +168,7 @@ class Doorkeeper:
             prompt_backlog=sum(load.prompt_backlog for load in loads),
             itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),
             tile_tokens=max((load.tile_tokens for load in loads), default=1),
+            runners=len(loads),
         )
 
 

@@ -8,10 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.fit_costs import RESULTS, fit, served_ratios, served_steps
+from bench.fit_costs import ATTENTION, RESULTS, SERVING, fit, main, served_ratios, served_steps
 from scheduler_svc.simulator.cost_model import load_cost_model, shipped_cost_models
 
-STEPS, ATTENTION = max(RESULTS.glob("*-h200-steps.json")), max(RESULTS.glob("*-h200-attention-d128.json"))
+STEPS = max(RESULTS.glob("*-h200-steps.json"))
+"""The newest, which the models should fit too."""
+
+
+def test_the_bare_command_fits_the_shipped_models(tmp_path: Path) -> None:
+    main(["--output", str(tmp_path)])
+    written = sorted(tmp_path.glob("*.json"))
+    assert [path.stem for path in written] == ["h200-llama-3.1-8b", "h200-qwen3-0.6b"]
+    for path in written:
+        fitted, shipped = load_cost_model(str(path)), load_cost_model(path.stem)
+        for name, value in shipped.model_dump(exclude={"runner"}).items():
+            wanted = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+            assert getattr(fitted, name) == wanted, name
+        assert fitted.runner == shipped.runner
+
+
+def test_results_of_several_versions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([f"--output={tmp_path}", "--serving", *map(str, SERVING), *map(str, RESULTS.glob("*-8b-earlier.json"))])
+    assert "several versions of the code" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3-0.6b"])

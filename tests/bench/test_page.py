@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.document import write_results
 from bench.page import page_of
+from bench.provenance import write_results
 from bench.step_times import StepTimes
 from tests.support.pages import checked
 
@@ -27,9 +27,10 @@ def test_committed_results_have_a_page(path: Path) -> None:
 
 def test_what_steps_writes_has_a_page(tmp_path: Path) -> None:
     row = StepTimes("qwen3-0.6b", "runner", 64, 64, "graph", 2.5, 1.5, 2.0, 10.0, 20.0, 2.25, 0.125, 123_456.0)
-    source = {"command": "python -m bench.steps --output x", "date": "today", "versions": {"torch": "9.9"}}
+    source = {"command": "python -m bench.steps --output x", "date": "today", "commit": "c0ffee"}
+    source |= {"versions": {"torch": "9.9"}, "card": {"card": "a <card>"}}
     numbers = {"copy_tb_s": 4.125, "rows": [{name: getattr(row, name) for name in StepTimes.__dataclass_fields__}]}
-    write_results(tmp_path / "steps.json", source, {"card": "a <card>"}, numbers)
+    write_results(tmp_path / "steps.json", source, numbers)
     page = checked(page_of(json.loads((tmp_path / "steps.json").read_text())))
     for said in (
         "a &lt;card&gt;",

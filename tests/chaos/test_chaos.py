@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from tests.support.chaos import EOS_PROBABILITY, Havoc, Load, Outcome, settled
 from tests.support.processes import RosterProcesses
 
@@ -80,4 +80,4 @@ def report(outcome: Outcome, seconds: float) -> None:
     print(json.dumps(result, indent=1))
     if RESULT:
         source = provenance("pytest", ("grpcio", "pyzmq", "protobuf", "numpy"))
-        Path(RESULT).write_text(json.dumps({**result, **source}, indent=1) + "\n")
+        write_results(Path(RESULT), source, result)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.errors import UnavailableError
 from roster_client.events import Choice, Delta
@@ -142,4 +142,4 @@ def report(partings: list[Parting]) -> None:
     print(json.dumps(result, indent=1))
     if RESULT:
         source = provenance("pytest", ("torch", "grpcio", "pyzmq", "numpy"))
-        Path(RESULT).write_text(json.dumps({**result, **source}, indent=1) + "\n")
+        write_results(Path(RESULT), source, result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 from collections import Counter
@@ -21,7 +20,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.provenance import provenance
+from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.errors import NotFoundError, OverloadedError, RequestCancelledError
 from roster_client.events import Completion, Delta, FinishReason
@@ -177,7 +176,7 @@ def report(requests: int, outcomes: Counter[str], samples: dict[str, list[Usage]
         "growth": {name: asdict(growth(found)) for name, found in samples.items()},
     }
     source = provenance("pytest", ("grpcio", "pyzmq", "protobuf", "uvloop"))
-    Path(str(RESULT)).write_text(json.dumps({**result, **source}, indent=1) + "\n")
+    write_results(Path(str(RESULT)), source, result)
 
 
 async def test_a_hundred_times_the_capacity(roster: RosterProcesses) -> None:

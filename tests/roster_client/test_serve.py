@@ -9,6 +9,7 @@ import pytest
 
 from roster_client.errors import UnavailableError
 from roster_client.exit_codes import ExitCode
+from roster_client.stack import Endpoints
 from roster_client.sync_client import SyncRosterClient
 from tests.support.roster_command import RosterCommand, assert_gone, roster_command
 
@@ -65,6 +66,22 @@ def test_a_service_that_can_not_start_is_explained() -> None:
     with roster_command("serve", "--free-ports", "--model", "/nonexistent/model", "--device", "cpu") as command:
         assert command.exit_status() == ExitCode.FAILED
         assert "the runner died with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("ROSTER_DEPTH", "9", "setting depth: Input should be less than or equal to 3"),
+        ("ROSTER_TLS_KEY", "a.pem", "tls_cert and tls_key belong together: set both, or neither"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError) as refusal:
+        Endpoints.from_settings()
+    assert str(refusal.value) == sentence
 
 
 def test_addresses_and_free_ports_exclude_each_other() -> None:

@@ -99,6 +99,14 @@ def test_mistakes_are_one_sentence(files: tuple[str, str], arguments: list[str],
     assert words in result.stderr and "Traceback" not in result.output
 
 
+def test_what_a_cost_model_lacks_is_one_line(files: tuple[str, str]) -> None:
+    Path(files[1]).write_text(round_cost().model_copy(update={"token_s": -1.0, "link_s": -2.0}).model_dump_json())
+    result = roster("simulate", "--trace", files[0], "--cost", files[1])
+    assert result.exit_code == ExitCode.USAGE
+    problem = "Input should be greater than or equal to 0"
+    assert result.stderr == f"{files[1]} is no cost model: token_s: {problem}; link_s: {problem}\n"
+
+
 def test_wrong_rows_are_named(files: tuple[str, str]) -> None:
     Path(files[0]).write_text(TRACE + "0.6,0,3,a\n")
     result = roster("simulate", "--trace", files[0], "--cost", files[1])

@@ -78,7 +78,8 @@ def test_a_rejected_runner_ends_with_1_and_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--device", "tpu"], "device: Input should be"),
+        (["--device", "tpu"], "roster-runner: setting device: Input should be"),
+        (["--runner-key", "a.key"], "roster-runner: runner_key and scheduler_key encrypt the link together: set both"),
         (["--device", "hash", "--slots", "0"], "slots: Input should be greater than or equal to 1"),
         (["--device", "hash", "--kv-tokens", "8"], "kv_tokens is 8, less than one block of 16"),
         (["--device", "hash", "--slots", "600"], "max_step_tokens is 512, less than one for each of the 600 slots"),

@@ -30,20 +30,9 @@ def stack_with_runner(slots: int = 2, num_blocks: int = 32, **settings: object) 
     return stack, session
 
 
-def advance(stack: Stack, session: int, steps: int = 1) -> None:
-    """Whole turns: everything sent is executed and comes back."""
-    for _ in range(steps):
-        stack.step()
-        while stack.runners.execute(session):
-            pass
-        while stack.runners.deliver(session):
-            pass
-    stack.step()
-
-
 def finish(stack: Stack, session: int) -> None:
     for _ in range(500):
-        advance(stack, session)
+        stack.advance(session)
         if stack.engine.idle:
             return
     raise AssertionError("never idle")
@@ -68,7 +57,7 @@ def test_the_model_and_readiness_are_announced() -> None:
 def test_the_same_id_with_another_body_is_refused_and_with_the_same_body_attaches() -> None:
     stack, session = stack_with_runner()
     first = stack.submit([1, 2, 3], 20, request_id="same", digest=b"a")
-    advance(stack, session, 3)
+    stack.advance(session, 3)
     other = stack.submit([1, 2, 3], 20, request_id="same", digest=b"b")
     elsewhere = stack.submit([1, 2, 3], 20, request_id="same", digest=b"b", tenant="another")
     again = stack.submit([1, 2, 3], 20, request_id="same", digest=b"a")
@@ -93,7 +82,7 @@ def test_attached_tokens_and_later_steps_join_without_a_gap() -> None:
     """The result that arrives in the very step of the Attach is told once."""
     stack, session = stack_with_runner()
     first = stack.submit([5, 6], 30, request_id="r")
-    advance(stack, session, 4)
+    stack.advance(session, 4)
     stack.runners.execute(session)
     stack.runners.deliver(session)
     stack.front.put(b"other worker", attach=engine_pb2.Attach(handle=99, request_id="r"))
@@ -135,7 +124,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_stays_sound() -> None
 def test_cancel_ends_a_request_wherever_it_is(steps: int) -> None:
     stack, session = stack_with_runner(slots=1)
     running, waiting = stack.submit([1] * 9, 50), stack.submit([2] * 9, 50, n=2)
-    advance(stack, session, steps)
+    stack.advance(session, steps)
     for request in (running, waiting):
         stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
     finish(stack, session)
@@ -164,7 +153,7 @@ def test_cancel_by_id_answers_whether_there_is_such_a_request() -> None:
 def test_deadlines_count_in_the_queue_and_while_running() -> None:
     stack, session = stack_with_runner(slots=1)
     running, waiting = stack.submit([1], 90, timeout_ms=1000), stack.submit([2], 90, timeout_ms=500)
-    advance(stack, session, 2)
+    stack.advance(session, 2)
     stack.now_s = 0.6
     stack.step()
     assert reason_of(stack, waiting.first_sequence_id) is FinishReason.DEADLINE
@@ -177,10 +166,10 @@ def test_deadlines_count_in_the_queue_and_while_running() -> None:
 def test_a_cut_stream_is_cancelled_or_kept_for_its_time() -> None:
     stack, session = stack_with_runner()
     dropped, kept = stack.submit([1], 90), stack.submit([2], 90, keep_ms=1000)
-    advance(stack, session, 1)
+    stack.advance(session, 1)
     for request in (dropped, kept):
         stack.front.put(disconnect=engine_pb2.Disconnect(handle=request.handle))
-    advance(stack, session, 1)
+    stack.advance(session, 1)
     assert reason_of(stack, dropped.first_sequence_id) is FinishReason.CANCELLED
     assert kept.first_sequence_id is not None and stack.streams[kept.first_sequence_id].end is None
     stack.now_s = 1.5
@@ -191,7 +180,7 @@ def test_a_cut_stream_is_cancelled_or_kept_for_its_time() -> None:
 def test_a_cut_takes_back_what_was_sampled_beyond_the_stop_string() -> None:
     stack, session = stack_with_runner(retention_s=60, retention_requests=10)
     request = stack.submit([1, 2], 90, request_id="cut")
-    advance(stack, session, 8)
+    stack.advance(session, 8)
     assert request.first_sequence_id is not None
     cut = engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=3, stop_string="end")
     stack.front.put(cut=cut)
@@ -234,7 +223,7 @@ def test_received_tokens_are_continued_and_may_already_be_the_end() -> None:
 def test_without_a_runner_for_too_long_streams_end_unavailable() -> None:
     stack, session = stack_with_runner(no_runner_s=5)
     request = stack.submit([1], 90)
-    advance(stack, session, 2)
+    stack.advance(session, 2)
     stack.runners.kill(session)
     stack.step()
     stack.now_s = 4
@@ -262,11 +251,11 @@ def test_streams_of_a_worker_that_died_wait_for_their_clients() -> None:
     """Nothing is sent to the dead one; the new one may be asked to attach; after a time they are cancelled."""
     stack, session = stack_with_runner(attach_s=5.0)
     one, other = stack.submit([1], 90), stack.submit([2], 90)
-    advance(stack, session, 1)
+    stack.advance(session, 1)
     stack.front.put(b"new identity", hello=engine_pb2.WorkerHello(worker=0))
-    advance(stack, session, 2)
+    stack.advance(session, 2)
     sent = len(stack.streams[one.first_sequence_id].tokens)  # type: ignore[index]
-    advance(stack, session, 2)
+    stack.advance(session, 2)
     assert len(stack.streams[one.first_sequence_id].tokens) == sent  # type: ignore[index]
     stack.front.put(b"new identity", attach=engine_pb2.Attach(handle=99, request_id=one.submit.request_id))
     stack.step()
@@ -341,7 +330,7 @@ def test_a_command_that_can_not_be_used_harms_nobody() -> None:
 def test_finish_is_idempotent() -> None:
     stack, session = stack_with_runner()
     request = stack.submit([1], 50)
-    advance(stack, session, 1)
+    stack.advance(session, 1)
     assert request.first_sequence_id is not None
     sequence = stack.engine.book.sequence(request.first_sequence_id)
     assert sequence is not None

@@ -27,20 +27,9 @@ def stack_with_runner(slots: int = 2, **settings: object) -> tuple[Stack, int]:
     return stack, session
 
 
-def advance(stack: Stack, session: int, steps: int = 1, seconds: float = 0.0) -> None:
-    for _ in range(steps):
-        stack.step()
-        while stack.runners.execute(session):
-            pass
-        stack.now_s += seconds
-        while stack.runners.deliver(session):
-            pass
-    stack.step()
-
-
 def finish(stack: Stack, session: int) -> None:
     for _ in range(3000):
-        advance(stack, session)
+        stack.advance(session)
         if stack.engine.idle:
             return
     raise AssertionError("never idle")
@@ -57,11 +46,11 @@ def test_a_tenant_may_have_so_much_waiting() -> None:
     limits = {"*": TenantLimits(waiting=2, tokens=None, running=None, weight=1), "big": {"tokens": 10}}
     stack, session = stack_with_runner(slots=1, tenant_limits=limits)
     running = stack.submit([1], 8, tenant="small")
-    advance(stack, session)
+    stack.advance(session)
     small = [stack.submit([1], 2, tenant="small") for _ in range(3)]
     pair = stack.submit([1], 2, tenant="other", n=3)
     big = [stack.submit([1] * 4, 2, tenant="big", n=2), stack.submit([1] * 3, 2, tenant="big")]
-    advance(stack, session)
+    stack.advance(session)
     assert [request.refused is None for request in [running, *small, *big]] == [True, True, True, False, True, False]
     assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences wait, and 2 may")
     assert_refused(big[1], "8 of its prompt tokens wait, 3 more are too many: 10 may")
@@ -80,7 +69,7 @@ def test_a_tenant_may_run_so_many_and_others_pass_it() -> None:
     stack.step()
     seen: Counter[str] = Counter()
     for _ in range(400):
-        advance(stack, session)
+        stack.advance(session)
         (scheduler,) = stack.engine.pool.schedulers.values()
         tenants = Counter(sequence.request.tenant for sequence in scheduler.table.running())
         assert tenants["capped"] <= 2
@@ -101,11 +90,11 @@ def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> Non
 
     stack, session = stack_with_runner(slots=4, tenant_limits={"capped": {"running": 1}})
     requests = [stack.submit([1, 2], 12, tenant="capped") for _ in range(4)]
-    advance(stack, session)
+    stack.advance(session)
     stack.engine.change_policy(load_policy("priority", {}))
     stack.front.put(cancel=engine_pb2.Cancel(handle=requests[1].handle))
     for _ in range(200):
-        advance(stack, session)
+        stack.advance(session)
         assert sum(s.table.num_running for s in stack.engine.pool.schedulers.values()) <= 1
     assert stack.engine.idle and stack.engine.shares.num_tenants == 0
     ends = [stack.streams[r.first_sequence_id].end for r in requests if r.first_sequence_id is not None]
@@ -117,7 +106,7 @@ def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> Non
 def test_who_has_most_of_a_full_queue_gives_way() -> None:
     stack, session = stack_with_runner(slots=1, max_waiting_requests=8)
     stack.submit([1], 60, tenant="greedy")
-    advance(stack, session)
+    stack.advance(session)
     greedy = [stack.submit([1], 2, tenant="greedy") for _ in range(8)]
     stack.step()
     more = stack.submit([1], 2, tenant="greedy")
@@ -141,7 +130,7 @@ def test_weights_say_what_is_fair() -> None:
     limits = {"heavy": {"weight": 3}}
     stack, session = stack_with_runner(slots=1, max_waiting_requests=8, tenant_limits=limits)
     stack.submit([1], 60, tenant="heavy")
-    advance(stack, session)
+    stack.advance(session)
     heavy = [stack.submit([1], 2, tenant="heavy") for _ in range(8)]
     light = [stack.submit([1], 2, tenant="light") for _ in range(8)]
     stack.step()
@@ -152,7 +141,7 @@ def test_weights_say_what_is_fair() -> None:
 def test_a_request_that_runs_is_never_shed() -> None:
     stack, session = stack_with_runner(slots=4, max_waiting_requests=4)
     running = [stack.submit([1], 60, tenant="greedy") for _ in range(4)]
-    advance(stack, session)
+    stack.advance(session)
     waiting = [stack.submit([1], 2, tenant="modest", n=2) for _ in range(2)]
     rival = stack.submit([1], 2, tenant="rival")
     big_rival = stack.submit([1], 2, tenant="big", n=3)
@@ -169,7 +158,7 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     early = stack.submit([1, 2], 10, timeout_ms=200)
     stack.step()
     assert early.refused is None  # nothing is known yet: it may try
-    advance(stack, session, steps=80, seconds=0.1)
+    stack.advance(session, turns=80, turn_s=0.1)
     assert stack.engine.rate.known
     waiting = len(stack.engine.queue)
     needed_s = stack.engine.rate.wait_s(waiting)
@@ -188,7 +177,7 @@ def test_early_refusal_knows_who_goes_first_and_can_be_turned_off() -> None:
         stack, session = stack_with_runner(slots=2, **settings)
         for _ in range(60):
             stack.submit([1, 2], 10)
-        advance(stack, session, steps=80, seconds=0.1)
+        stack.advance(session, turns=80, turn_s=0.1)
         urgent = stack.submit([1, 2], 10, timeout_ms=3000, priority=100)
         stack.step()
         assert (urgent.refused is not None) == refused, settings
@@ -205,7 +194,7 @@ def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
         tenant = f"t{rng.randrange(10)}"
         requests.append(stack.submit([1] * rng.randrange(1, 12), rng.randrange(1, 6), tenant=tenant))
         if number % 20 == 19:
-            advance(stack, session)
+            stack.advance(session)
             engine = stack.engine
             assert len(engine.queue) <= 50 and engine.queue.num_tokens <= 400
             assert len(engine.shares._order) <= 2 * 10 + 65
@@ -237,7 +226,7 @@ def test_shares_agree_with_a_count(seed: int) -> None:
             stack.submit(prompt, most, tenant=rng.choice("abcd"), n=rng.choice((1, 3)))
         if stack.requests and rng.random() < 0.3:
             stack.front.put(cancel=engine_pb2.Cancel(handle=rng.choice(list(stack.requests))))
-        advance(stack, session)
+        stack.advance(session)
         live = [s for r in stack.engine.book.live() for s in r.sequences if s.phase.value != "finished"]
         shares = stack.engine.shares
         for tenant in "abcd":

@@ -57,6 +57,23 @@ def test_new_work_spreads_by_load() -> None:
     finish(stack, requests)
 
 
+def test_nobody_waits_behind_a_long_prompt_where_another_runner_is_free() -> None:
+    """By slots alone the runner with the long prompt would be the less loaded one."""
+    stack = stack_with(2, policy_parameters={"step_tokens": 16})
+    requests = [stack.submit([number], 60) for number in range(4)]
+    advance(stack, 3)
+    requests.append(stack.submit([7] * 200, 4))
+    advance(stack, 2)
+    busy = next(s for s in stack.engine.pool.schedulers.values() if s.table.backlog)
+    assert 100 < busy.table.backlog < 200
+    requests += [stack.submit([number] * 10, 30) for number in (8, 9)]
+    advance(stack, 5)
+    assert all(len(request.streams[0].tokens) for request in requests[-2:])
+    assert busy.table.backlog
+    assert sorted(running(stack).values()) == [3, 4]
+    finish(stack, requests)
+
+
 def test_a_prefix_draws_its_like_unless_the_runner_is_much_busier() -> None:
     stack = stack_with(2, prefix_sharing=True)
     prefix = [9, 8, 7, 6] * 8

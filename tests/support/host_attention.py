@@ -66,7 +66,7 @@ class HostAttention:
             self._run(layer, queries, output, plan + 4 * words, prefill_words)
 
     def _run(self, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
-        words = np.ctypeslib.as_array(ctypes.cast(plan, ctypes.POINTER(ctypes.c_int32)), (plan_words,))
+        words = np.frombuffer(ctypes.string_at(plan, 4 * plan_words), np.int32)  # a cast would leave a circle
         config = self._config
         keys, values = self._cache.data[layer]
         for start, count, table_row, query in words[8 : 8 + 4 * words[0]].reshape(-1, 4).tolist():

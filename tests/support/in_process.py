@@ -281,6 +281,26 @@ class Stack:
         else:
             self.runners.deliver(session)
 
+    def whole_turn(self, *sessions: int, turn_s: float = 0.0, most_plans: int = 8) -> None:
+        """The engine steps, each runner executes what it was sent, `turn_s` seconds pass, and the results come back.
+
+        With 1 as `most_plans` a runner that has two keeps one under way; more than 8 none has.
+        """
+        self.step()
+        for session in sessions:
+            for _ in range(most_plans):
+                self.runners.execute(session)
+        self.now_s += turn_s
+        for session in sessions:
+            for _ in range(most_plans):
+                self.runners.deliver(session)
+
+    def advance(self, session: int, turns: int = 1, turn_s: float = 0.0) -> None:
+        """Whole turns with one runner, and a step that takes in what the last one brought."""
+        for _ in range(turns):
+            self.whole_turn(session, turn_s=turn_s)
+        self.step()
+
     def assert_clean(self) -> None:
         """Pool and queue are as they were before the first request."""
         assert not self.engine.queue and not self.engine.book.num_live

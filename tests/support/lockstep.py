@@ -7,13 +7,10 @@ from tests.support.in_process import Stack
 MOST_TURNS = 3000
 
 
-def advance(stack: Stack, turns: int = 1) -> None:
-    """So many turns."""
+def advance(stack: Stack, turns: int = 1, turn_s: float = 0.0) -> None:
+    """So many turns, of `turn_s` seconds each."""
     for _ in range(turns):
-        stack.step()
-        for session in list(stack.runners.runners):
-            stack.runners.execute(session)
-            stack.runners.deliver(session)
+        stack.whole_turn(*stack.runners.runners, turn_s=turn_s, most_plans=1)
 
 
 def advance_until_idle(stack: Stack) -> None:

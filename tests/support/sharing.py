@@ -29,11 +29,7 @@ class Service:
     def advance(self, turns: int = 1) -> None:
         """Whole turns: everything sent is executed and comes back."""
         for _ in range(turns):
-            self.stack.step()
-            while self.stack.runners.execute(self.session):
-                pass
-            while self.stack.runners.deliver(self.session):
-                pass
+            self.stack.whole_turn(self.session)
 
     def finish(self) -> None:
         for _ in range(5000):

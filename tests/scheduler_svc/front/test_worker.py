@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import psutil
@@ -140,14 +142,15 @@ async def test_status_and_steps() -> None:
 
 
 @asynccontextmanager
-async def _processes(count: int) -> AsyncIterator[tuple[list[subprocess.Popen[bytes]], str]]:
+async def _processes(count: int, **environment: str) -> AsyncIterator[tuple[list[subprocess.Popen[bytes]], str]]:
     """Worker processes that share a port, behind one fake engine."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"
         engine = FakeEngine(endpoint, byte_model("fake", "Fake", 300, 4096)).start()
         public = reserve("127.0.0.1:0")
         settings = SchedulerSettings(listen=public.address, admin_listen="", front_workers=count)
-        workers = [spawn_worker() for _ in range(count)]
+        with mock.patch.dict(os.environ, environment):
+            workers = [spawn_worker() for _ in range(count)]
         for index, worker in enumerate(workers):
             start_worker(worker, WorkerStart(worker=index, engine_endpoint=endpoint, settings=settings))
         try:
@@ -189,6 +192,12 @@ async def test_worker_processes_share_a_port_and_end_with_the_engine() -> None:
         assert [await asyncio.to_thread(worker.wait, 10) for worker in workers] == [0, 0]
         for channel in channels:
             await channel.close()
+
+
+async def test_a_worker_does_not_read_the_settings_file_again() -> None:
+    """It may have gone since the scheduler read it, and a dead worker's successor starts all the same."""
+    async with _processes(1, ROSTER_SETTINGS="/no/such/file.json") as (workers, _):
+        assert workers[0].poll() is None
 
 
 def _gone(pid: int) -> bool:

@@ -48,8 +48,8 @@ def bursts(seed: int, rate: float) -> Trace:
     )
 
 
-def run(trace: Trace, policy: str, **parameters: object) -> Outcome:
-    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05))
+def run(trace: Trace, policy: str, runners: int = 1, **parameters: object) -> Outcome:
+    outcome = simulate(trace, Setup(COST, policy=policy, parameters=parameters, spread=0.05, runners=runners))
     assert outcome.counters.policy_failures == 0
     return outcome
 
@@ -72,6 +72,30 @@ def test_more_requests_are_in_time_than_first_come_first_served(rate: float, rat
     assert all("first token" in reason for reason in deadline.refusals.values())
 
 
+def test_two_runners_are_trusted_with_twice_as_much() -> None:
+    """The wait is estimated from what both do: neither refuses for the other's decoding rows."""
+    refused, late = np.zeros(2), np.zeros(2)
+    for seed in range(1, 7):
+        for place, runners in enumerate((1, 2)):
+            outcome = run(bursts(seed, float(runners)), "deadline", runners, step_tokens=512)
+            refused[place] += len(outcome.refusals) / len(outcome.trace.requests) / 6
+            late[place] += late_share(outcome) / 6
+    print(refused, late)
+    assert refused[1] < refused[0], "two runners even bursts out better than one"
+    assert late[0] < 0.005 and late[1] < 0.03
+
+
+@pytest.mark.parametrize("runners", [1, 2, 4])
+def test_a_prompt_is_one_runners_however_many_there_are(runners: int) -> None:
+    """It takes 1.4 s by itself, and nobody else computes any of it."""
+    rng = random.Random(1)
+    short = [TraceRequest(t, 300, 20, ttft_target_ms=6000) for t in poisson(rng, 3, 0, 40)]
+    long = [TraceRequest(12.0 + 4 * i, 20_000, 5, ttft_target_ms=1000) for i in range(7)]
+    outcome = run(merged(short + long), "deadline", runners, step_tokens=512)
+    assert {outcome.trace.requests[i].prompt_tokens for i in outcome.refusals} == {20_000}
+    assert len(outcome.refusals) == 7
+
+
 def test_steps_are_short_enough_for_the_tightest_itl_target() -> None:
     trace = bursts(2, 0.7)
     assert np.percentile(run(trace, "fcfs").itl_s, 99) > 0.11
@@ -91,14 +115,14 @@ def promised(name: str, tokens: int) -> RequestView:
 
 
 def test_promises_weigh_what_is_owed_before_and_after() -> None:
-    promises, pace = Promises(), Pace(tokens_per_s=100, ends_per_s=2, free_slots=10, step_s=0.5)
+    promises, pace = Promises(), Pace(tokens_per_s=100, num_runners=1, ends_per_s=2, free_slots=10, step_s=0.5)
     for name, due_s, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
         promises.add(promised(name, tokens), due_s)
     assert promises.wait_s(3.0, 50, pace) == pytest.approx(1.5 + 0.5)
     assert promises.wait_s(1.0, 50, pace) == pytest.approx(0.5 + 0.5)
     assert not promises.breaks(3.0, 150, pace, now_s=0.0), "b: 4.5 + 0.5 s"
     assert promises.breaks(3.0, 151, pace, now_s=0.0)
-    crowded = Pace(tokens_per_s=1e9, ends_per_s=2, free_slots=0, step_s=0.5)
+    crowded = Pace(tokens_per_s=1e9, num_runners=1, ends_per_s=2, free_slots=0, step_s=0.5)
     assert promises.wait_s(20.0, 1, crowded) == pytest.approx(4 / 2 + 0.5)
     promises.keep(promised("b", 200), 5.0)
     assert promises.wait_s(20.0, 0, pace) == pytest.approx(1.5 + 0.5)
@@ -108,14 +132,15 @@ def test_promises_weigh_what_is_owed_before_and_after() -> None:
     assert len(promises) == 1
 
 
-def test_promises_against_a_list() -> None:
+@pytest.mark.parametrize("runners", [1, 3])
+def test_promises_against_a_list(runners: int) -> None:
     rng = random.Random(4)
     promises, owed = Promises(), dict[str, tuple[float, int]]()
-    pace = Pace(tokens_per_s=50, ends_per_s=1, free_slots=3, step_s=0.1)
+    pace = Pace(tokens_per_s=50, num_runners=runners, ends_per_s=1, free_slots=3, step_s=0.1)
     for number in range(400):
         name, due_s, tokens = str(number), float(rng.randrange(40)), rng.randrange(1, 90)
         ahead = [t for d, t in owed.values() if d <= due_s]
-        expected = max((sum(ahead) + tokens) / 50, max(0, len(ahead) + 1 - 3) / 1) + 0.1
+        expected = max((sum(ahead) / runners + tokens) / 50, max(0, len(ahead) + 1 - 3) / 1) + 0.1
         assert promises.wait_s(due_s, tokens, pace) == pytest.approx(expected)
         promises.add(promised(name, tokens), due_s)
         owed[name] = (due_s, tokens)

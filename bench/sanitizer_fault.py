@@ -1,0 +1,30 @@
+"""A kernel that is wrong on purpose, for `bench.sanitizer` to see that the tool would tell.
+
+compute-sanitizer --tool memcheck python -m bench.sanitizer_fault memcheck
+"""
+
+from __future__ import annotations
+
+import sys
+
+SOURCE = r"""
+extern "C" __global__ void wrong_on_purpose(int* out, int offset) {
+    __shared__ int shared[64];
+    shared[threadIdx.x] = threadIdx.x;
+    // no barrier: another warp may not have written yet
+    out[threadIdx.x + offset] = shared[63 - threadIdx.x];
+}
+"""
+
+
+def main() -> None:
+    import cupy
+
+    kernel = cupy.RawModule(code=SOURCE).get_function("wrong_on_purpose")
+    out = cupy.cuda.runtime.malloc(64 * 4)  # of its own, not from CuPy's pool, so that its end is known
+    kernel((1,), (64,), (cupy.uint64(out), cupy.int32(64 if sys.argv[1] == "memcheck" else 0)))
+    cupy.cuda.runtime.deviceSynchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""`python -m bench.sanitizer` with an imitation of compute-sanitizer: its filters, and what it calls clean."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import sanitizer
+from bench.sanitizer import FAULT, GROUPS, check_group, find_sanitizer, sees_faults
+from tests.support.documented_commands import ROOT
+
+IMITATION = """#!{python}
+import json, pathlib, sys
+arguments = sys.argv[1:]
+plan = json.loads(pathlib.Path({plan!r}).read_text())
+kind = "fault" if "bench.sanitizer_fault" in arguments else "tests"
+pathlib.Path({calls!r}).open("a").write(json.dumps(arguments) + "\\n")
+log = arguments[arguments.index("--log-file") + 1]
+for number, line in enumerate(plan[kind]):
+    pathlib.Path(log.replace("%p", str(number))).write_text("========= COMPUTE-SANITIZER\\n========= " + line + "\\n")
+print(plan["output"])
+sys.exit(plan["status"])
+"""
+CLEAN = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+HAZARDS = "RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warnings)"
+ERRORS = "ERROR SUMMARY: 64 errors"
+
+
+class Imitation:
+    """Says what it is told to say, and writes down how it was called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self._plan, self._calls = (folder / name for name in ("compute-sanitizer", "plan", "calls"))
+        names = {"python": sys.executable, "plan": str(self._plan), "calls": str(self._calls)}
+        self.path.write_text(IMITATION.format(**names))
+        self.path.chmod(0o755)
+
+    def says(
+        self, tests: list[str], fault: list[str] | None = None, output: str = "7 passed in 1s", status: int = 0
+    ) -> str:
+        fault = [HAZARDS] if fault is None else fault
+        self._plan.write_text(json.dumps({"tests": tests, "fault": fault, "output": output, "status": status}))
+        return str(self.path)
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in self._calls.read_text().splitlines()]
+
+
+@pytest.fixture
+def imitation(tmp_path: Path) -> Imitation:
+    return Imitation(tmp_path)
+
+
+def test_every_kernel_is_looked_at() -> None:
+    """A filter that fits no kernel looks at nothing and ends well, so the names must be the kernels' own."""
+    sources = [path.read_text("utf-8") for path in (ROOT / "kernels").glob("*.cu")]
+    kernels = [re.search(r'extern "C" __global__[^;{]*?(\w+)\(\n', source) for source in sources]
+    named = [name for group in GROUPS.values() for name in group.kernels]
+    assert sorted(named) == sorted(kernel[1] for kernel in kernels if kernel)
+    assert len(named) == len(sources)
+    files = [file for group in GROUPS.values() for file in group.files]
+    assert [file for file in files if not (ROOT / "tests" / "gpu" / f"{file}.py").exists()] == []
+    assert FAULT in (ROOT / "bench" / "sanitizer_fault.py").read_text("utf-8")
+
+
+def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -> None:
+    verdict = check_group(imitation.says([CLEAN, CLEAN]), "racecheck", "products", 2)
+    assert verdict.clean and (verdict.processes, verdict.tests_passed) == (2, 7)
+    (words,) = imitation.calls
+    command = " ".join(words)
+    assert "--tool racecheck --target-processes all" in command
+    assert "--kernel-name kne=skinny_product --kernel-name kne=embed" in command
+    assert "-m pytest -q -n 2 tests/gpu/test_skinny_product.py -k not (14336 or 28672)" in command
+
+
+@pytest.mark.parametrize(
+    ("tests", "output", "status"),
+    [
+        ([CLEAN, HAZARDS], "7 passed", 0),
+        ([ERRORS], "7 passed", 0),
+        ([], "7 passed", 0),  # the tool has not looked at any process
+        ([CLEAN], "7 skipped", 0),
+        ([CLEAN], "1 failed, 6 passed", 1),
+    ],
+)
+def test_what_is_not_clean(imitation: Imitation, tests: list[str], output: str, status: int) -> None:
+    assert not check_group(imitation.says(tests, output=output, status=status), "racecheck", "norm", 2).clean
+
+
+def test_a_tool_that_sees_nothing_is_not_believed(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sees_faults(imitation.says([CLEAN], [ERRORS]), "memcheck")
+    assert f"kne={FAULT}" in imitation.calls[-1]
+    assert not sees_faults(imitation.says([CLEAN], [CLEAN]), "racecheck")
+    assert ended(monkeypatch, imitation.says([CLEAN], [CLEAN])) == 1
+    assert ended(monkeypatch, imitation.says([CLEAN])) == 0
+    assert ended(monkeypatch, imitation.says([HAZARDS])) == 1
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, path: str) -> object:
+    """What `main` exits with."""
+    monkeypatch.setattr(sanitizer, "find_sanitizer", lambda: path)
+    monkeypatch.setattr(sys, "argv", ["sanitizer", "--tool", "racecheck", "--group", "norm"])
+    with pytest.raises(SystemExit) as end:
+        sanitizer.main()
+    return end.value.code
+
+
+def test_without_the_tool_it_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    with pytest.raises(FileNotFoundError, match="CUDA toolkit"):
+        find_sanitizer()

@@ -1,0 +1,73 @@
+"""No kernel gives shared memory back before it has read it, which neither the tests nor compute-sanitizer would show.
+
+An arrival at an mbarrier is not ordered behind loads from shared memory that are under way, as seen from asynchronous
+copies: a prefill of FP8 caches that did so passed under memcheck and racecheck, and failed by itself (bench/NOTES.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
+from runner_svc.cuda.gated_variant import GatedVariant
+from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.sources import kernel_folder
+from tests.support.machine_code import arrivals_before_loads_are_done, instructions
+from tests.support.nvrtc import compile_kernel, toolkit_folder
+
+if toolkit_folder() is None:
+    pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
+
+GIVES_BACK = """
+extern "C" __global__ void gives_back(const int* from, int* to) {
+    __shared__ __align__(16) int data[128];
+    __shared__ unsigned long long barrier;
+    data[threadIdx.x] = from[threadIdx.x];
+    __syncthreads();
+    unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(&barrier)), word;
+    unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(data + (threadIdx.x ^ 1)));
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(place) : "memory");
+    FENCE
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+    to[threadIdx.x] = word;
+}
+"""
+
+
+def machine_code(name: str, defines: dict[str, int | str]) -> bytes:
+    options = tuple(f"-D{key}={value}" for key, value in defines.items())
+    return compile_kernel(kernel_folder() / f"{name}.cu", "sm_90a", options)[0]
+
+
+@pytest.mark.parametrize(
+    ("fence", "is_early"), [("", True), ('asm volatile("fence.proxy.async.shared::cta;");', False)]
+)
+def test_the_check_sees_it(fence: str, is_early: bool, tmp_path: Path) -> None:
+    source = tmp_path / "gives_back.cu"
+    source.write_text(GIVES_BACK.replace("FENCE", fence))
+    code, _ = compile_kernel(source, "sm_90a")
+    assert any("SYNCS.ARRIVE" in one.text for one in instructions(code))
+    assert bool(arrivals_before_loads_are_done(code)) is is_early
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("fp8_cache", [False, True])
+def test_prefill(head_dim: int, fp8_cache: bool) -> None:
+    shape = AttentionShape("__nv_bfloat16", head_dim, 32, 8, 16, None, fp8_cache)
+    assert (
+        arrivals_before_loads_are_done(machine_code("paged_prefill_hopper", HopperPrefillVariant(shape).defines)) == []
+    )
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(9, 2), (128, 1)])
+def test_skinny_products(tokens: int, blocks: int) -> None:
+    variant = SkinnyVariant.choose(blocks, tokens, 4096, 4096)
+    defines = variant.defines | {"EPILOGUE": "EPILOGUE_GATED", "OUT": "__nv_bfloat16", "ACTIVATION": "silu"}
+    assert arrivals_before_loads_are_done(machine_code("skinny_product", defines)) == []
+
+
+def test_gated_products() -> None:
+    defines = GatedVariant(2, 128, 2, 1).defines | {"ACTIVATION": "silu", "SCALAR": "__nv_bfloat16"}
+    assert arrivals_before_loads_are_done(machine_code("gated_product", defines)) == []
