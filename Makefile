@@ -10,7 +10,7 @@ BUF    := .cache/buf/node_modules/.bin/buf
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
+.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,19 @@ serve: venv ## keep both services up, for `roster generate` and `roster chat`
 # xdist would hand out files with many tests first; tests/conftest.py puts those first that take long.
 test: venv ## the whole suite (tests of the dashboard and the alerts want Prometheus: apt-get install prometheus)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Not in .venv, whose torch is for the CPU: the extras are runner, scheduler, cuda and dev. Models' tests are on each device.
+MODEL_TESTS := tests/scheduler_svc/test_engine_parity.py tests/runner_svc/model tests/runner_svc/test_torch_backend.py \
+  tests/runner_svc/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py
+GPU_PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 8
+
+test-gpu: ## with an NVIDIA GPU and PYTHON=an environment for it: kernels, both paths, models, compute-sanitizer
+	@$(PYTHON) -c 'import cupy, torch; assert torch.cuda.is_available()' || \
+	  { echo "$(PYTHON) finds no GPU: install roster-serve[scheduler,runner,cuda,dev] and say PYTHON=..." >&2; exit 1; }
+	$(GPU_PYTEST) tests/gpu
+	ROSTER_CUDA_PORTABLE=1 $(GPU_PYTEST) tests/gpu
+	ROSTER_TEST_DEVICE=cuda $(GPU_PYTEST) $(MODEL_TESTS)
+	$(PYTHON) -m bench.sanitizer
 
 test-compose: venv ## build the images, stream from real containers, take them down
 	@if docker info >/dev/null 2>&1; then \

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from bench.gpu_timing import card, steady_microseconds
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
@@ -143,6 +144,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.gated_products", ["torch", "cupy", "numpy"], card())
     if arguments.tune:
         compile_all()
     print(f"{card()}: us (TFLOP/s)\nshape          rows  product             both                own", flush=True)
@@ -157,7 +160,6 @@ def main() -> None:
             print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:11]), flush=True)
         times += line
     if arguments.output:
-        source = provenance("bench.gated_products", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_serving.service import Scheduling, Service, card_of
+from bench.gpu_serving.service import NoService, Scheduling, Service, card_of
 from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.demo.prompts import DEMO_REQUESTS
@@ -148,10 +148,13 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, help="compare with what --write wrote")
     parser.add_argument("--json", type=Path, help="also write the comparison there")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        here = asyncio.run(answers(arguments, Path(folder)))
-    packages = PACKAGES if arguments.device == "cpu" else (*PACKAGES, "cupy-cuda13x")
-    source = provenance("bench.greedy_parity", packages, card_of(arguments.device))
+    source = provenance("bench.greedy_parity", PACKAGES if arguments.device == "cpu" else (*PACKAGES, "cupy"))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            here = asyncio.run(answers(arguments, Path(folder)))
+    except NoService as error:
+        sys.exit(str(error))
+    source |= {"card": card_of(arguments.device) or source["card"]}
     if arguments.write:
         write_results(arguments.write, source, {"answers": [asdict(answer) for answer in here]})
     if arguments.reference:

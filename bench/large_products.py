@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu_timing import card, graph_microseconds
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
@@ -103,11 +104,12 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.large_products", ["torch"], card())
     times = list(measure(arguments.shapes, arguments.rows))
     print(card())
     print_table(times)
     if arguments.output:
-        source = provenance("bench.large_products", ["torch"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from bench.gpu_timing import card, graph_microseconds
-from bench.kernels.attention import Bench, Shape
+from bench.kernels.attention import Bench
+from bench.kernels.attention_cases import Shape
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
 from runner_svc.cuda.module import num_multiprocessors
@@ -155,13 +157,14 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.mixed_attention", ["torch", "cupy", "numpy"], card())
     print(card())
     times = []
     for time in measure(arguments.shapes, arguments.tune):
         times.append(time)
         print_line(time)
     if arguments.output:
-        source = provenance("bench.mixed_attention", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
 
 

@@ -17,6 +17,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from bench.on_gpu import require_gpu
 from bench.random_model import SHAPES
 from bench.step_backend import DTYPE, backend_of, no_progress
 from bench.step_times import PROMPT
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("chunks", type=int, nargs="*", default=[64, 128, 256, 512, 1024, 2048])
     arguments = parser.parse_args()
+    require_gpu()
     config = ModelConfig.from_hugging_face(SHAPES[arguments.shape])
     weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
     layers = list(weights.layers)

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import DeviceType
 
 from bench.mixed_steps import DECODING, Mixing
+from bench.on_gpu import require_gpu
 from bench.random_model import SHAPES
 from bench.step_backend import backend_of
 from bench.steps import Decoding
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
     parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of mixed steps' chunks")
     arguments = parser.parse_args()
+    require_gpu()
     runner = Runner(backend_of(arguments.shape))
     vocab_size = ModelConfig.from_hugging_face(SHAPES[arguments.shape]).vocab_size
     for batch in arguments.batches:

@@ -20,12 +20,17 @@ from roster_client.bench.provenance import commit, processor, utc_now
 REQUIRED = ("command", "date", "commit", "card", "versions")
 """What every file of results must say of where it comes from."""
 UNKNOWN = "unknown"
+NOT_INSTALLED = "not installed"
+CUPY = "cupy"
+"""Stands for whichever of its distributions is there."""
+_CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", CUPY)
 
 
 def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Command (of `python -m module`), date (UTC), commit, processor, cores, package versions and card, ready for JSON.
 
-    `card` is what computed, of `bench.gpu_timing`; None stands for the processor.
+    `card` is what computed, of `bench.gpu_timing`; None stands for the processor. A package that is missing is recorded
+    as such: its version is not worth the numbers.
     """
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
@@ -34,12 +39,19 @@ def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | N
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
+        "versions": {"python": platform.python_version(), **dict(map(_version, packages))},
         "card": dict(card or {"card": processor()}),
     }
+
+
+def _version(package: str) -> tuple[str, str]:
+    """The distribution's name, and its version or NOT_INSTALLED."""
+    for name in _CUPY_DISTRIBUTIONS if package == CUPY else (package,):
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return package, NOT_INSTALLED
 
 
 def _known_commit() -> str:

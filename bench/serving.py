@@ -41,7 +41,7 @@ from roster_client.bench.summary import run_seconds
 from roster_client.bench.workload import Arrivals, Workload, make_workload
 from roster_client.client import EventStream, RosterClient
 from roster_client.events import Delta
-from roster_client.stack import Endpoints, Stack
+from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from scheduler_svc.simulator.trace import Trace, read_trace
 
 TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
@@ -205,7 +205,10 @@ def main() -> None:
     check_plots()
     console = Console()
     trace = make_trace(options)
-    runs, works = asyncio.run(measure_roster(options, trace, console))
+    try:
+        runs, works = asyncio.run(measure_roster(options, trace, console))
+    except (ServiceDiedError, NotReadyError) as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory() as folder:
         for system in BASELINES:
             for name, work in works.items():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu_timing import Launch, card, copy_bandwidth, graph_microseconds
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.rotated_weights import rotated_weights
@@ -148,12 +149,13 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.skinny_products", ["torch", "cupy", "numpy"], card())
     bandwidth = copy_bandwidth()
     times = list(measure(arguments.rows, arguments.tune))
     print(f"{card()}, copy {bandwidth:.2f} TB/s")
     print_table(times)
     if arguments.output:
-        source = provenance("bench.skinny_products", ["torch", "cupy-cuda13x", "numpy"], card())
         numbers = {"copy_tb_s": bandwidth, "times": [asdict(time) for time in times]}
         write_results(arguments.output, source, numbers)
 

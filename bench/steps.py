@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.gpu_timing import card, copy_bandwidth, graph_microseconds
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
@@ -199,6 +200,8 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.steps", ["torch", "cupy", "numpy"], card())
     bandwidth = copy_bandwidth()
     rows: list[StepTimes] = []
     for shape in arguments.shapes:
@@ -218,7 +221,6 @@ def main() -> None:
     for row in rows:
         print_line(row)
     if arguments.output:
-        source = provenance("bench.steps", ["torch", "cupy-cuda13x", "numpy"], card())
         write_results(arguments.output, source, {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
 
 

@@ -1,7 +1,8 @@
-"""From settings to a backend. torch is imported only for a real model: the test backends start without it."""
+"""From settings and a device to a backend. torch is imported only for a real model: test backends start without it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,35 +46,24 @@ class Sizes:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
-def build_backend(settings: RunnerSettings, progress: Progress) -> Backend:
-    """The backend that `settings` ask for, ready to compute.
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
+    """The backend that `settings` ask for on a device of `choose_device`, ready to compute.
 
     Raises UnusableSettings, ModelNotFound or UnsupportedModel, each with one sentence for the operator.
     """
-    if settings.device in ("hash", "null"):
-        _refuse_fp8_cache(settings, settings.device)
-        return _test_backend(settings)
-    try:
-        import torch  # noqa: F401
-
-        from runner_svc.gpu_probe import gpu_obstacle
-    except ImportError as error:
-        raise UnusableSettings(
-            f"a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"
-        ) from error
-    obstacle = gpu_obstacle() if settings.device != "cpu" else None
-    if settings.device == "cuda" and obstacle is not None:
-        raise UnusableSettings(f"device is 'cuda', but {obstacle}")
-    if settings.device == "cpu" or obstacle is not None:
+    if device == "cuda":
+        return _gpu_backend(settings, progress)
+    _refuse_fp8_cache(settings, device)
+    if device == "cpu":
         return _cpu_backend(settings, progress)
-    return _gpu_backend(settings, progress)
+    return _test_backend(settings, device)
 
 
-def _test_backend(settings: RunnerSettings) -> Backend:
+def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     sizes = Sizes.of(settings, on_gpu=False)
     num_blocks = sizes.num_blocks(settings.block_size) or 1
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
-    if settings.device == "hash":
+    if device == "hash":
         from runner_svc.hash_model import HashBackend, Poison
 
         token = settings.poison_token
@@ -116,7 +106,6 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
     if settings.weights == "random":
         raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
-    _refuse_fp8_cache(settings, "cpu")
     sizes = Sizes.of(settings, on_gpu=False)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -161,3 +150,20 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
             "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
             "or end other programs that use the GPU"
         ) from error
+    except _compile_errors() as error:
+        raise UnusableSettings(
+            f"CuPy can't compile the kernels ({_complaint(str(error))}): if CUDA's headers are missing, "
+            "pip install 'cupy-cuda13x[ctk]', which brings them, or set device to 'cpu'"
+        ) from error
+
+
+def _compile_errors() -> tuple[type[Exception], ...]:
+    """What CuPy raises for kernels that don't compile; nothing where CuPy was never imported, and raised nothing."""
+    compiler = sys.modules.get("cupy.cuda.compiler")
+    return (compiler.CompileException,) if compiler is not None else ()
+
+
+def _complaint(log: str) -> str:
+    """The first error in a compiler's log, which warnings may come before."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason is given"]
+    return next((line for line in lines if "error" in line), lines[0])

@@ -18,6 +18,7 @@ import zmq
 
 from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient, UnusableKey
+from runner_svc.device_choice import choose_device
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -66,8 +67,10 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         signal.signal(number, _leave_at_once)
     try:
         curve = _curve(settings)  # before the model: a wrong path is told at once
+        choice = choose_device(settings)
+        choice.tell()
         with LoadingProgress() as progress:
-            backend = build_backend(settings, progress)
+            backend = build_backend(settings, choice.device, progress)
         runner = Runner(backend, settings.runner_id)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
@@ -84,6 +87,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         "ready",
         model=backend.model.name,
         device=backend.device,
+        **choice.why,
         slots=backend.num_slots,
         blocks=backend.num_blocks,
         block_size=backend.block_size,

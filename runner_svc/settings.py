@@ -51,7 +51,9 @@ class RunnerSettings(ServiceSettings):
         description="Model to serve: a folder, a .gguf file, a hub id, or 'smollm2', which needs no hub.",
     )
     device: Literal["auto", "cpu", "cuda", "hash", "null"] = Field(
-        "auto", description="What computes; 'hash' and 'null' are test backends without a model."
+        "auto",
+        description="What computes; auto: a GPU that can be used, else the CPU, and the log says why; a GPU that is "
+        "full or ill ends the runner. 'hash' and 'null' are test backends without a model.",
     )
     dtype: Literal["auto", "bfloat16", "float16"] = Field(
         "auto",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,15 +49,15 @@ class ServiceSettings(BaseSettings):
         except SettingsError as error:
             raise UnusableSettings(_unreadable(error)) from error
 
-    @field_validator("*")
+    @field_validator("*", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         """Python takes what is not UTF-8 in flags and variables as lone surrogates, which nothing can send or print."""
-        if isinstance(value, str):
+        for text in _texts(value):
             try:
-                value.encode()
+                text.encode()
             except UnicodeEncodeError:
-                raise ValueError(f"{value!r} is not UTF-8: write it as UTF-8") from None
+                raise ValueError(f"{text!r} is not UTF-8: write it as UTF-8") from None
         return value
 
     @classmethod
@@ -70,6 +71,21 @@ class ServiceSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags and arguments win over the environment, which wins over the file."""
         return init_settings, Environment(settings_cls), SettingsFile(settings_cls)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of a value that a source gives: objects may be as deep as JSON is, so it does not call itself."""
+    rest = [value]
+    while rest:
+        match rest.pop():
+            case str() as text:
+                yield text
+            case Path() as path:
+                yield str(path)
+            case dict() as values:
+                rest += [*values, *values.values()]
+            case list() | tuple() as values:
+                rest += values
 
 
 class Environment(EnvSettingsSource):

@@ -22,6 +22,7 @@ from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, 
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
+from bench.on_gpu import require_gpu
 from roster_client.bench import provenance
 from roster_client.bench.record import RequestRecord, Run, RunHeader
 from roster_client.bench.record_file import write_run
@@ -92,6 +93,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Entry point."""
     options = parse_options()
+    require_gpu(options.device, kernels=False)
     workload = read_workload(options.workload)
     write_run(options.out, Run(header(options, workload), measured(options, workload)))
 

@@ -21,6 +21,7 @@ from bench.gpu_comparison.options import parse_options, records_file
 from bench.gpu_comparison.roster_side import card, command, settings
 from bench.gpu_comparison.table import line
 from bench.gpu_comparison.transformers_process import PREPARED
+from bench.on_gpu import require_gpu
 from roster_client.bench.record import Run
 from roster_client.bench.record_file import append_run
 from roster_client.bench.run_header import run_header
@@ -76,6 +77,7 @@ def main() -> None:
     if not seconds:
         return  # the other side is gone
     budget = Budget.of(float(seconds))
+    require_gpu(options.device, kernels=False)  # not before: it touches the card, on which Roster was being measured
     model = load(folder, options.device)
     sizes = BatchSizes(options.slots, options.step_tokens, options.kv_tokens, options.page_tokens)
     with continuous_batching(model, sizes) as system:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
-from bench.gpu_serving.service import Scheduling, Service, card_of, parameters
+from bench.gpu_serving.service import NoService, Scheduling, Service, card_of, parameters
 from bench.gpu_serving.step_record import StepRecord
 from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES, write_folder
@@ -43,7 +44,7 @@ DECODE_PROMPT, DECODE_OUTPUT, PROFILED_OUTPUT = 512, 512, 1536
 PROFILE_S = 0.4
 WARM_UP = ("--requests=30", "--rate=30")
 PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq", "numpy")
-GPU_PACKAGES = ("torch", "cupy-cuda13x")
+GPU_PACKAGES = ("torch", "cupy")
 TEST_VOCABULARY = 512
 PROFILER_GAP = "profiler_gap_us"
 
@@ -211,10 +212,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Entry point."""
     arguments = parse_arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        measured = asyncio.run(measure(arguments, Path(folder)))
-    packages = [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())]
-    source = provenance("bench.gpu_serving", packages, card_of(arguments.device))
+    source = provenance("bench.gpu_serving", [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            measured = asyncio.run(measure(arguments, Path(folder)))
+    except NoService as error:
+        sys.exit(str(error))
+    source |= {"card": card_of(arguments.device) or source["card"]}
     print(f"\n{source['command']}\n{source['card']}; ready in {measured['ready_s']:.1f} s")
     print_tables(arguments.shape, measured["loads"])
     if arguments.json:

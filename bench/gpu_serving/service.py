@@ -25,6 +25,10 @@ from roster_client.stack import Endpoints
 RUNNER_GRACE_S = 20.0
 
 
+class NoService(RuntimeError):
+    """The scheduler or the runner ended, or they did not become ready; the text is what they said last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """The scheduler's settings that a load asks for."""
@@ -92,7 +96,7 @@ class Service:
             await self._runner.stop(RUNNER_GRACE_S)
 
     async def schedule(self, scheduling: Scheduling, timeout_s: float = 300.0) -> None:
-        """A scheduler with these settings serves, on return; the runner stays the same. Raises RuntimeError."""
+        """A scheduler with these settings serves, on return; the runner stays the same. Raises NoService."""
         if scheduling == self._scheduling:
             return
         await self._stop_scheduler()
@@ -114,13 +118,13 @@ class Service:
             while True:
                 for process in (self._runner, self._scheduler):
                     if process is not None and process.returncode is not None:
-                        raise RuntimeError(f"the {process.name} ended: {' | '.join(process.tail)}")
+                        raise NoService(f"the {process.name} ended: {' | '.join(process.tail)}")
                 try:
                     await client.get_model(deadline_s=2)
                     break
                 except UnavailableError:
                     if time.monotonic() > deadline:
-                        raise RuntimeError("the service is not ready") from None
+                        raise NoService("the service is not ready") from None
                     await asyncio.sleep(0.05)
         self.ready_s = self.ready_s or time.monotonic() - self._started_s
 

@@ -2,14 +2,14 @@
 
 Times are medians over replays of CUDA graphs. The numbers go to bench/results/DATE-CARD-kernels.json.
 
-Attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up to
-12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
+All attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up
+to 12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,18 +17,16 @@ import torch
 
 from bench.gpu_timing import card
 from bench.kernels import attention, small
+from bench.kernels.attention_cases import PARTS as ATTENTION_PARTS
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
+from bench.on_gpu import require_gpu
 from bench.provenance import provenance, write_results
 
 _RESULTS = Path(__file__).parents[1] / "results"
 
-PARTS = {
-    "attention": lambda: attention.measurements(attention.Shape(32, 8, 128)),
-    "fp8": lambda: attention.measurements(attention.Shape(32, 8, 128, fp8_cache=True)),
-    "attention-64": lambda: attention.measurements(attention.Shape(32, 8, 64)),
-    "small": small.measurements,
-}
+SMALL = "small"
+PARTS = (*ATTENTION_PARTS, SMALL)
 
 
 def results_path(card_name: str) -> Path:
@@ -37,10 +35,15 @@ def results_path(card_name: str) -> Path:
     return _RESULTS / f"{datetime.now(UTC).date()}-{short}-kernels.json"
 
 
-def measured(parts: list[str]) -> Iterator[Measurement]:
-    """The parts' cases, one after another."""
-    for part in parts:
-        yield from PARTS[part]()
+def measured(parts: Collection[str]) -> Iterator[Measurement]:
+    """The parts' cases: prefill of all of them, decode of all of them, the small kernels."""
+    of_attention = [ATTENTION_PARTS[part] for part in parts if part in ATTENTION_PARTS]
+    for part in of_attention:
+        yield from attention.prefill(part)
+    for part in of_attention:
+        yield from attention.decode(part)
+    if SMALL in parts:
+        yield from small.measurements()
 
 
 def main() -> None:
@@ -48,10 +51,11 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
     parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
     arguments = parser.parse_args()
+    require_gpu()
     gpu = card()
-    origin = provenance("bench.kernels", ["torch", "cupy-cuda13x"], gpu)
+    origin = provenance("bench.kernels", ["torch", "cupy"], gpu)
     print(f"{gpu['card']}, torch {torch.__version__}, {origin['date']}: {origin['command']}", flush=True)
-    measurements = list(measured(arguments.part or list(PARTS)))
+    measurements = list(measured(arguments.part or PARTS))
     limits = ceilings()
     empty_node, launch = empty_node_microseconds(), small.eager_launch_microseconds()
     print(f"copy {limits['copy']:.2f} TB/s, read {limits['read']:.2f} TB/s, matmul {limits['matmul']:.0f} TFLOP/s")

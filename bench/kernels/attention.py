@@ -7,13 +7,13 @@ have pushed out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from bench.gpu_timing import graph_microseconds
+from bench.kernels.attention_cases import DECODE_CASES, PREFILL_CASES, Part, Shape
 from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.kv_cache import FP8, KVCache
@@ -23,46 +23,6 @@ _ROTATED_BYTES = 300_000_000
 _MAX_COPIES = 16
 # Seconds before prefill is timed: bursts of 25 launches, as FA3 and the bars were measured.
 _REST = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A model's attention."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int = 16
-    dtype: torch.dtype = torch.bfloat16
-    fp8_cache: bool = False
-
-    @property
-    def cached_bytes(self) -> int:
-        """Of one position, keys and values."""
-        return 2 * self.num_kv_heads * self.head_dim * (1 if self.fp8_cache else 2)
-
-    def __str__(self) -> str:
-        heads = f"{self.num_heads}+{self.num_kv_heads} heads of {self.head_dim}"
-        return f"{heads}, FP8 cache" if self.fp8_cache else heads
-
-
-DECODE_CASES: dict[str, list[int]] = {
-    f"{batch} x {context}": [context] * batch
-    for batch, context in (
-        (1, 1024), (1, 8192), (8, 1024), (8, 8192), (64, 1024), (64, 4096), (256, 1024), (256, 2048),
-    )
-}  # fmt: skip
-DECODE_CASES["64 mixed"] = [int(x) for x in np.random.RandomState(3).lognormal(6.5, 1.0, 64).clip(16, 16384)]
-DECODE_CASES["256 mixed"] = [int(x) for x in np.random.RandomState(4).lognormal(6.0, 1.2, 256).clip(16, 16384)]
-
-PREFILL_CASES = {
-    "1 x 2048": (1, 2048, 2048),
-    "1 x 8192": (1, 8192, 8192),
-    "512 on 8192": (1, 512, 8192),
-    "2048 on 16384": (1, 2048, 16384),
-    "16 x 512": (16, 512, 512),
-    "4 x 2048": (4, 2048, 2048),
-}
 
 
 class Bench:
@@ -85,7 +45,10 @@ class Bench:
         else:
             cache.data.normal_()
         block_tables = torch.from_numpy(tables).cuda()
-        self.attention = CudaAttention(cache, block_tables, shape.num_heads, [None] * copies, len(lengths), shape.dtype)
+        windows = [shape.window] * copies
+        self.attention = CudaAttention(
+            cache, block_tables, shape.num_heads, windows, len(lengths), shape.dtype, soft_cap=shape.soft_cap
+        )
         self.rows = np.arange(len(lengths), dtype=np.int32)
 
     def tensors(self, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +59,7 @@ class Bench:
 
 
 def measure_decode(shape: Shape, name: str, lengths: list[int]) -> Measurement:
-    layer_bytes = sum(lengths) * shape.cached_bytes
+    layer_bytes = shape.decode_bytes(lengths)
     bench = Bench(shape, lengths, max(1, min(_MAX_COPIES, _ROTATED_BYTES // layer_bytes)))
     queries, output = bench.tensors(len(lengths))
     plan = np.empty(bench.attention.decode_plan_words(len(lengths)), np.int32)
@@ -126,15 +89,20 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
         bench.attention.run_prefill(stream, 0, queries, output, device_plan.data_ptr(), words)
 
     microseconds = graph_microseconds([launch], repeats=20, rest=_REST)
-    pairs = rows * (count * (length - count) + count * (count + 1) // 2)
-    rate = 4 * shape.head_dim * shape.num_heads * pairs / microseconds / 1e6
+    rate = shape.prefill_operations(rows, count, length) / microseconds / 1e6
     return Measurement(f"prefill, {shape}", name, microseconds, rate, "TFLOP/s", "matmul")
 
 
-def measurements(shape: Shape) -> Iterator[Measurement]:
-    """Each case, prefill first."""
-    for name, (rows, count, length) in PREFILL_CASES.items():
-        yield measure_prefill(shape, name, rows, count, length)
-    for name, lengths in DECODE_CASES.items():
-        torch.cuda.empty_cache()
-        yield measure_decode(shape, name, lengths)
+def prefill(part: Part) -> Iterator[Measurement]:
+    """Each shape at each case."""
+    for shape in part.shapes:
+        for name in part.prefill:
+            yield measure_prefill(shape, name, *PREFILL_CASES[name])
+
+
+def decode(part: Part) -> Iterator[Measurement]:
+    """Each shape at each case."""
+    for shape in part.shapes:
+        for name in part.decode:
+            torch.cuda.empty_cache()
+            yield measure_decode(shape, name, DECODE_CASES[name])

@@ -65,7 +65,7 @@ def row(measurement: Measurement, ceilings: dict[str, float]) -> str:
     beside = f"  FA3 {reference.fa3:5.4g}, bar {reference.bar:5.4g} {unit}" if reference else ""
     share = measurement.rate / ceilings[measurement.ceiling]
     return (
-        f"{measurement.kernel:38} {measurement.case:40} {measurement.microseconds:8.2f} µs "
+        f"{measurement.kernel:44} {measurement.case:40} {measurement.microseconds:8.2f} µs "
         f"{measurement.rate:7.2f} {measurement.unit:7} {share:5.0%} of {measurement.ceiling:6}{beside}"
     )
 

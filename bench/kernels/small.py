@@ -13,13 +13,13 @@ import torch
 
 from bench.gpu_timing import Launch, graph_microseconds
 from bench.kernels.measurement import Measurement
+from bench.kernels.sampling_cases import BIASED_IDS, SAMPLING, sample_records
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.kv_cache import FP8
-from runner_svc.sample_records import SAMPLE_RECORD
 
 _ROTATED_BYTES = 200_000_000
 _MAX_SETS = 24
@@ -65,15 +65,19 @@ def norm_cases() -> Iterator[Case]:
 
 
 def activation_cases() -> Iterator[Case]:
-    for size, num_tokens in ((3072, 1), (3072, 64), (14336, 1), (14336, 64), (14336, 256), (14336, 8192)):
-        activation = ActivationMul(size, BF16)
+    for name, size, num_tokens in (
+        ("silu", 3072, 1), ("silu", 3072, 64), ("silu", 14336, 1), ("silu", 14336, 64), ("silu", 14336, 256),
+        ("silu", 14336, 8192), ("gelu", 14336, 64), ("gelu", 14336, 8192), ("gelu_pytorch_tanh", 14336, 64),
+        ("gelu_pytorch_tanh", 14336, 8192),
+    ):  # fmt: skip
+        activation = ActivationMul(size, BF16, name)
 
         def make(activation: ActivationMul = activation, size: int = size, num_tokens: int = num_tokens) -> Launch:
             gate_up = normal(num_tokens, 2 * size)
             out = normal(num_tokens, size)
             return lambda: activation(stream(), gate_up, out)
 
-        yield Case("silu_mul", f"{num_tokens} x {size}", num_tokens * size * 6, make)
+        yield Case(f"{name}_mul", f"{num_tokens} x {size}", num_tokens * size * 6, make)
 
 
 def rope_cases() -> Iterator[Case]:
@@ -123,48 +127,34 @@ def gather_cases() -> Iterator[Case]:
         yield Case("gather_inputs", f"{num_rows} rows of {count}", num_rows * count * 20, make)
 
 
-SAMPLING = {
-    "greedy": {},
-    "temperature": {"temperature": 1.0},
-    "top_p 0.9": {"temperature": 1.0, "top_p": 0.9},
-    "top_k 50": {"temperature": 1.0, "top_k": 50},
-    "top_k 50, top_p 0.9": {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
-    "penalties, 2048 tokens": {"temperature": 1.0, "frequency_penalty": 0.1, "prompt_len": 512, "position": 2048},
-}
-
-
 def sample_cases(vocab_size: int = 151_936) -> Iterator[Case]:
     buffer = torch.randint(0, vocab_size, (257, 4096), device="cuda", dtype=torch.int32)
     sampler = CudaSampler(vocab_size, torch.float32, buffer)
-    nothing = torch.zeros(1, device="cuda")
+    bias_ids = int32(np.random.permutation(vocab_size)[:BIASED_IDS])
+    # Zeros cost what others cost; those would add up from replay to replay, as logits are changed in place.
+    bias_values = torch.zeros(BIASED_IDS, device="cuda")
     for spread in (1, 4):
         for name, parameters in SAMPLING.items():
             for num_rows in (1, 64, 256) if spread == 1 else (64,):
-                records = sample_records(num_rows, parameters)
+                fields = sample_records(num_rows, parameters)
+                records = torch.from_numpy(fields.view(np.uint8)).cuda()
+                adjusted = bool(fields["adjusted"].any())
 
                 def make(
-                    num_rows: int = num_rows, spread: int = spread, records: torch.Tensor = records, name: str = name
+                    num_rows: int = num_rows,
+                    spread: int = spread,
+                    records: torch.Tensor = records,
+                    adjusted: bool = adjusted,
                 ) -> Launch:
                     logits = normal(num_rows, vocab_size, dtype=torch.float32) * spread
                     tokens = torch.empty(num_rows, dtype=torch.int32, device="cuda")
                     finite = torch.empty(num_rows, dtype=torch.uint8, device="cuda")
-                    adjusted = "penalties" in name
                     return lambda: sampler(
-                        stream(), logits, records, nothing, nothing, tokens, finite, adjusted=adjusted
+                        stream(), logits, records, bias_ids, bias_values, tokens, finite, adjusted=adjusted
                     )
 
                 title = f"{num_rows} x {vocab_size}, spread {spread}, {name}"
                 yield Case("sample", title, num_rows * vocab_size * 4, make)
-
-
-def sample_records(num_rows: int, parameters: dict[str, float]) -> torch.Tensor:
-    records = np.zeros(num_rows, SAMPLE_RECORD)
-    records["top_p"], records["repetition_penalty"], records["least_scaled"] = 1, 1, -np.inf
-    records["seed"], records["slot"] = np.arange(num_rows), np.arange(num_rows)
-    records["position"], records["adjusted"] = 100, "frequency_penalty" in parameters
-    for field, value in parameters.items():
-        records[field] = value
-    return torch.from_numpy(records.view(np.uint8)).cuda()
 
 
 def eager_launch_microseconds() -> float:

@@ -39,28 +39,37 @@ def command_line(program: str = "roster") -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit of the clone that this code runs from, "-dirty" behind it where tracked files differ; "" if unknown.
+    """The commit of the clone that this code runs from, "-dirty" behind it where files differ; "" if unknown.
 
-    Results in the tree don't count as a difference. A machine that was sent a copy of a clone has no repository, or one
-    of its own making: there `ROSTER_COMMIT` says it, of what `python -m bench.provenance` prints beside the clone.
+    New files count unless git ignores them, results in the tree don't; "-dirty" too where git can't say. A machine that
+    was sent a copy of a clone has no repository, or one of its own making: there `ROSTER_COMMIT` says it, of what
+    `python -m bench.provenance` prints beside the clone. It wins over a repository; stderr tells where that differs.
     """
     told = os.environ.get("ROSTER_COMMIT", "").strip()
-    if told or not (root / ".git").exists():
-        return told
+    found = _found_commit(root)
+    if told and found and told != found:
+        print(f"ROSTER_COMMIT is {told}, but the code here is of {found}: unset it if it is stale.", file=sys.stderr)
+    return told or found
+
+
+def _found_commit(root: Path) -> str:
+    if not (root / ".git").exists():
+        return ""
     found = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
-    if found and _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"):
-        return f"{found}-dirty"
-    return found
+    if not found:
+        return ""
+    changes = _git(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!bench/results")
+    return found if changes == "" else f"{found}-dirty"
 
 
-def _git(root: Path, *arguments: str) -> str:
-    """What git says; "" where it fails, or there is none."""
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says; None where it fails, or there is none."""
     command = ["git", "-C", str(root), "--no-optional-locks", *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return ""
-    return "" if answer.returncode else answer.stdout.strip()
+        return None
+    return None if answer.returncode else answer.stdout.strip()
 
 
 def processor() -> str:

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import cupy
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -87,6 +86,8 @@ class CudaAttention:
         self._compile(cache, block_tables)
 
     def _compile(self, cache: KVCache, block_tables: Tensor) -> None:
+        import cupy
+
         device = cache.data.device
         attributes = cupy.cuda.Device().attributes
         shared = SharedMemory(

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cupy
+if TYPE_CHECKING:
+    import cupy
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 

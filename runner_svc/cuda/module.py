@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
-import cupy
 import torch
 
 from runner_svc.cuda.sources import headers_hash, kernel_folder
+
+if TYPE_CHECKING:
+    import cupy  # elsewhere where it is used: what only describes work on a GPU is imported without one
 
 DTYPE_DEFINES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
 """What a source's dtype macro is defined as."""
@@ -28,12 +31,16 @@ def is_portable() -> bool:
 @cache
 def is_hopper() -> bool:
     """Kernels are compiled for sm_90a: `__CUDA_ARCH_FEAT_SM90_ALL` is defined in them."""
+    import cupy
+
     return not is_portable() and cupy.cuda.Device().compute_capability == "90"
 
 
 @cache
 def num_multiprocessors() -> int:
     """Multiprocessors of the current GPU."""
+    import cupy
+
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
@@ -42,6 +49,8 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
 
     Raises cupy.cuda.compiler.CompileException, with the compiler's log, when it does not compile.
     """
+    import cupy
+
     folder = kernel_folder()
     if is_portable():
         _compile_portable_ptx()
@@ -61,6 +70,8 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
 @cache
 def _compile_portable_ptx() -> None:
     """Has CuPy emit `compute_80` PTX from now on; it offers no public way to name an older architecture."""
+    import cupy
+
     compiler = cupy.cuda.compiler
     compiler._use_ptx = True
     compiler._get_arch = lambda: "80"

@@ -65,7 +65,7 @@ class RopeKvWrite:
         `qkv`: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous. `queries`: [T, num_heads * head_dim], rows
         may be far apart: the first columns of `qkv` rotate in place. `cache`: the layer's [2, num_blocks + 1,
         block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
-        cosines of the pairs, then sines (see `rotation_table`). `rotation_rows`, `slot_mapping`: int32 [T].
+        cosines of the pairs, then sines. `rotation_rows`, `slot_mapping`: int32 [T].
         `cache_scales`: float32 [2, num_kv_heads], only with fp8_cache.
         """
         self._kernel(
@@ -84,11 +84,6 @@ class RopeKvWrite:
             cache.stride(0),
             self._eps,
         )
-
-
-def rotation_table(cos: Tensor, sin: Tensor) -> Tensor:
-    """The kernel's float32 [rows, rotary_dim], from cosines and sines of the pairs' angles [rows, rotary_dim / 2]."""
-    return torch.cat((cos, sin), dim=-1).float().contiguous()
 
 
 def _vectors(head_dim: int, rotary_dim: int) -> tuple[int, int]:

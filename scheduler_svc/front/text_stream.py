@@ -67,6 +67,7 @@ class ChoiceText:
         "_delivered",
         "_detokenizer",
         "_first_match",
+        "_held_cuts",
         "_held_ends",
         "_held_start",
         "_held_text",
@@ -91,12 +92,13 @@ class ChoiceText:
         # The number (from 1) of the first token in which a stop string may complete.
         self._first_match = max(options.min_tokens + 1, len(received))
         # Ready: decided, for `take`. Held: the tokens after those; `_held_text` begins at character `_held_start` of
-        # the choice's text, and `_held_ends` says, on the same scale, where the text of each ends. The first `_settled`
-        # of the held tokens don't end within a character that is still open.
+        # the choice's text. `_held_ends` says, on the same scale, where the text of each ends; `_held_cuts`, whether
+        # that is within a character. The first `_settled` of them don't end within one that is still open.
         self._ready_tokens: list[int] = []
         self._ready_text = ""
         self._held_tokens: list[int] = []
         self._held_ends: list[int] = []
+        self._held_cuts: list[bool] = []
         self._held_text = ""
         self._held_start = 0
         self._settled = 0
@@ -167,6 +169,7 @@ class ChoiceText:
         self._held_text += text
         self._held_tokens.append(token)
         self._held_ends.append(self._held_start + before + len(text))
+        self._held_cuts.append(detokenizer.pending > 0)
         if not detokenizer.pending:
             self._settled = len(self._held_tokens)
         elif text:  # what was open is decided, so the character that is open now begins in this token
@@ -180,7 +183,10 @@ class ChoiceText:
             hold = self._stops.hold[self._state]
         # The last `hold` characters may still become a stop string.
         limit = self._held_start + len(self._held_text) - hold
-        self._release(bisect_right(self._held_ends, limit, 0, self._settled))
+        count = bisect_right(self._held_ends, limit, 0, self._settled)
+        while count and self._held_cuts[count - 1]:  # its character is decided, but not delivered yet
+            count -= 1
+        self._release(count)
 
     def _scan(self, stops: StopSet, text: str) -> Match | None:
         if self.num_tokens < self._first_match:
@@ -203,7 +209,8 @@ class ChoiceText:
             self._ready_tokens += self._held_tokens
             self._ready_text += self._held_text
             self._held_start += len(self._held_text)
-            self._held_tokens, self._held_ends, self._held_text, self._settled = [], [], "", 0
+            self._held_tokens, self._held_ends, self._held_cuts = [], [], []
+            self._held_text, self._settled = "", 0
         elif count:
             length = self._held_ends[count - 1] - self._held_start
             self._ready_tokens += self._held_tokens[:count]
@@ -211,7 +218,7 @@ class ChoiceText:
             self._held_start += length
             self._held_text = self._held_text[length:]
             del self._held_tokens[:count]
-            del self._held_ends[:count]
+            del self._held_ends[:count], self._held_cuts[:count]
             self._settled -= count
 
     def _skip(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 from collections.abc import Mapping
@@ -45,10 +46,40 @@ def test_the_commit_of_a_clone_and_whether_its_code_differs(clone: Path) -> None
     head = git(clone, "rev-parse", "HEAD")
     assert commit(clone) == head
     (clone / "bench/results/old.json").write_text("2")
-    (clone / "new.json").write_text("2")
+    (clone / "bench/results/new.json").write_text("2")
     assert commit(clone) == head  # results of the runs before this one
     (clone / "code.py").write_text("2")
     assert commit(clone) == f"{head}-dirty"
+
+
+def test_new_code_differs_unless_git_ignores_it(clone: Path) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    git(clone, "config", "status.showUntrackedFiles", "no")
+    (clone / ".git/info/exclude").write_text("*.pyc\n")
+    (clone / "code.pyc").touch()
+    assert commit(clone) == head
+    (clone / "bench" / "new.cu").touch()
+    assert commit(clone) == f"{head}-dirty"
+
+
+def test_what_git_can_not_compare_is_not_called_clean(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    (clone / ".git/index").write_text("no index")
+    assert commit(clone) == f"{head}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit(clone) == ""  # no git
+
+
+def test_a_told_commit_that_is_stale(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    monkeypatch.setenv("ROSTER_COMMIT", head)
+    assert commit(clone) == head and capsys.readouterr().err == ""
+    (clone / "code.py").write_text("2")
+    assert commit(clone) == head
+    said = f"ROSTER_COMMIT is {head}, but the code here is of {head}-dirty: unset it if it is stale.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_copy_is_told_its_commit_and_invents_none(
@@ -119,6 +150,25 @@ def test_what_the_profiler_saw_outlives_the_next_run(tmp_path: Path) -> None:
     write_loads(tmp_path / "out.json", SOURCE, {"shape": "s", "loads": [plain]})
     loads = {path.name: json.loads(path.read_text())["loads"] for path in tmp_path.iterdir()}
     assert loads == {"out.json": [plain], "out-profiled.json": [seen]}
+
+
+def test_a_package_that_is_missing_costs_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"numpy": "2.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    def found() -> dict[str, str]:
+        versions = provenance("bench.x", ["numpy", "torch", "cupy"])["versions"]
+        return {name: versions[name] for name in versions if name != "python"}
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert found() == {"numpy": "2.0", "torch": "not installed", "cupy": "not installed"}
+    for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x"):
+        installed[name] = "14.2"
+        assert found() == {"numpy": "2.0", "torch": "not installed", name: "14.2"}
 
 
 # ---------------------------------------------------------------------- the files

@@ -14,11 +14,12 @@ from bench.sanitizer import FAULT, GROUPS, check_group, find_sanitizer, sees_fau
 from tests.support.documented_commands import ROOT
 
 IMITATION = """#!{python}
-import json, pathlib, sys
+import json, os, pathlib, sys
 arguments = sys.argv[1:]
 plan = json.loads(pathlib.Path({plan!r}).read_text())
+uncached = "uncached " + os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "")
 kind = "fault" if "bench.sanitizer_fault" in arguments else "tests"
-pathlib.Path({calls!r}).open("a").write(json.dumps(arguments) + "\\n")
+pathlib.Path({calls!r}).open("a").write(json.dumps(arguments + [uncached]) + "\\n")
 log = arguments[arguments.index("--log-file") + 1]
 for number, line in enumerate(plan[kind]):
     pathlib.Path(log.replace("%p", str(number))).write_text("========= COMPUTE-SANITIZER\\n========= " + line + "\\n")
@@ -61,9 +62,12 @@ def test_every_kernel_is_looked_at() -> None:
     sources = [path.read_text("utf-8") for path in (ROOT / "kernels").glob("*.cu")]
     kernels = [re.search(r'extern "C" __global__[^;{]*?(\w+)\(\n', source) for source in sources]
     named = [name for group in GROUPS.values() for name in group.kernels]
-    assert sorted(named) == sorted(kernel[1] for kernel in kernels if kernel)
-    assert len(named) == len(sources)
+    assert set(named) == {kernel[1] for kernel in kernels if kernel}
+    assert len(set(named)) == len(sources)
+    uncached = {name for group in GROUPS.values() if not group.captures for name in group.kernels}
+    assert uncached == set(named)  # each is launched where memcheck sees the ends of tensors
     files = [file for group in GROUPS.values() for file in group.files]
+    assert len(set(files)) == len(files)
     assert [file for file in files if not (ROOT / "tests" / "gpu" / f"{file}.py").exists()] == []
     assert FAULT in (ROOT / "bench" / "sanitizer_fault.py").read_text("utf-8")
 
@@ -76,6 +80,19 @@ def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -
     assert "--tool racecheck --target-processes all" in command
     assert "--kernel-name kne=skinny_product --kernel-name kne=embed" in command
     assert "-m pytest -q -n 2 tests/gpu/test_skinny_product.py -k not (14336 or 28672)" in command
+
+
+def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend captures its decode when it is made, and plain cudaMalloc fails in a capture."""
+    folder = ROOT / "tests" / "gpu"
+    for group in GROUPS.values():
+        for file in group.files:
+            makes_a_backend = "gpu_backends import" in (folder / f"{file}.py").read_text("utf-8")
+            assert makes_a_backend == group.captures, file
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a command by hand may have left it
+    for name in ("backend", "roster"):
+        check_group(imitation.says([CLEAN]), "memcheck", name, 2)
+    assert [words[-1] for words in imitation.calls] == ["uncached ", "uncached 1"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +111,7 @@ def test_what_is_not_clean(imitation: Imitation, tests: list[str], output: str, 
 
 def test_a_tool_that_sees_nothing_is_not_believed(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sees_faults(imitation.says([CLEAN], [ERRORS]), "memcheck")
-    assert f"kne={FAULT}" in imitation.calls[-1]
+    assert f"kne={FAULT}" in imitation.calls[-1] and "uncached 1" in imitation.calls[-1]
     assert not sees_faults(imitation.says([CLEAN], [CLEAN]), "racecheck")
     assert ended(monkeypatch, imitation.says([CLEAN], [CLEAN])) == 1
     assert ended(monkeypatch, imitation.says([CLEAN])) == 0

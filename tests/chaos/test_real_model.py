@@ -2,8 +2,9 @@
 
     ROSTER_CHAOS_MODEL=smollm2 ROSTER_TEST_REQUESTS=60 ROSTER_CHAOS_KILLS=8 ROSTER_CHAOS_RESULT=FILE pytest ...
 
-does it with a real model; by default it is a tiny random one. Greedy answers are compared exactly, up to ties of
-logits (see tests/support/ties.py).
+does it with a real model; by default it is a tiny random one, whose every token is compared with transformers' as well.
+Greedy answers are compared exactly, up to ties of logits (see tests/support/ties.py). ROSTER_TEST_DEVICE=cuda serves
+from a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,16 +26,24 @@ from roster_client.errors import UnavailableError
 from roster_client.events import Choice, Delta
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
-from tests.support.ties import TIE_GAP, Parting, parting
+from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE
+from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parting, parting
 
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
 NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "12"))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))
+GAP = TIE_GAP if PROCESS_DEVICE == "cpu" else BFLOAT16_TIE_GAP if MODEL else FLOAT16_TIE_GAP
+RUNNER = {
+    "device": PROCESS_DEVICE, "dtype": "auto" if MODEL else PROCESS_DTYPE, "slots": 4, "threads": 1, "kv_tokens": 4096,
+    "max_step_tokens": 512, "silence_s": 1.0,
+}  # fmt: skip
 CONCURRENCY = 8
 READY_S = 240.0
 WORDS = ["the", "of", "river", "stone", "lamp", "seven", "green", "never", "under", "writes", "gives", "king", "salt"]
+
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +51,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the runner serves."""
     if MODEL:
         return MODEL
-    from tests.support.tiny_models import make_tiny_model
+    from tests.support.tested_backend import TESTED
 
-    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model") / "tiny"))
+    return str(TESTED.make_model("llama", tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @dataclass
@@ -97,9 +107,10 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
     print(f"seed {seed}")
     rng = random.Random(seed)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 14))) for _ in range(NUM_REQUESTS)]
-    runner = {"model": model, "device": "cpu", "slots": 4, "threads": 1, "kv_tokens": 4096, "silence_s": 1.0}
+    runner = {"model": model, **RUNNER}
     with RosterProcesses(tmp_path, scheduler={"flush_ms": 0}, runner=runner, ready_s=READY_S) as roster:
         async with RosterClient(roster.address, reconnect_s=READY_S) as client:
+            tokenized = [await client.tokenize(prompt) for prompt in prompts]
             solo = [await answer(client, prompt) for prompt in prompts]
             watch = trouble(roster, NUM_REQUESTS * MAX_TOKENS)
             gate = asyncio.Semaphore(CONCURRENCY)
@@ -122,14 +133,26 @@ async def test_every_answer_is_its_solo_answer_up_to_ties(tmp_path: Path, model:
         if parted is None:
             assert alone.text == other.text, prompt
         else:
-            assert parted.is_tie, (prompt, parted)
+            assert parted.is_tie(GAP), (prompt, parted)
             partings.append(parted)
     report(partings)
+    if not MODEL:
+        compare_with_transformers(Path(model), tokenized, [answer.token_ids for answer in answers])
+
+
+def compare_with_transformers(folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
+    from tests.support.parity import Parity
+    from tests.support.tested_backend import TESTED, reference
+
+    parity = Parity(reference(folder, TESTED.tiny), TESTED.tiny)
+    parity.check([list(prompt) for prompt in prompts], [list(answer) for answer in answers], MAX_TOKENS)
+    parity.assert_few_ties()
 
 
 def report(partings: list[Parting]) -> None:
     result = {
         "model": MODEL or "tiny random llama",
+        "device": PROCESS_DEVICE,
         "requests": NUM_REQUESTS,
         "tokens_each": MAX_TOKENS,
         "runner_kills": RUNNER_KILLS,
@@ -137,7 +160,7 @@ def report(partings: list[Parting]) -> None:
         "equal_to_solo": NUM_REQUESTS - len(partings),
         "parted_at_a_tie": len(partings),
         "largest_gap": max((parted.gap for parted in partings), default=0.0),
-        "gap_that_is_a_tie": TIE_GAP,
+        "gap_that_is_a_tie": GAP,
     }
     print(json.dumps(result, indent=1))
     if RESULT:

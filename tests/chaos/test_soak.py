@@ -25,6 +25,7 @@ from roster_client.client import RosterClient
 from roster_client.errors import NotFoundError, OverloadedError, RequestCancelledError
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Message, OnDisconnect
+from scheduler_svc.front.preparation import THREADS
 from tests.support.idle import wait_idle_at
 from tests.support.process_watch import Usage, growth, quarters, usage
 from tests.support.processes import RosterProcesses, roster_processes
@@ -160,7 +161,8 @@ async def test_twice_the_capacity(roster: RosterProcesses) -> None:
     assert load.outcomes["whole"] > 10 and load.outcomes["refused"] > number / 20
     for name, used in grown.items():
         assert used.memory_bytes < MEMORY_SLACK, f"{name} grew: {used}"
-        assert used.descriptors <= 12 and used.threads <= 1 and used.processes == 0, f"{name} grew: {used}"
+        # A pool begins a thread when all it has are busy, maybe late.
+        assert used.descriptors <= 12 and used.threads <= THREADS and used.processes == 0, f"{name} grew: {used}"
     if RESULT:
         report(number, load.outcomes, samples)
 

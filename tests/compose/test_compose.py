@@ -12,8 +12,11 @@ import subprocess
 from collections.abc import Iterator
 
 import grpc
-import openai
 import pytest
+
+pytest.importorskip("openai")
+
+import openai
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc

@@ -12,8 +12,11 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 
-import openai
 import pytest
+
+pytest.importorskip("openai")
+
+import openai
 
 from tests.support.dashboard import queries, read_dashboard
 from tests.support.docker_stack import DockerStack

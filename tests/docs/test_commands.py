@@ -85,6 +85,7 @@ ELSEWHERE = [
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
     Elsewhere(r"make serve", "tests/roster_client/test_serve.py"),
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
+    Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
     # What the stack of compose.yaml is given, and asked.
     Elsewhere(r"deploy/make-secrets\.sh( .*)?|cp \.env\.example \.env", "tests/compose/test_compose.py"),
@@ -105,7 +106,7 @@ ELSEWHERE = [
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),
     Elsewhere(r"roster-runner --device cuda", "tests/gpu/test_cuda_backend.py"),
     Elsewhere(r"python -m bench\..*", "tests/bench/test_modules.py"),
-    Elsewhere(r"(ROSTER_TEST_\w+=\d+ )?pytest tests/\S+", "tests/docs/test_commands.py"),
+    Elsewhere(r"(ROSTER_TEST_\w+=\w+ )?pytest( tests/\S+)+", "tests/docs/test_commands.py"),
     Elsewhere(
         r"cd examples/typescript && npm ci .*|curl -N localhost:8080/chat .*", "tests/examples/test_typescript.py"
     ),

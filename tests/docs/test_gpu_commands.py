@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
 
 from tests.support.documented_commands import ROOT, documented_commands
 
@@ -20,3 +26,23 @@ def test_what_served_on_a_gpu_is_what_the_page_shows() -> None:
 def options(words: list[str]) -> set[str]:
     """Each option with its values, whatever their order."""
     return set(" ".join(words).split(" --"))
+
+
+def test_one_command_tests_all_that_needs_a_gpu() -> None:
+    shown = subprocess.run(
+        ["make", "-C", ROOT, "-n", "test-gpu", "PYTHON=python"], capture_output=True, text=True, check=True
+    ).stdout
+    named = set(re.findall(r"tests/\S+", shown))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    models = next(line for line in shown.splitlines() if "ROSTER_TEST_DEVICE=cuda" in line)
+    (page,) = (one.text for one in documented_commands() if one.text.startswith("ROSTER_TEST_DEVICE=cuda pytest"))
+    assert set(re.findall(r"tests/\S+", models)) == set(re.findall(r"tests/\S+", page))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_to_install() -> None:
+    run = subprocess.run(
+        ["make", "-C", ROOT, "test-gpu", f"PYTHON={sys.executable}"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "finds no GPU: install roster-serve[scheduler,runner,cuda,dev]" in run.stderr

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 
 import grpc
 import jsonschema
-import openai
 import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("smg_grpc_proto")
+
+import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from openai.types.responses import ResponseTextConfigParam
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc

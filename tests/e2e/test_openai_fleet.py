@@ -9,9 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("smg_grpc_proto")
+
+import openai
 
 from roster_client.sync_client import SyncRosterClient
 from tests.support.gateway import openai_client

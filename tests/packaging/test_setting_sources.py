@@ -122,6 +122,36 @@ class TestBoth:
 
 
 @pytest.mark.parametrize(
+    ("service", "setting", "value"),
+    [
+        ("scheduler", "tokens", "tok\udc80"),
+        ("runner", "runner_key", "key\udc80"),
+        ("runner", "model", "a\udc80"),
+        ("scheduler", "policy_parameters", '{"a": [1, {"b": "\udc80"}]}'),
+        ("scheduler", "policy_parameters", '{"a": {"\udc80": 1}}'),
+        ("scheduler", "policy_parameters", r'{"a": "\udc80"}'),
+        ("scheduler", "tenant_limits", '{"\udc80": {"waiting": 1}}'),
+    ],
+)
+def test_bytes_that_are_no_text_anywhere(
+    service: str, setting: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In paths, in strings with a least length, in objects and their names: in flags, variables and arguments."""
+    said = f"setting {setting}: {value if value[0] != '{' else chr(0xDC80)!r} is not UTF-8: write it as UTF-8"
+    assert refusal(service, f"--{setting.replace('_', '-')}={value}") == said
+    with pytest.raises(UNUSABLE) as refused:
+        SERVICES[service].read(**{setting: json.loads(value) if value[0] == "{" else Path(value)})
+    assert str(refused.value) == said
+    monkeypatch.setenv(f"ROSTER_{setting}".upper(), value)
+    assert refusal(service) == said
+
+
+def test_parameters_that_are_deep() -> None:
+    """As deep as JSON may be is no traceback."""
+    SchedulerSettings.read(policy_parameters={"a": json.loads("[" * 900 + "]" * 900)})
+
+
+@pytest.mark.parametrize(
     ("value", "fault"),
     [
         ("{bad", "Expecting property name enclosed in double quotes, line 1 column 2"),

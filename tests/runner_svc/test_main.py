@@ -118,7 +118,7 @@ def test_the_test_backends_start_without_torch() -> None:
         "from runner_svc.backend_factory import build_backend\n"
         "from runner_svc.settings import RunnerSettings\n"
         "for device in ('hash', 'null'):\n"
-        "    print(build_backend(RunnerSettings(device=device), print).device)\n"
+        "    print(build_backend(RunnerSettings(), device, print).device)\n"
     )
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment(), check=False

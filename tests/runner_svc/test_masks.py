@@ -1,74 +1,60 @@
-"""Rows that wait for masks: they alone wait, whatever the backend, and draw nothing that their mask excludes."""
+"""Rows that wait for masks: they alone wait, whatever the backend, and draw nothing that their mask excludes.
+
+In CI over all backends but the one on a GPU; ROSTER_TEST_DEVICE names a single one that computes a model.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from protos import plan_pb2
 from runner_svc.backend import Backend
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
 from runner_svc.hash_model import HashBackend
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.weights import load_weights
 from runner_svc.null_model import NullBackend
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner
-from runner_svc.torch_backend import TorchBackend
-from tests.support.host_device import HostDevice, HostLaunchers
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tested_backend import CPU, TESTED, TESTED_AND_HOST, TestedBackend, synchronize
+from tests.support.tested_device import NEEDS_DEVICE
 
 SIZES = {"num_slots": 4, "block_size": 8, "num_blocks": 32, "max_step_tokens": 32}
 ALLOWED = [65, 66, 200]
+MADE_UP = ["hash", "null"]
 
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
-
-
-def hash_backend(folder: Path) -> Backend:
-    return HashBackend(**SIZES, eos_probability=0)
-
-
-def null_backend(folder: Path) -> Backend:
-    return NullBackend(**SIZES)
-
-
-def torch_backend(folder: Path) -> Backend:
-    return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **SIZES)
-
-
-def cuda_backend(folder: Path) -> Backend:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-    return CudaBackend(
-        describe_model("tiny", folder, config, "0"),
-        config,
-        load_weights(folder, config, torch.float32, torch.device("cpu"), no_progress),
-        HostLaunchers(config),
-        HostDevice(),
-        CudaSizes(context_length=config.context_length, **SIZES),
-        no_progress,
-    )
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TestedBackend], Path]:
+    """Of a model that a device can serve, made once."""
+    return functools.cache(lambda device: device.make_model("llama", tmp_path_factory.mktemp("models") / "tiny"))
 
 
-@pytest.fixture(params=[hash_backend, null_backend, torch_backend, cuda_backend], ids=lambda make: make.__name__)
-def make(request: pytest.FixtureRequest, folder: Path) -> Callable[[], Runner]:
-    return lambda: Runner(request.param(folder))
+@pytest.fixture(params=[*(MADE_UP if TESTED is CPU else []), *TESTED_AND_HOST], ids=str)
+def make(request: pytest.FixtureRequest, folders: Callable[[TestedBackend], Path]) -> Callable[[], Runner]:
+    def backend() -> Backend:
+        if request.param == "hash":
+            return HashBackend(**SIZES, eos_probability=0)
+        if request.param == "null":
+            return NullBackend(**SIZES)
+        return request.param.load(folders(request.param), **SIZES)
+
+    return lambda: Runner(backend())
 
 
 def vocabulary(runner: Runner) -> int:
     return runner.hello().model.vocab_size
+
+
+def settle(device: str) -> None:
+    """What was launched is done."""
+    if device not in MADE_UP:
+        synchronize(device)
 
 
 def opening(*flags: int, temperature: float = 0.0, **asked: int) -> plan_pb2.Plan:
@@ -97,7 +83,7 @@ def test_a_row_draws_what_its_mask_allows_and_the_others_what_they_would(
     runner = make()
     everything = masks(vocabulary(runner), {0: range(vocabulary(runner)), 1: [66]})
     result = runner.execute(1, opening(AWAIT, AWAIT, temperature=temperature), everything)
-    if runner.hello().device not in ("hash", "null"):  # those two have ways of their own to pick under a mask
+    if runner.hello().device not in MADE_UP:  # those two have ways of their own to pick under a mask
         assert ints(result.tokens)[0] == free[0]
     assert ints(result.tokens)[1] == 66
 
@@ -110,11 +96,14 @@ def test_later_plans_do_not_wait(make: Callable[[], Runner]) -> None:
     runner = make()
     first = runner.launch(1, opening(AWAIT, SAMPLE))
     second = runner.launch(2, plan(extents=[(1, 3, 1, SAMPLE)]))
+    device = runner.hello().device
+    settle(device)
     assert second.done() and not first.done() and first.awaits_masks
     with pytest.raises(RuntimeError, match="waits for masks"):
         first.wait()
     first.mask(masks(vocabulary(runner), {1: [1], 7: [1]}))  # of rows that wait for none
     first.mask(masks(vocabulary(runner), {0: ALLOWED}))
+    settle(device)
     assert first.done()
     first.mask(masks(vocabulary(runner), {0: [1]}))  # twice: the first one counts
     results = [first.wait(), second.wait()]
@@ -128,7 +117,7 @@ def test_later_plans_do_not_wait(make: Callable[[], Runner]) -> None:
 
 def test_log_probabilities_are_of_what_is_allowed(make: Callable[[], Runner]) -> None:
     runner = make()
-    if runner.hello().device in ("hash", "null"):
+    if runner.hello().device in MADE_UP:
         pytest.skip("its log-probabilities are made up")
     result = runner.execute(1, opening(AWAIT, AWAIT, logprobs=2), masks(vocabulary(runner), {0: ALLOWED, 1: [66]}))
     by_row = {entry.row: entry for entry in result.logprobs}

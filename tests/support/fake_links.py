@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protos import engine_pb2, plan_pb2
+from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.runner import Runner
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.awaiting import AWAIT_MASK
@@ -43,12 +44,18 @@ class Inline(Background):
 
 
 class FakeRunners:
-    """Stands for the runner link: plans are executed by real `Runner`s when the test says so."""
+    """Stands for the runner link: plans are executed by real `Runner`s when the test says so.
+
+    A runner that overlaps is told to launch them, and waits for the oldest when its result is to be delivered.
+    """
 
     def __init__(self) -> None:
         self.events: list[RunnerEvent] = []
         self.runners: dict[int, Runner] = {}
         self.plans: dict[int, deque[tuple[int, plan_pb2.Plan]]] = {}
+        self.launched: dict[int, deque[LaunchedPlan]] = {}
+        self.most_launched = 0
+        """Plans of one runner that were under way at once."""
         self.results: dict[int, deque[GotResult]] = {}
         self.masks: dict[tuple[int, int], plan_pb2.Masks] = {}
         self.rejected: dict[int, str] = {}
@@ -58,6 +65,7 @@ class FakeRunners:
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
         self.plans[session] = deque()
+        self.launched[session] = deque()
         self.results[session] = deque()
         self.events.append(Joined(session, runner.hello(), former, holds))
 
@@ -73,7 +81,12 @@ class FakeRunners:
         self.events.append(Leaving(session))
 
     def dismiss(self, session: int) -> Runner | None:
+        """The session is over, and nobody takes its results; the runner ends what it has launched."""
         self.plans.pop(session, None)
+        abandons = False
+        for plan in self.launched.pop(session, ()):
+            abandons = abandons or plan.awaits_masks
+            plan.abandon() if abandons else plan.wait()
         self.results.pop(session, None)
         return self.runners.pop(session, None)
 
@@ -106,11 +119,19 @@ class FakeRunners:
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
         assert (session, number) not in self.masks, "masks sent twice"
         self.masks[session, number] = plan_pb2.Masks.FromString(masks.SerializeToString())
+        for plan in self.launched.get(session, ()):
+            self._mask(session, plan)
 
     def execute(self, session: int) -> bool:
-        """The runner executes its oldest plan; False when it has none, or its masks are not here."""
+        """The runner executes or launches its oldest plan; False when it has none, or execution lacks its masks."""
         if not self.plans.get(session):
             return False
+        if self.runners[session].overlaps:
+            launched = self.runners[session].launch(*self.plans[session].popleft())
+            self.launched[session].append(launched)
+            self.most_launched = max(self.most_launched, len(self.launched[session]))
+            self._mask(session, launched)
+            return True
         number, plan = self.plans[session][0]
         masks = self.masks.pop((session, number), None)
         if masks is None and any(flags & AWAIT_MASK for flags in plan.extent_flags):
@@ -119,8 +140,17 @@ class FakeRunners:
         self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan, masks)))
         return True
 
+    def _mask(self, session: int, plan: LaunchedPlan) -> None:
+        """Its masks, where they are here, are taken once."""
+        if (masks := self.masks.pop((session, plan.number), None)) is not None:
+            plan.mask(masks)
+
     def deliver(self, session: int) -> bool:
         """The oldest result reaches the engine; False when there is none."""
+        launched = self.launched.get(session)
+        if launched and not launched[0].awaits_masks:
+            plan = launched.popleft()
+            self.results[session].append(GotResult(session, plan.number, plan.wait()))
         if not self.results.get(session):
             return False
         self.events.append(self.results[session].popleft())

@@ -8,25 +8,11 @@ import torch
 
 from runner_svc.cuda_backend import CudaBackend
 from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+from tests.support.tiny_models import KERNEL_SIZES
 
 BLOCK_SIZE = 16
 NUM_SLOTS = 12
-# Family, and sizes that the kernels have.
-FAMILIES = {
-    "llama": {"hidden_size": 256},
-    "llama-tied": {"hidden_size": 256},
-    "llama-biases": {"hidden_size": 256},
-    "llama-dynamic": {"hidden_size": 256},
-    "llama-llama3": {"hidden_size": 512},
-    "llama-yarn": {"hidden_size": 256},
-    "mistral": {"hidden_size": 384},
-    "ministral": {"hidden_size": 256, "head_dim": 64},
-    "phi3-partial": {"hidden_size": 256},
-    "qwen2": {"hidden_size": 256},
-    "qwen2-window": {"hidden_size": 512},
-    "qwen3": {"hidden_size": 256, "head_dim": 128},
-    "smollm3": {"hidden_size": 256},
-}
+FAMILIES = KERNEL_SIZES
 
 
 def no_progress(what: str, share: float) -> None:

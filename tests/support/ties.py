@@ -13,6 +13,10 @@ from roster_client.events import TokenLogprobs
 
 TIE_GAP = 1e-3
 """Natural log units. Float32 logits of magnitude 20 are rounded by 1e-6; sums over layers make some 1e-5 of it."""
+FLOAT16_TIE_GAP = 0.06
+"""Of tiny models, whose logits have a standard deviation of 1.5: `Precision` says why, in `tests/support/parity.py`."""
+BFLOAT16_TIE_GAP = 0.25
+"""Of a real model, as in `bench.greedy_parity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,9 @@ class Parting:
     """Log-probability of the likeliest token less that of the runner-up."""
     took_runner_up: bool
 
-    @property
-    def is_tie(self) -> bool:
+    def is_tie(self, tie_gap: float = TIE_GAP) -> bool:
         """It could have gone either way."""
-        return self.took_runner_up and self.gap < TIE_GAP
+        return self.took_runner_up and self.gap < tie_gap
 
 
 def parting(solo: Sequence[int], logprobs: Sequence[TokenLogprobs], other: Sequence[int]) -> Parting | None:

@@ -72,6 +72,25 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 """Name to configuration class and what differs from `SIZES`."""
 
+KERNEL_SIZES = {
+    "llama": {"hidden_size": 256},
+    "llama-tied": {"hidden_size": 256},
+    "llama-biases": {"hidden_size": 256},
+    "llama-head-dim": {"hidden_size": 192, "head_dim": 96},
+    "llama-linear": {"hidden_size": 256},
+    "llama-dynamic": {"hidden_size": 256},
+    "llama-llama3": {"hidden_size": 512},
+    "llama-yarn": {"hidden_size": 256},
+    "mistral": {"hidden_size": 384},
+    "ministral": {"hidden_size": 256, "head_dim": 64},
+    "phi3-partial": {"hidden_size": 256},
+    "qwen2": {"hidden_size": 256},
+    "qwen2-window": {"hidden_size": 512},
+    "qwen3": {"hidden_size": 256, "head_dim": 128},
+    "smollm3": {"hidden_size": 256},
+}
+"""Of each family, sizes that the GPU kernels are tested with: heads of 64, 96 and 128 elements."""
+
 
 def make_tiny_model(
     family: str, folder: Path, seed: int = 0, rounded_to: torch.dtype = torch.float32, **sizes: int

@@ -1,47 +1,37 @@
-"""Greedy output equals transformers' generate in float32, for each family, however the prompts are cut."""
+"""Greedy output equals transformers' generate in float32, for each family, however the prompts are cut.
+
+ROSTER_TEST_DEVICE says over which backend.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
-from tests.support.parity import MAX_NEAR_TIES, count_near_ties
-from tests.support.thoroughness import count
-from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
+from tests.support.parity import Parity
+from tests.support.tested_backend import TESTED, reference
+from tests.support.tested_device import NEEDS_DEVICE
+from tests.support.tiny_models import FAMILIES, NUM_TOKENS
 
 MAX_TOKENS = 16
 PROMPT_LENGTHS = (1, 70)
-NUM_PROMPTS = count(3, in_ci=2)
+NUM_PROMPTS = TESTED.count(3, in_ci=2)
 """Of each way to cut them."""
+
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def load_backend(folder: Path, block_size: int, max_step_tokens: int = 256) -> TorchBackend:
-    backend = TorchBackend.load(
-        str(folder),
-        cache_folder=folder / "unused",
-        progress=lambda what, share: None,
-        num_blocks=640 // block_size,
-        block_size=block_size,
-        num_slots=4,
-        max_step_tokens=max_step_tokens,
-    )
-    backend.cache.data.fill_(torch.nan)  # nothing may be read that was not written
-    return backend
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,11 +39,14 @@ def test_random_plans_give_the_tokens_of_generate(family: str, tmp_path: Path) -
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    folder = make_tiny_model(family, tmp_path / family, seed)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    near_ties = 0
-    for block_size, max_chunk in ((8, 1), (16, 9), (32, 70)):
+    folder = TESTED.make_model(family, tmp_path / family, seed)
+    parity = Parity(reference(folder, TESTED.tiny), TESTED.tiny)
+    for wanted, max_chunk in ((8, 1), (16, 9), (32, 70)):
         prompts = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(*PROMPT_LENGTHS))] for _ in range(NUM_PROMPTS)]
-        actual = RandomDriver(load_backend(folder, block_size), rng).generate(prompts, MAX_TOKENS, max_chunk)
-        near_ties += count_near_ties(model, prompts, actual, MAX_TOKENS)
-    assert near_ties <= MAX_NEAR_TIES
+        block_size = TESTED.block_size(wanted)
+        backend = TESTED.load(
+            folder, num_blocks=640 // block_size, block_size=block_size, num_slots=4, max_step_tokens=256
+        )
+        streams = RandomDriver(backend, rng).generate(prompts, MAX_TOKENS, max_chunk)
+        parity.check(prompts, streams, MAX_TOKENS)
+    parity.assert_few_ties()

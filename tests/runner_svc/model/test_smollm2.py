@@ -1,6 +1,7 @@
 """The default model itself: SmolLM2-135M-Instruct against transformers, and that it answers sensibly.
 
-Its conversion is kept in the user's cache folder, as a runner does, so that only the first run of the tests pays it.
+ROSTER_TEST_DEVICE says over which backend. The model's conversion is kept in the user's cache folder, as a runner does,
+so that only the first run of the tests pays it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer
 
 from runner_svc.model.source import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE, model_folder
 from runner_svc.settings import default_cache_folder
-from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
-from tests.support.parity import MAX_NEAR_TIES, count_near_ties
+from tests.support.parity import Parity
+from tests.support.tested_backend import TESTED, ModelBackend, reference
+from tests.support.tested_device import NEEDS_DEVICE
 
 MAX_TOKENS = 8
 
@@ -31,7 +31,10 @@ def is_installed(package: str) -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not is_installed(DEFAULT_MODEL_PACKAGE), reason=f"needs {DEFAULT_MODEL_PACKAGE}")
+pytestmark = [
+    pytest.mark.skipif(not is_installed(DEFAULT_MODEL_PACKAGE), reason=f"needs {DEFAULT_MODEL_PACKAGE}"),
+    NEEDS_DEVICE,
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +44,20 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def twin(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return reference(folder, TESTED.smollm2)
 
 
 @pytest.fixture(scope="module")
-def backend() -> TorchBackend:
-    return TorchBackend.load(
-        DEFAULT_MODEL,
-        cache_folder=default_cache_folder(),
-        progress=lambda what, share: None,
-        num_blocks=64,
-        block_size=16,
-        num_slots=4,
-        max_step_tokens=256,
-    )
+def backend(folder: Path) -> ModelBackend:
+    return TESTED.load(folder, num_blocks=64, block_size=16, num_slots=4, max_step_tokens=256, precision=TESTED.smollm2)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(backend: TorchBackend) -> Tokenizer:
+def tokenizer(backend: ModelBackend) -> Tokenizer:
     return Tokenizer.from_str(backend.model.tokenizer.decode())
 
 
-def test_what_hello_says(backend: TorchBackend) -> None:
+def test_what_hello_says(backend: ModelBackend) -> None:
     model = backend.model
     assert (model.vocab_size, model.context_length, list(model.eos_token_ids)) == (49152, 8192, [2])
     assert model.special_tokens["eos_token"] == "<|im_end|>"
@@ -74,7 +69,7 @@ def test_numbers_are_split_into_digits(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|im_end|>").ids == [2]
 
 
-def test_the_capital_of_france(backend: TorchBackend, tokenizer: Tokenizer) -> None:
+def test_the_capital_of_france(backend: ModelBackend, tokenizer: Tokenizer) -> None:
     chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     prompts = [tokenizer.encode(text).ids for text in ("The capital of France is", chat)]
     outputs = RandomDriver(backend, random.Random(1)).generate(prompts, MAX_TOKENS, max_chunk=64)
@@ -82,11 +77,13 @@ def test_the_capital_of_france(backend: TorchBackend, tokenizer: Tokenizer) -> N
         assert "Paris" in tokenizer.decode(output)
 
 
-def test_greedy_output_equals_transformers(backend: TorchBackend, twin: Any, tokenizer: Tokenizer) -> None:
+def test_greedy_output_equals_transformers(backend: ModelBackend, twin: Any, tokenizer: Tokenizer) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     prompts = [tokenizer.encode(text).ids for text in ("def fibonacci(n):\n", "The 3 primary colours are red,")]
     prompts.append([rng.randrange(17, 49152) for _ in range(rng.randint(20, 60))])
     actual = RandomDriver(backend, rng).generate(prompts, MAX_TOKENS, max_chunk=rng.choice([3, 16, 60]))
-    assert count_near_ties(twin, prompts, actual, MAX_TOKENS) <= MAX_NEAR_TIES
+    parity = Parity(twin, TESTED.smollm2)
+    parity.check(prompts, actual, MAX_TOKENS)
+    parity.assert_few_ties()

@@ -148,6 +148,16 @@ def test_the_text_of_a_delta_depends_on_its_tokens_only(
         assert whole.startswith(model_text(kind).decode(tokens[:last]))  # no delta ends within a character
 
 
+def test_no_delta_ends_within_a_character_that_a_stop_string_holds_back() -> None:
+    tokens = model_text("byte_level")._tokenizer.encode("éa").ids
+    assert len(tokens) == 3
+    choice = stream("byte_level", TextOptions(stop_strings=("é ",)))
+    choice.push(tokens[:2])
+    assert choice.take() is None, "the first of its two tokens would be a delta without text, cut within the character"
+    choice.push(tokens[2:])
+    assert choice.take() == Piece(0, tokens, "éa")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("strings", [(), ("th", "中文"), ("👩‍👧",), ("\u200d👦", "b")])
 def test_a_stream_resumes_at_every_cursor(kind: str, strings: tuple[str, ...]) -> None:
