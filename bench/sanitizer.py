@@ -94,8 +94,8 @@ class Verdict:
 
 def find_sanitizer() -> str:
     """Path of compute-sanitizer. Raises FileNotFoundError with what to do."""
-    places = ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", os.environ.get("PATH", "")]
-    found = shutil.which("compute-sanitizer", path=os.pathsep.join(reversed(places)))
+    places = [os.environ.get("PATH", ""), "/usr/local/cuda/compute-sanitizer", "/usr/local/cuda/bin"]
+    found = shutil.which("compute-sanitizer", path=os.pathsep.join(places))
     if found is None:
         raise FileNotFoundError("compute-sanitizer isn't on the PATH: it comes with the CUDA toolkit")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.rope_cases import EPS, RopeCase, check_fp8_write, check_write
+from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -13,16 +13,6 @@ if not torch.cuda.is_available():
 from runner_svc.cuda.rope_kv import RopeKvWrite  # imports CuPy
 
 DEVICE = torch.device("cuda")
-SHAPES = [
-    # heads, KV heads, head_dim, rotary_dim, dtype
-    (9, 3, 64, 64, torch.bfloat16),
-    (32, 8, 128, 128, torch.bfloat16),
-    (16, 8, 128, 64, torch.float16),
-    (4, 4, 96, 96, torch.bfloat16),
-    (8, 1, 256, 256, torch.float16),
-    (5, 5, 80, 20, torch.bfloat16),
-    (6, 2, 64, 0, torch.float16),
-]
 FP8_SHAPES = [
     *SHAPES,
     (32, 8, 128, 128, torch.float16),

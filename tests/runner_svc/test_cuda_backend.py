@@ -10,27 +10,21 @@ import pytest
 import torch
 
 from protos import plan_pb2
-from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend, CudaSizes
+from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend
 from runner_svc.cuda_capture import prepare_decode
 from runner_svc.fusion_choice import FusionChoice
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.fusions import Activating, Adding, Fusions
-from runner_svc.model.weights import load_weights
 from runner_svc.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver
-from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_backend import host_backend, no_progress
+from tests.support.host_device import HostDevice
 from tests.support.host_layers import HostGated
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
 
 BLOCK_SIZE = 8
-
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cuda_backend(folder: Path, device: HostDevice | None = None, num_blocks: int | None = 48) -> CudaBackend:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-    backend = CudaBackend(
-        describe_model("tiny", folder, config, "0"),
-        config,
-        load_weights(folder, config, torch.float32, torch.device("cpu"), no_progress),
-        HostLaunchers(config),
-        device or HostDevice(),
-        CudaSizes(
-            num_slots=5,
-            block_size=BLOCK_SIZE,
-            max_step_tokens=40,
-            context_length=config.context_length,
-            num_blocks=num_blocks,
-        ),
-        no_progress,
+    backend = host_backend(
+        folder, num_slots=5, block_size=BLOCK_SIZE, max_step_tokens=40, num_blocks=num_blocks, device=device
     )
     backend.cache.data.fill_(torch.nan)
     return backend

@@ -9,18 +9,10 @@ import torch
 
 from tests.support.host_device import copy_words, scatter_segments
 from tests.support.host_layers import HostRopeKv
-from tests.support.rope_cases import EPS, RopeCase, check_fp8_write, check_write
+from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
 from tests.support.roster_copies import WORDS, check_copy, check_scatter
 
 CPU = torch.device("cpu")
-SHAPES = [
-    (9, 3, 64, 64, torch.bfloat16),
-    (16, 8, 128, 64, torch.float16),
-    (4, 4, 96, 96, torch.bfloat16),
-    (8, 1, 256, 256, torch.float16),
-    (5, 5, 80, 20, torch.bfloat16),
-    (6, 2, 64, 0, torch.float16),
-]
 
 
 def host_rope(case: RopeCase) -> HostRopeKv:

@@ -9,23 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.cuda_backend import CudaBackend
 from runner_svc.kv_cache import FP8
 from runner_svc.kv_scales import HEADROOM, LARGEST_E4M3, scales_for
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.weights import load_weights
 from runner_svc.pool_size import MemoryProfile
 from runner_svc.runner import Runner
-from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_backend import host_backend
+from tests.support.host_device import HostDevice
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 BLOCK_SIZE = 8
-
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
 
 
 def test_scales_are_the_least_powers_of_two_that_leave_room() -> None:
@@ -42,16 +36,14 @@ def test_heads_of_nothing_or_of_nonsense_get_a_scale_of_one() -> None:
 
 
 def backend_of(folder: Path, *, fp8_cache: bool, num_blocks: int | None = 48) -> CudaBackend:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-    profile = MemoryProfile(total=2 << 30, peak=1 << 20, other=1 << 20)
-    return CudaBackend(
-        describe_model("tiny", folder, config, "0"),
-        config,
-        load_weights(folder, config, torch.float32, torch.device("cpu"), no_progress),
-        HostLaunchers(config),
-        HostDevice(profile),
-        CudaSizes(5, BLOCK_SIZE, 40, config.context_length, num_blocks, fp8_cache=fp8_cache),
-        no_progress,
+    return host_backend(
+        folder,
+        num_slots=5,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=40,
+        num_blocks=num_blocks,
+        fp8_cache=fp8_cache,
+        device=HostDevice(MemoryProfile(total=2 << 30, peak=1 << 20, other=1 << 20)),
     )
 
 

@@ -6,25 +6,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from runner_svc.backend import Backend
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.cuda_backend import CudaBackend
 from runner_svc.hash_model import HashBackend
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.weights import load_weights
 from runner_svc.torch_backend import TorchBackend
 from tests.support.garbage import circles_left_by, in_own_process
-from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_backend import host_backend, no_progress
 from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, linked_runner
 from tests.support.tiny_models import make_tiny_model
 
 MAX_STEP_TOKENS = 64
-
-
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
 
 
 def hash_backend(folder: Path) -> HashBackend:
@@ -47,22 +39,12 @@ def torch_backend(folder: Path) -> TorchBackend:
 
 def cuda_backend(folder: Path) -> CudaBackend:
     """With launchers for the CPU: all but the kernels is what serves."""
-    model = make_tiny_model("llama", folder / "tiny")
-    config = ModelConfig.from_hugging_face(read_json(model / "config.json"))
-    return CudaBackend(
-        describe_model("tiny", model, config, "0"),
-        config,
-        load_weights(model, config, torch.float32, torch.device("cpu"), no_progress),
-        HostLaunchers(config),
-        HostDevice(),
-        CudaSizes(
-            num_slots=NUM_SLOTS,
-            block_size=BLOCK_SIZE,
-            max_step_tokens=MAX_STEP_TOKENS,
-            context_length=config.context_length,
-            num_blocks=NUM_BLOCKS,
-        ),
-        no_progress,
+    return host_backend(
+        make_tiny_model("llama", folder / "tiny"),
+        num_slots=NUM_SLOTS,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=MAX_STEP_TOKENS,
+        num_blocks=NUM_BLOCKS,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from runner_svc.cuda_backend import CudaBackend
 from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+from tests.support.host_backend import no_progress
 from tests.support.tiny_models import KERNEL_SIZES
 
 BLOCK_SIZE = 16
@@ -15,20 +16,23 @@ NUM_SLOTS = 12
 FAMILIES = KERNEL_SIZES
 
 
-def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
-
-
 def load(
-    folder: Path, dtype: torch.dtype = torch.bfloat16, num_blocks: int | None = 200, fp8_cache: bool = False
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    num_blocks: int | None = 200,
+    fp8_cache: bool = False,
+    *,
+    block_size: int = BLOCK_SIZE,
+    num_slots: int = NUM_SLOTS,
+    max_step_tokens: int = 128,
 ) -> CudaBackend:
     """The model in `folder`, with a cache that holds NaN; its size is found out where `num_blocks` is None."""
     options = GpuOptions(
         dtype=dtype,
         random_weights=False,
-        num_slots=NUM_SLOTS,
-        block_size=BLOCK_SIZE,
-        max_step_tokens=128,
+        num_slots=num_slots,
+        block_size=block_size,
+        max_step_tokens=max_step_tokens,
         context_length=None,
         num_blocks=num_blocks,
         gpu_memory=0.5,

@@ -15,6 +15,16 @@ from torch.nn import functional
 from runner_svc.kv_cache import FP8
 from runner_svc.model.rope import Rotation
 
+# heads, KV heads, head_dim, rotary_dim, dtype
+SHAPES = [
+    (9, 3, 64, 64, torch.bfloat16),
+    (32, 8, 128, 128, torch.bfloat16),
+    (16, 8, 128, 64, torch.float16),
+    (4, 4, 96, 96, torch.bfloat16),
+    (8, 1, 256, 256, torch.float16),
+    (5, 5, 80, 20, torch.bfloat16),
+    (6, 2, 64, 0, torch.float16),
+]
 EPS = 1e-6
 BLOCK_SIZE = 16
 NUM_BLOCKS = 40

@@ -15,13 +15,10 @@ import pytest
 import torch
 import transformers
 
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
-from runner_svc.model.config import ModelConfig
-from runner_svc.model.description import describe_model, read_json
-from runner_svc.model.weights import load_weights
+from runner_svc.cuda_backend import CudaBackend
 from runner_svc.torch_backend import TorchBackend
 from tests.support import thoroughness
-from tests.support.host_device import HostDevice, HostLaunchers
+from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import BFLOAT16, FLOAT16, FLOAT32, Precision
 from tests.support.tested_device import DEVICE
 from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
@@ -33,65 +30,14 @@ HOST_SHARE = 2
 ModelBackend = TorchBackend | CudaBackend
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSizes:
-    """As the runner's settings of these names; a pool of `num_blocks` leaves room for other processes on the GPU."""
-
-    num_blocks: int
-    block_size: int
-    num_slots: int
-    max_step_tokens: int
+def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: int) -> TorchBackend:
+    return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **sizes)
 
 
-def _no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
+def _load_cuda(folder: Path, **sizes: Any) -> CudaBackend:
+    from tests.support.gpu_backends import load  # imports CuPy
 
-
-def _load_cpu(folder: Path, sizes: LoadSizes, dtype: torch.dtype) -> TorchBackend:
-    return TorchBackend.load(
-        str(folder),
-        cache_folder=folder / "unused",
-        progress=_no_progress,
-        num_blocks=sizes.num_blocks,
-        block_size=sizes.block_size,
-        num_slots=sizes.num_slots,
-        max_step_tokens=sizes.max_step_tokens,
-    )
-
-
-def _load_host(folder: Path, sizes: LoadSizes, dtype: torch.dtype) -> CudaBackend:
-    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
-    return CudaBackend(
-        describe_model(str(folder), folder, config, f"host-{dtype}"),
-        config,
-        load_weights(folder, config, dtype, torch.device("cpu"), _no_progress),
-        HostLaunchers(config),
-        HostDevice(),
-        CudaSizes(
-            num_slots=sizes.num_slots,
-            block_size=sizes.block_size,
-            max_step_tokens=sizes.max_step_tokens,
-            context_length=config.context_length,
-            num_blocks=sizes.num_blocks,
-        ),
-        _no_progress,
-    )
-
-
-def _load_cuda(folder: Path, sizes: LoadSizes, dtype: torch.dtype) -> CudaBackend:
-    from runner_svc.cuda_loading import GpuOptions, load_cuda_backend  # imports CuPy
-
-    options = GpuOptions(
-        dtype=dtype,
-        random_weights=False,
-        num_slots=sizes.num_slots,
-        block_size=sizes.block_size,
-        max_step_tokens=sizes.max_step_tokens,
-        context_length=None,
-        num_blocks=sizes.num_blocks,
-        gpu_memory=0.5,  # means nothing where the number of blocks is given
-    )
-    return load_cuda_backend(str(folder), folder / "unused", options, _no_progress)
+    return load(folder, **sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +47,8 @@ class TestedBackend:
     __test__ = False  # pytest takes it for a test otherwise
 
     name: str
-    loader: Callable[[Path, LoadSizes, torch.dtype], ModelBackend]
+    loader: Callable[..., ModelBackend]
+    """Takes the folder, the dtype, and sizes as `load`."""
     has_kernel_sizes: bool
     tiny: Precision
     """Tiny models are made of weights that this has, so that only arithmetic differs from float32."""
@@ -141,21 +88,30 @@ class TestedBackend:
         max_step_tokens: int,
         precision: Precision | None = None,
     ) -> ModelBackend:
-        """The model in `folder`, a tiny one unless `precision` is given; its cache holds NaN."""
-        sizes = LoadSizes(num_blocks, self.block_size(block_size), num_slots, max_step_tokens)
-        backend = self.loader(folder, sizes, (precision or self.tiny).dtype)
+        """The model in `folder`, a tiny one unless `precision` is given; its cache holds NaN.
+
+        Sizes are as the runner's settings of these names; `num_blocks` leaves room for other processes on a GPU.
+        """
+        backend = self.loader(
+            folder,
+            dtype=(precision or self.tiny).dtype,
+            num_blocks=num_blocks,
+            block_size=self.block_size(block_size),
+            num_slots=num_slots,
+            max_step_tokens=max_step_tokens,
+        )
         poison(backend.cache.data)  # nothing may be read that was not written
         return backend
 
 
 CPU = TestedBackend("cpu", _load_cpu, False, FLOAT32, FLOAT32)
-HOST = TestedBackend("host", _load_host, True, FLOAT32, FLOAT32)
+HOST = TestedBackend("host", host_backend, True, FLOAT32, FLOAT32)
 CUDA = TestedBackend("cuda", _load_cuda, True, FLOAT16, BFLOAT16)
 
 TESTED = {"cpu": CPU, "host": HOST, "cuda": CUDA}[DEVICE]
 """The one that ROSTER_TEST_DEVICE asks for."""
 TESTED_AND_HOST = (
-    [CPU, TestedBackend("host", _load_host, True, FLOAT32, FLOAT32, HOST_SHARE)] if TESTED is CPU else [TESTED]
+    [CPU, TestedBackend("host", host_backend, True, FLOAT32, FLOAT32, HOST_SHARE)] if TESTED is CPU else [TESTED]
 )
 """And in CI a part of the tests over the CUDA backend's host code."""
 

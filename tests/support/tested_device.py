@@ -26,8 +26,8 @@ PROCESS_DTYPE = "float16" if DEVICE == "cuda" else "auto"
 """For `--dtype` of a runner's process that serves a tiny model: of the kernels' types it is closer to float32."""
 
 
-def _obstacle() -> str | None:
-    """Why the tests can't run here."""
+def _obstacle() -> object | None:
+    """Why the tests can't run here, as a string tells it."""
     if DEVICE != "cuda":
         return None
     from runner_svc.gpu_probe import gpu_obstacle  # imports torch

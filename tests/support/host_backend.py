@@ -1,0 +1,41 @@
+"""The CUDA backend over the host's device and launchers: all that serves on a GPU but the kernels, in plain torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.weights import load_weights
+from tests.support.host_device import HostDevice, HostLaunchers
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""
+
+
+def host_backend(
+    folder: Path,
+    *,
+    num_slots: int,
+    block_size: int,
+    max_step_tokens: int,
+    num_blocks: int | None,
+    dtype: torch.dtype = torch.float32,
+    fp8_cache: bool = False,
+    device: HostDevice | None = None,
+) -> CudaBackend:
+    """The model in `folder`; the arguments are as those of the backend and its sizes."""
+    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    return CudaBackend(
+        describe_model(str(folder), folder, config, f"host-{dtype}"),
+        config,
+        load_weights(folder, config, dtype, torch.device("cpu"), no_progress),
+        HostLaunchers(config),
+        device or HostDevice(),
+        CudaSizes(num_slots, block_size, max_step_tokens, config.context_length, num_blocks, fp8_cache=fp8_cache),
+        no_progress,
+    )
