@@ -117,8 +117,11 @@ class Sanitizer:
             try:
                 process.wait(self.limit_s)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                pass
+            finally:  # after Ctrl-C too
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             output.seek(0)
             said = output.read().decode("utf-8", "replace")
             reports = "".join(path.read_text("utf-8", "replace") for path in Path(folder).glob("*.log"))
