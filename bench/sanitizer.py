@@ -95,6 +95,12 @@ GROUPS = {
         shards=2,
         captures=True,
     ),
+    "steps": Group(
+        ("paged_decode", "paged_prefill_hopper", "skinny_product", "gated_product", "add_rms_norm", "rope_kv_write"),
+        ("test_mixed_steps", "test_large_decode_ways"),
+        shards=2,
+        captures=True,
+    ),
     "attention": Group(("paged_decode", "paged_prefill_hopper", "paged_prefill"), ("test_attention",), shards=12),
 }
 

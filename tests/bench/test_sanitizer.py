@@ -79,7 +79,7 @@ def test_every_kernel_is_looked_at() -> None:
     assert uncached == set(named)  # each is launched where memcheck sees the ends of tensors
     files = [file for group in GROUPS.values() for file in group.files]
     assert len(set(files)) == len(files)
-    assert [file for file in files if not (ROOT / "tests" / "gpu" / f"{file}.py").exists()] == []
+    assert sorted(files) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     assert FAULT in (ROOT / "bench" / "sanitizer_fault.py").read_text("utf-8")
 
 
@@ -144,12 +144,13 @@ def test_what_the_tool_found_is_shown(imitation: Imitation, capfd: pytest.Captur
 
 
 def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend captures its decode when it is made, and plain cudaMalloc fails in a capture."""
+    """Backends and whole steps are captured, and plain cudaMalloc fails in a capture."""
     folder = ROOT / "tests" / "gpu"
     for group in GROUPS.values():
         for file in group.files:
-            makes_a_backend = "gpu_backends import" in (folder / f"{file}.py").read_text("utf-8")
-            assert makes_a_backend == group.captures, file
+            source = (folder / f"{file}.py").read_text("utf-8")
+            captures = "gpu_backends import" in source or "import CudaSteps" in source
+            assert captures == group.captures, file
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a command by hand may have left it
     for name in ("backend", "roster"):
         checked(imitation.says([CLEAN]), "memcheck", name)
