@@ -26,7 +26,8 @@ from runner_svc.cuda.module import num_multiprocessors
 SHAPES = {
     "llama-3.1-8b": Shape(32, 8, 128),
     "qwen3-0.6b": Shape(16, 8, 128),
-    "FP8 cache": Shape(32, 8, 128, fp8_cache=True),
+    "8B, FP8 cache": Shape(32, 8, 128, fp8_cache=True),
+    "0.6B, FP8 cache": Shape(16, 8, 128, fp8_cache=True),
     "heads of 64": Shape(32, 8, 64),
 }
 # Decoding rows and their lengths; positions of a chunk and where it begins.
@@ -143,7 +144,7 @@ def print_line(time: MixedAttentionTime) -> None:
     """One case."""
     swept = " ".join(f"{blocks}: {taken:.1f}" for blocks, taken in time.swept.items())
     print(
-        f"{time.shape:13} {time.rows:3} x {time.context:4} and {time.chunk:4} from {time.start:4}: decode "
+        f"{time.shape:15} {time.rows:3} x {time.context:4} and {time.chunk:4} from {time.start:4}: decode "
         f"{time.decode:5.1f}, prefill {time.prefill:5.1f}, one by one {time.one_by_one:6.1f}, side by side "
         f"{time.side_by_side:6.1f} with {time.blocks:2}  {swept}",
         flush=True,

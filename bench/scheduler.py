@@ -33,6 +33,7 @@ from scheduler_svc.intake import build_request
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.observation import observation
 from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
+from scheduler_svc.rank import Rank
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.roster.plan_line import PlannedStep
@@ -94,7 +95,7 @@ def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: i
             sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1, stop_ids=pack([2])),
         )
         request = build_request(submit, b"", number + 1, number * 1e-3)
-        request.sequences[0].rank = (policy.key(request_view(request), ledger), number)
+        request.sequences[0].rank = Rank.of(policy.key(request_view(request), ledger), number)
         queue.arrive(request.tenant)
         queue.push(request.sequences[0])
     return longest + 32

@@ -24,7 +24,6 @@ struct Consumer {
     Ring<VALUE_STAGES> value_ring;
     Softmax softmax;
     int round;  // of the present piece
-    int head;
     int position;  // of the warp's first query
     int tile;      // of keys
     int first_tile;
@@ -63,7 +62,6 @@ struct Consumer {
         barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
         PieceRecord record = PieceRecord::load(shared.record(++round));
         if (record.rows == 0) return false;
-        head = record.head;
         position = record.position + warp_row;
         tile = record.last_keys;
         first_tile = record.first_keys;
@@ -71,6 +69,7 @@ struct Consumer {
         plain_end = (query + 1) / kKeys;
         plain_begin = max(first_tile, (max(query + 63 - window, -1) + kKeys) / kKeys);
 #if FP8_CACHE
+        softmax.scale = scale * cached_unit(cache_scales, record.head / GROUP_SIZE);
         convert_queries(shared.queries().tile(query_ring.stage) + index * (64 * 128), threadIdx.x & 127);
         asm volatile("bar.sync %0, 128;" ::"r"(3 + index) : "memory");
 #endif
@@ -83,11 +82,6 @@ struct Consumer {
             if (tile == first_tile) barrier_arrive(shared.queries().empty(query_ring.stage));
         }
         key_ring.advance();
-    }
-
-    __device__ __forceinline__ void reset_softmax() {
-        softmax.reset();
-        if (FP8_CACHE) softmax.scale = scale * cached_unit(cache_scales, head / GROUP_SIZE);
     }
 
     // Writes the outputs of the piece of this round.
@@ -117,7 +111,7 @@ struct Consumer {
     __device__ __forceinline__ void begin(unsigned (&p)[32]) {
         take_piece();
         begins = true;
-        reset_softmax();
+        softmax.reset();
 #pragma unroll
         for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
         start_scores();
@@ -162,7 +156,7 @@ struct Consumer {
         query_ring.advance();
         bool more = take_piece();
         if (more) {
-            reset_softmax();
+            softmax.reset();
             advance<false>(p, accumulate);
         } else {
             mix(p, accumulate);

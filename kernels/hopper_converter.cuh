@@ -1,4 +1,4 @@
-// FP8 tiles become fp16 tiles: one warp converts keys, one values, between the copies and the products.
+// FP8 tiles become fp16 tiles: a warpgroup converts keys and values, between the copies and the products.
 #pragma once
 
 #include "hopper_tile.cuh"
@@ -16,51 +16,79 @@ __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
     return expanded;
 }
 
-// Where 8 elements of a row lie in a tile of keys or of values.
+// The warpgroup that converts takes a tile into registers, so that the next copy need not wait for the products of a tile
+// before, nor for the conversion. A warp has 32 rows of it, a lane 16 elements of each kRows-th.
 template <bool IsValues>
-__device__ __forceinline__ int converted_offset(int row, int chunk) {
-    int within = row % 128 * 128 + ((chunk % 8 ^ row % 8) << 4);
-    if (!IsValues) return chunk / 8 * kHalfBytes + within;
-    return row / kGroup * kGroupBytes + chunk / 8 * (kGroup * 128) + within % (kGroup * 128);
-}
+struct Converter {
+    static constexpr int kStages = IsValues ? VALUE_STAGES : KEY_STAGES;
+    static constexpr int kChunks = HEAD_DIM / 16;
+    static constexpr int kRows = 32 / kChunks;
+    static constexpr int kSteps = 32 / kRows;
 
-template <bool IsValues>
-__device__ __forceinline__ void convert_tile(unsigned raw, unsigned tile) {
-    constexpr int kChunks = HEAD_DIM / 16;  // of 16 elements in a row
-    int lane = threadIdx.x & 31;
-    // Of the two halves of a long row, one begins with its second chunk: neighbours then write to different banks.
-    int first = HEAD_DIM == 128 ? lane >> 2 & 1 : 0;
-#pragma unroll 4
-    for (int i = lane; i < kKeys * kChunks; i += 32) {
-        uint4 words = load_shared(raw + i * 16);
-        uint4 low = expand_in_order(words.x, words.y), high = expand_in_order(words.z, words.w);
-        int row = i / kChunks, chunk = i % kChunks * 2;
-        store_shared(tile + converted_offset<IsValues>(row, chunk + first), first ? high : low);
-        store_shared(tile + converted_offset<IsValues>(row, chunk + 1 - first), first ? low : high);
+    Shared shared;
+    Ring<RAW_STAGES> raw_ring{0};
+    Ring<kStages> ring{1};
+
+    // The next tile, of which `valid` rows or more count. Later values become zeros, because 0 * NaN would be NaN.
+    __device__ __forceinline__ void convert(int valid) {
+        const Stages raw = IsValues ? shared.raw_values() : shared.raw_keys();
+        const Stages tiles = IsValues ? shared.values() : shared.keys();
+        int lane = threadIdx.x & 31, first_row = (threadIdx.x & 96) + lane / kChunks;
+        uint4 words[kSteps];
+        barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);
+        unsigned source = raw.tile(raw_ring.stage) + (threadIdx.x & 96) * HEAD_DIM + lane * 16;
+#pragma unroll
+        for (int i = 0; i < kSteps; i++) words[i] = load_shared(source + i * 512);
+        fence_async_proxy();  // the next copy must not overtake these loads
+        __syncwarp();
+        if (lane == 0) barrier_arrive(raw.empty(raw_ring.stage));
+        if (IsValues && valid < kKeys) {
+#pragma unroll
+            for (int i = 0; i < kSteps; i++) {
+                if (first_row + i * kRows >= valid) words[i] = make_uint4(0, 0, 0, 0);
+            }
+        }
+        barrier_wait(tiles.empty(ring.stage), ring.parity);
+        store(tiles.tile(ring.stage), first_row, lane % kChunks, words);
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(tiles.full(ring.stage));
+        raw_ring.advance();
+        ring.advance();
     }
-    fence_async_proxy();
-    __syncwarp();
-}
 
-template <bool IsValues>
-__device__ __forceinline__ void convert(Shared shared, const int* plan, int pieces) {
-    constexpr int kStages = IsValues ? VALUE_STAGES : KEY_STAGES;
-    const Stages raw = IsValues ? shared.raw_values() : shared.raw_keys();
-    const Stages tiles = IsValues ? shared.values() : shared.keys();
-    Ring<RAW_STAGES> raw_ring(0);
-    Ring<kStages> ring(1);
+private:
+    // Of a row in a tile of keys or of values.
+    static __device__ __forceinline__ constexpr int row_offset(int row) {
+        return IsValues ? row / kGroup * kGroupBytes + row % kGroup * 128 : row * 128;
+    }
+
+    static __device__ __forceinline__ void store(unsigned tile, int first_row, int chunk, const uint4 (&words)[kSteps]) {
+        // Of the two halves of a long row, one begins with its second 8 elements: neighbours then write to different banks.
+        int second = HEAD_DIM == 128 ? chunk >> 2 : 0, eight = 2 * chunk + second;
+        unsigned place = tile + row_offset(first_row) + eight / 8 * (IsValues ? kGroup * 128 : kHalfBytes) +
+                         ((eight % 8 ^ first_row % 8) << 4);
+#pragma unroll
+        for (int i = 0; i < kSteps; i++) {
+            uint4 low = expand_in_order(words[i].x, words[i].y), high = expand_in_order(words[i].z, words[i].w);
+            unsigned swizzled = place ^ i * kRows % 8 << 4;
+            store_shared(swizzled + row_offset(i * kRows), second ? high : low);
+            store_shared((swizzled ^ 16) + row_offset(i * kRows), second ? low : high);
+        }
+    }
+};
+
+__device__ __forceinline__ void convert(Shared shared, const int* plan) {
+    int pieces;  // loaded here, as the compiler would rather spill it than keep it across the branches to here
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(pieces) : "l"(plan));
+    pieces *= kHeads;
+    Converter<false> keys{shared};
+    Converter<true> values{shared};
     for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
         for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
-            barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);
-            barrier_wait(tiles.empty(ring.stage), ring.parity);
-            convert_tile<IsValues>(raw.tile(raw_ring.stage), tiles.tile(ring.stage));
-            if ((threadIdx.x & 31) == 0) {
-                barrier_arrive(tiles.full(ring.stage));
-                barrier_arrive(raw.empty(raw_ring.stage));
-            }
-            raw_ring.advance();
-            ring.advance();
+            keys.convert(kKeys);
+            values.convert(piece.tile.length - tile * kKeys);
         }
     }
 }

@@ -1,8 +1,8 @@
 // The warps that copy: one for queries and keys, one for values, by tensor copies of 16 positions.
 //
 // Groups beyond the row's end are copied from outside of the tensor, which gives zeros; values of the group in which
-// the row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN. Keys need no such care:
-// their scores are masked.
+// the row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN (those of an FP8 cache
+// become zeros where they are converted). Keys need no such care: their scores are masked.
 #pragma once
 
 #include "hopper_tile.cuh"
@@ -65,7 +65,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
 // Copies a group of values of which only `valid` rows count, the rest becoming zeros; by a whole warp.
 __device__ __forceinline__ void copy_partial_values(
     unsigned target, const char* values, int row, int kv_head, int valid) {
-    constexpr int kRowBytes = HEAD_DIM * kCachedBytes, kChunks = kRowBytes / 16;
+    constexpr int kRowBytes = HEAD_DIM * sizeof(Scalar), kChunks = kRowBytes / 16;
     const uint4* source =
         reinterpret_cast<const uint4*>(values + (static_cast<long long>(row) * KV_HEADS + kv_head) * kRowBytes);
 #pragma unroll 2
@@ -73,8 +73,7 @@ __device__ __forceinline__ void copy_partial_values(
         int line = i / kChunks, chunk = i % kChunks;
         uint4 data = make_uint4(0, 0, 0, 0);
         if (line < valid) data = __ldg(source + static_cast<long long>(line) * (KV_HEADS * kChunks) + chunk);
-        int offset = FP8_CACHE ? i * 16 : chunk / 8 * (kGroup * 128) + line * 128 + ((chunk % 8 ^ line % 8) << 4);
-        store_shared(target + offset, data);
+        store_shared(target + chunk / 8 * (kGroup * 128) + line * 128 + ((chunk % 8 ^ line % 8) << 4), data);
     }
     fence_async_proxy();
     __syncwarp();
@@ -98,7 +97,7 @@ __device__ __forceinline__ void produce_values(
             }
             unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
             int end = piece.tile.length - tile * kKeys;  // of the row, within this tile
-            int partial = end < kKeys && end % kGroup ? end / kGroup : kGroups;
+            int partial = !FP8_CACHE && end < kKeys && end % kGroup ? end / kGroup : kGroups;
             barrier_wait(stages.empty(ring.stage), ring.parity);
             if (partial < kGroups) {
                 int partial_row = __shfl_sync(kFullWarp, copied_row, partial);

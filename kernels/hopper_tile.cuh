@@ -17,6 +17,7 @@ constexpr int kTileBytes = kHalves * kHalfBytes;
 constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
+constexpr int kWriters = FP8_CACHE ? 4 : 1;  // of a tile that is multiplied: warps that convert it, or who copies
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "wgmma is used for heads of 64 and 128");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
 
@@ -82,10 +83,10 @@ struct Shared {
 
     // By one thread, before any other uses them.
     __device__ __forceinline__ void init_barriers() const {
-        init(queries(), QUERY_STAGES, kConsumers);
-        init(keys(), KEY_STAGES, kConsumers);
-        init(values(), VALUE_STAGES, kConsumers);
-        init(raw_keys(), 2 * RAW_STAGES, 1);
+        init(queries(), QUERY_STAGES, 1, kConsumers);
+        init(keys(), KEY_STAGES, kWriters, kConsumers);
+        init(values(), VALUE_STAGES, kWriters, kConsumers);
+        init(raw_keys(), 2 * RAW_STAGES, 1, kWriters);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
@@ -93,9 +94,9 @@ private:
     static __device__ __forceinline__ Stages after(Stages stages, int count, unsigned bytes) {
         return {stages.tile(count), bytes, stages.full(count)};
     }
-    static __device__ __forceinline__ void init(Stages stages, int count, int readers) {
+    static __device__ __forceinline__ void init(Stages stages, int count, int writers, int readers) {
         for (int i = 0; i < count; i++) {
-            barrier_init(stages.full(i), 1);
+            barrier_init(stages.full(i), writers);
             barrier_init(stages.empty(i), readers);
         }
     }

@@ -9,7 +9,7 @@
 // all keys, which are most, therefore have a loop without masks and without what happens between pieces.
 //
 // Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3. An FP8 cache's tiles are
-// made fp16 in shared memory by the two warps that are left, and queries by those that multiply.
+// made fp16 in shared memory by a fourth warpgroup, and queries by those that multiply.
 //
 // Launched with `overlap` it runs beside its predecessor, a paged_decode that releases it when all that both read is
 // written, and only ends behind it: who waits for this kernel counts on both.
@@ -23,7 +23,11 @@
 #include "hopper_consumer.cuh"
 #include "hopper_producer.cuh"
 
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+#if FP8_CACHE
+constexpr int kThreads = 512, kProducerRegisters = 40, kConverterRegisters = 72, kConsumerRegisters = 200;
+#else
+constexpr int kThreads = 384, kProducerRegisters = 40, kConsumerRegisters = 232;
+#endif
 
 // plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64
 // elements a row and planes of 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16
@@ -32,7 +36,7 @@ constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
 // huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
 // [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
-extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_prefill_hopper(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const char* __restrict__ values, Scalar* __restrict__ output,
     long long output_stride, const int* __restrict__ block_tables, int table_stride, const int* __restrict__ plan,
@@ -54,13 +58,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_hopper(
             produce_queries_and_keys(shared, &query_map, &key_map, block_tables, table_stride, plan, pieces);
         } else if (warp == 1) {
             produce_values(shared, &value_map, values, block_tables, table_stride, plan, pieces);
-#if FP8_CACHE
-        } else if (warp == 2) {
-            convert<false>(shared, plan, pieces);
-        } else {
-            convert<true>(shared, plan, pieces);
-#endif
         }
+#if FP8_CACHE
+    } else if (warpgroup == 3) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kConverterRegisters));
+        convert(shared, plan);
+#endif
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
         int index = warpgroup - 1, thread = threadIdx.x & 127;

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner_svc.backend import Backend
+from runner_svc.device_choice import BrokenGpu
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
@@ -49,7 +50,7 @@ class Sizes:
 def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
     """The backend that `settings` ask for on a device of `choose_device`, ready to compute.
 
-    Raises UnusableSettings, ModelNotFound or UnsupportedModel, each with one sentence for the operator.
+    Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
     """
     if device == "cuda":
         return _gpu_backend(settings, progress)
@@ -127,6 +128,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+    from runner_svc.gpu_probe import failure
     from runner_svc.pool_size import OutOfMemory
 
     sizes = Sizes.of(settings, on_gpu=True)
@@ -155,6 +157,12 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
             f"CuPy can't compile the kernels ({_complaint(str(error))}): if CUDA's headers are missing, "
             "pip install 'cupy-cuda13x[ctk]', which brings them, or set device to 'cpu'"
         ) from error
+    except Exception as error:
+        obstacle = failure(error)
+        if obstacle is None:
+            raise
+        told = f"while the model loads, {obstacle}"
+        raise (BrokenGpu if obstacle.may_pass else UnusableSettings)(told) from error
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:

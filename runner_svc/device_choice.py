@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
+class BrokenGpu(RuntimeError):
+    """The GPU failed in this process, which can't use it any more; another process may."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
     """A device, and what kept the model off a GPU where one was free to take it."""

@@ -63,6 +63,13 @@ def gpu_obstacle() -> Obstacle | None:
     return torch_obstacle() or _card_obstacle() or _cupy_obstacle()
 
 
+def failure(error: Exception) -> Obstacle | None:
+    """What an error of the GPU means that was usable before; None for one that is not CUDA's."""
+    if not any(words in str(error) for words in _FAILURES):
+        return None
+    return _failing("Roster", error)
+
+
 def torch_obstacle() -> Obstacle | None:
     """None where torch can use a GPU."""
     if torch.version.cuda is None:

@@ -18,7 +18,7 @@ import zmq
 
 from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient, UnusableKey
-from runner_svc.device_choice import choose_device
+from runner_svc.device_choice import BrokenGpu, choose_device
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
@@ -77,6 +77,9 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         return _complain(str(error))
     except zmq.ZMQError as error:
         return _complain(f"link is {settings.link!r}, which is no ZeroMQ endpoint: {error}")
+    except BrokenGpu as error:
+        _complain(str(error))
+        return _BROKEN
 
     def finish(number: int, frame: FrameType | None) -> None:
         link.stop()

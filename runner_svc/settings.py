@@ -72,8 +72,8 @@ class RunnerSettings(ServiceSettings):
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = Field(
         "auto",
         description="Type of the KV cache on a GPU; auto: the type it computes in. fp8_e4m3 takes half the memory, "
-        "makes attention faster for decoding rows, the more and longer they are, and slower for prompts, and rounds "
-        "keys and values to 4 significant bits.",
+        "makes attention faster for decoding rows, the more and longer they are, and a little slower for prompts, and "
+        "rounds keys and values to 4 significant bits.",
     )
     gpu_memory: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory that may be used.")
     max_step_tokens: int | None = Field(

@@ -35,6 +35,7 @@ from scheduler_svc.operation.status import Totals, step_report
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Policy, PolicyGuard
+from scheduler_svc.rank import Rank
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster.applied import end_of
@@ -229,7 +230,7 @@ class Engine:
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
             self._serial += 1
-            sequence.rank = (key, self._serial)
+            sequence.rank = Rank.of(key, self._serial)
 
     def finish(self, sequence: Sequence, end: End) -> None:
         """Ends the sequence wherever it is. A second end is ignored."""
@@ -286,7 +287,7 @@ class Engine:
 
     def rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""
-        sequence.rank = (self.policy.key(request_view(sequence.request), self.ledger), sequence.rank[1])
+        sequence.rank = sequence.rank.with_key(self.policy.key(request_view(sequence.request), self.ledger))
         if sequence.scheduler is not None:
             sequence.scheduler.table.lowest = None
 

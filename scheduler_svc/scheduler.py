@@ -20,6 +20,7 @@ from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.constrained.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import Budget, Load, PolicyGuard
+from scheduler_svc.rank import Rank
 from scheduler_svc.request_view import load_view
 from scheduler_svc.roster.applied import Applied, apply_all, apply_rows
 from scheduler_svc.roster.plan_draft import Column, PlanDraft
@@ -271,7 +272,7 @@ class Scheduler:
             draft.appends = self._line.grow(needy)
         return draft, preempted
 
-    def _rank_of(self, slot: int) -> tuple[object, int]:
+    def _rank_of(self, slot: int) -> Rank:
         return self.table.at(slot).rank
 
     def _prompts_under_way(self, draft: PlanDraft) -> list[int]:

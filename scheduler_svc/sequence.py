@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from protos import plan_pb2
 from scheduler_svc.failure.suspicion import Suspicion
+from scheduler_svc.rank import Rank
 from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ class Sequence:
     """Prompt and sampled tokens, except the latest few of a running sequence (see `SlotTable`): read `tokens`."""
     limit: int
     """Most tokens, prompt included: the sequence ends when it has them."""
-    rank: tuple[Any, int] = ((), 0)
-    """(policy key, serial): total order, smaller goes first."""
+    rank: Rank = Rank.of((), 0)  # noqa: RUF009  (it is immutable)
     phase: Phase = Phase.WAITING
     slot: int = -1
     """Slot on the runner while RUNNING; meaningless otherwise."""

@@ -215,7 +215,7 @@ class CudaAttention:
             planners = zip(beside.planners(batch), self._prefill_planners, strict=True)
             parts = (each.reshape(len(self._windows), -1) for each in (decode_plan, prefill_plan))
             for (first, second), *plans in zip(planners, *parts, strict=True):
-                MixedPlanner(first, second, self._shape.num_heads).write(decode, prefill, *plans)
+                MixedPlanner(first, second, self._shape.num_heads, self._shape.fp8_cache).write(decode, prefill, *plans)
             return
         if len(decode.lengths):
             self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)

@@ -206,15 +206,19 @@ class PrefillVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillVariant:
-    """The prefill kernel for sm_90a: 128 queries a block of three warpgroups."""
+    """The prefill kernel for sm_90a: 128 queries a block."""
 
     HEAD_DIMS: ClassVar[tuple[int, ...]] = (64, 128)
 
     shape: AttentionShape
-    threads: int = 384
     tile_rows: int = 128
     # Positions that one tensor copy brings.
     copied_keys: int = 16
+
+    @property
+    def threads(self) -> int:
+        """A warpgroup that copies, two that multiply, and one that converts what an FP8 cache holds."""
+        return 512 if self.shape.fp8_cache else 384
 
     @property
     def stages(self) -> tuple[int, int, int]:

@@ -87,6 +87,8 @@ class PortablePrefill:
 class HopperPrefill:
     """kernels/paged_prefill_hopper.cu, with the tensor maps that it reads through."""
 
+    runs_beside_decode = True
+
     def __init__(
         self, shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
     ) -> None:
@@ -108,8 +110,6 @@ class HopperPrefill:
             for overlap in (False, True)
         ]
         self.grid = num_multiprocessors()
-        # Tiles that are converted take prefill twice as long, and more so beside decode.
-        self.runs_beside_decode = not shape.fp8_cache
         self._num_heads, self._head_dim = shape.num_heads, shape.head_dim
         self._planes = shape.head_dim // PLANE
         positions = cache.data.shape[2] * shape.block_size

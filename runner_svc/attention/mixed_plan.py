@@ -23,8 +23,9 @@ from runner_svc.attention.prefill_plan import PrefillPlanner
 _KEY_TILE, _PIECE = 17.5, 9.0
 # What it takes to begin again where one comes behind the other, and how much longer prefill takes beside decode.
 _BEGIN, _BESIDE = 50.0, 1.1
-# All multiprocessors together read no faster than this share of them would, if none was in another's way.
-_READING_SHARE = 0.43
+# All multiprocessors together read no faster than this share of them would, if none was in another's way: a tile takes
+# one of them as long with half the bytes.
+_READING_SHARE, _READING_SHARE_FP8 = 0.43, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class MixedPlanner:
     decode: DecodePlanner
     prefill: PrefillPlanner
     heads: int
+    fp8_cache: bool = False
 
     def write(
         self, decode: DecodeRows, prefill: PrefillRows, decode_plan: NDArray[np.int32], prefill_plan: NDArray[np.int32]
@@ -77,7 +79,8 @@ class MixedPlanner:
         if not len(key_tiles):
             return self.prefill.grid
         pieces = np.repeat(key_tiles * _KEY_TILE + _PIECE, self.heads)
-        dealing = _dealing(self.prefill.grid, -(-len(pieces) // self.prefill.grid))
+        reading_share = _READING_SHARE_FP8 if self.fp8_cache else _READING_SHARE
+        dealing = _dealing(self.prefill.grid, -(-len(pieces) // self.prefill.grid), reading_share)
         decode_times = decode_cost / dealing.readers
         prefill_times = dealing.times(pieces)
         times = np.maximum(decode_times, _BESIDE * prefill_times)
@@ -103,7 +106,7 @@ class _Dealing:
 
 
 @lru_cache(maxsize=256)
-def _dealing(grid: int, rounds: int) -> _Dealing:
+def _dealing(grid: int, rounds: int, reading_share: float) -> _Dealing:
     """Of pieces for so many rounds of the whole grid."""
     decode_blocks = np.append(np.arange(BLOCKS_BESIDE_PREFILL, grid * 3 // 4, BLOCKS_BESIDE_PREFILL), grid)
     workers = np.where(decode_blocks < grid, grid - decode_blocks, grid)[:, None]
@@ -113,5 +116,5 @@ def _dealing(grid: int, rounds: int) -> _Dealing:
     ends = begins + workers - 1
     odd = turns % 2 == 1
     dealt = np.stack((np.where(odd, ends, begins), np.where(odd, begins, ends)))
-    readers = decode_blocks * (1 + (decode_blocks / (_READING_SHARE * grid)) ** 4) ** -0.25
+    readers = decode_blocks * (1 + (decode_blocks / (reading_share * grid)) ** 4) ** -0.25
     return _Dealing(decode_blocks, readers, dealt)

@@ -103,7 +103,7 @@ class PolicyParameters(BaseModel):
 
 def _reversed(view: RunningView) -> int:
     """Of two with as much computed, the later arrival."""
-    return -view.rank[1]
+    return -view.rank.own
 
 
 class Policy:

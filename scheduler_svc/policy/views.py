@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-Rank = tuple[Any, int]
-"""(policy key, serial number of arrival): a total order, smaller goes first."""
+from scheduler_svc.rank import Rank
 
 
 @dataclass(slots=True, frozen=True)

@@ -115,7 +115,8 @@ class PrefixSharing:
             queue.step_aside(sequence)
             self._aside[match.awaited].append((queue, sequence))
             owner = self._owners[match.awaited]
-            owner.rank = min(owner.rank, sequence.rank)  # or who waits for it would rank as low as it does
+            # Or who waits for it would rank as low as it does.
+            owner.rank = min(owner.rank, owner.rank.ahead_of(sequence.rank))
         return None
 
     def _shareable(self, sequence: Sequence, positions: int) -> int:

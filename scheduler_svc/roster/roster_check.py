@@ -14,6 +14,8 @@ def check_roster(scheduler: Scheduler) -> None:
     scheduler.prefix.check()
     for sequence in running:
         _check_sequence(scheduler, sequence)
+    if len({sequence.rank for sequence in running}) < len(running):
+        raise RuntimeError("two sequences have the same rank: neither could be preempted for the other")
     if len(running) + len(set(table.free)) != table.num_slots:
         raise RuntimeError("a slot is lost or free twice")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import Budget, PolicyGuard
-from scheduler_svc.policy.views import Rank
+from scheduler_svc.rank import Rank
 from scheduler_svc.roster.admission import add_admission
 from scheduler_svc.roster.plan_draft import PlanDraft
 from scheduler_svc.roster.room import Room

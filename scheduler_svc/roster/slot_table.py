@@ -31,7 +31,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.policy.views import Rank
+from scheduler_svc.rank import Rank
 from scheduler_svc.roster.plan_draft import Column
 from scheduler_svc.roster.stop_tokens import StopTokens
 from scheduler_svc.sequence import Sequence

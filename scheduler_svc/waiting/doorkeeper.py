@@ -110,7 +110,7 @@ class Doorkeeper:
             return min(waiting, (engine.shares.waiting(request.tenant) + 1) * engine.shares.num_tenants)
         key = engine.policy.key(request_view(request), engine.ledger)
         stride = waiting // RANKS_SAMPLED + 1
-        return stride * sum(sequence.rank[0] <= key for sequence in islice(engine.queue, 0, None, stride))
+        return stride * sum(sequence.rank.key <= key for sequence in islice(engine.queue, 0, None, stride))
 
     def _make_room(self, request: Request) -> EngineRefusal | None:
         """Refuses when the queue is full, unless a tenant that has more of it gives way."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Any
 
+from scheduler_svc.rank import Rank
 from scheduler_svc.sequence import Phase, Request, Sequence
 from scheduler_svc.waiting.tenant_limits import TenantLimits
 from scheduler_svc.waiting.tenant_queues import Queue
@@ -34,7 +34,7 @@ class _Share:
     """Requests of which no sequence has started, oldest first."""
     entered: int = 0
     """Sequences in the queue's order or in slots; counted only under a limit."""
-    held: list[tuple[tuple[Any, int], Sequence]] = field(default_factory=list)
+    held: list[tuple[Rank, Sequence]] = field(default_factory=list)
     """A heap by rank; those that ended meanwhile are skipped."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from scheduler_svc.rank import Rank
 from scheduler_svc.sequence import Phase, Sequence
 
 
@@ -17,7 +18,7 @@ class _Place(NamedTuple):
     tokens: int  # late rows may bring more meanwhile
 
 
-_Entry = tuple[tuple[Any, int], int, Sequence]
+_Entry = tuple[Rank, int, Sequence]
 """Rank, number of the entry, and who it speaks of."""
 
 

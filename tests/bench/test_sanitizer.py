@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import sanitizer
-from bench.sanitizer import FAULT, GROUPS, check_group, find_sanitizer, sees_faults
+from bench.sanitizer import FAULT, GROUPS, Sanitizer, Verdict, check, find_sanitizer
 from tests.support.documented_commands import ROOT
 
 IMITATION = """#!{python}
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 arguments = sys.argv[1:]
 plan = json.loads(pathlib.Path({plan!r}).read_text())
+if arguments[0] in ("--version", "--help"):
+    print("NVIDIA (R) Compute Sanitizer\\nVersion 2026.4.0.0" if arguments[0] == "--version" else plan["help"])
+    sys.exit()
 uncached = "uncached " + os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "")
-kind = "fault" if "bench.sanitizer_fault" in arguments else "tests"
-pathlib.Path({calls!r}).open("a").write(json.dumps(arguments + [uncached]) + "\\n")
-log = arguments[arguments.index("--log-file") + 1]
-for number, line in enumerate(plan[kind]):
-    pathlib.Path(log.replace("%p", str(number))).write_text("========= COMPUTE-SANITIZER\\n========= " + line + "\\n")
-print(plan["output"])
+is_fault = "bench.sanitizer_fault" in arguments
+with pathlib.Path({calls!r}).open("a") as calls:
+    calls.write(json.dumps(arguments + [uncached]) + "\\n")
+print("========= COMPUTE-SANITIZER", plan["output"], sep="\\n", flush=True)
+time.sleep(plan["seconds"])
+for line in plan["fault" if is_fault else "tests"]:
+    print("=========", line)
 sys.exit(plan["status"])
 """
 CLEAN = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
@@ -40,12 +46,12 @@ class Imitation:
         self.path.write_text(IMITATION.format(**names))
         self.path.chmod(0o755)
 
-    def says(
-        self, tests: list[str], fault: list[str] | None = None, output: str = "7 passed in 1s", status: int = 0
-    ) -> str:
+    def says(self, tests: list[str], fault: list[str] | None = None, **others: object) -> Sanitizer:
+        """Within 5 seconds."""
+        usual = {"output": "7 passed in 1s", "status": 0, "seconds": 0, "help": ""}
         fault = [HAZARDS] if fault is None else fault
-        self._plan.write_text(json.dumps({"tests": tests, "fault": fault, "output": output, "status": status}))
-        return str(self.path)
+        self._plan.write_text(json.dumps(usual | {"tests": tests, "fault": fault, **others}))
+        return Sanitizer(str(self.path), limit_s=5.0)
 
     @property
     def calls(self) -> list[list[str]]:
@@ -55,6 +61,11 @@ class Imitation:
 @pytest.fixture
 def imitation(tmp_path: Path) -> Imitation:
     return Imitation(tmp_path)
+
+
+def checked(sanitizer: Sanitizer, tool: str, group: str, jobs: int = 2) -> Verdict:
+    (verdict,) = check(sanitizer, [tool], [group], jobs)
+    return verdict
 
 
 def test_every_kernel_is_looked_at() -> None:
@@ -68,31 +79,83 @@ def test_every_kernel_is_looked_at() -> None:
     assert uncached == set(named)  # each is launched where memcheck sees the ends of tensors
     files = [file for group in GROUPS.values() for file in group.files]
     assert len(set(files)) == len(files)
-    assert [file for file in files if not (ROOT / "tests" / "gpu" / f"{file}.py").exists()] == []
+    assert sorted(files) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
     assert FAULT in (ROOT / "bench" / "sanitizer_fault.py").read_text("utf-8")
 
 
 def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -> None:
-    verdict = check_group(imitation.says([CLEAN, CLEAN]), "racecheck", "products", 2)
-    assert verdict.clean and (verdict.processes, verdict.tests_passed) == (2, 7)
-    (words,) = imitation.calls
-    command = " ".join(words)
-    assert "--tool racecheck --target-processes all" in command
-    assert "--kernel-name kne=skinny_product --kernel-name kne=embed" in command
-    assert "-m pytest -q -n 2 tests/gpu/test_skinny_product.py -k not (14336 or 28672)" in command
+    verdict = checked(imitation.says([CLEAN]), "racecheck", "gated")
+    assert verdict.clean and (verdict.runs, verdict.tests_passed) == (2, 14)
+    commands = sorted((" ".join(words) for words in imitation.calls), key=lambda command: "0/2" not in command)
+    for index, command in enumerate(commands):
+        assert "--tool racecheck --target-processes all" in command and "--check-tensor-ops" not in command
+        assert "--kernel-name kne=gated_product" in command
+        rest = f"--shard {index}/2 tests/gpu/test_gated_product.py -k not (14336)"
+        assert f"-m pytest -q -p bench.sanitizer_shard {rest}" in command
+    checked(imitation.says([CLEAN]), "racecheck", "roster")
+    assert "--kernel-name kne=copy_words --kernel-name kne=scatter_segments" in " ".join(imitation.calls[-1])
+
+
+def test_runs_at_once_have_ports_of_their_own(imitation: Imitation) -> None:
+    """Not more than they may be, and each test in one of them."""
+    checked(imitation.says([CLEAN], seconds=0.3), "racecheck", "attention", jobs=3)
+    ports = [int(words[words.index("--port") + 1]) for words in imitation.calls]
+    assert len(ports) == GROUPS["attention"].shards and len(set(ports)) == 3
+    for other in set(ports) - {min(ports)}:
+        assert other - min(ports) >= 100
+
+
+def test_shards_share_the_tests() -> None:
+    def collected(*arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "bench.sanitizer_shard", *arguments]
+        run = subprocess.run([*command, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
+        return [line for line in run.stdout.splitlines() if "::" in line]
+
+    shards = [collected("--shard", f"{index}/3") for index in range(3)]
+    assert sorted(test for shard in shards for test in shard) == sorted(collected())
+    assert len({len(shard) for shard in shards}) <= 2
+
+
+def test_memcheck_looks_at_tensor_copies_where_it_can(imitation: Imitation) -> None:
+    sanitizer = imitation.says([CLEAN], help="  --check-tensor-ops arg (=no)   Enables checks")
+    assert sanitizer.version == "Version 2026.4.0.0"
+    for tool in ("memcheck", "racecheck"):
+        checked(sanitizer, tool, "norm")
+    assert ["--check-tensor-ops yes" in " ".join(words) for words in imitation.calls] == [True, False]
+
+
+def test_what_goes_on_for_too_long_is_ended(imitation: Imitation, capfd: pytest.CaptureFixture[str]) -> None:
+    """With what had been said by then."""
+    slow = replace(imitation.says([CLEAN], output="..... half of it", seconds=60), limit_s=2.0)
+    verdict = checked(slow, "racecheck", "norm")
+    assert not verdict.clean and verdict.exit_statuses == [-9] and 2 <= verdict.seconds < 30
+    assert "half of it" in capfd.readouterr().out
+
+
+def test_who_stops_it_leaves_nothing_running(imitation: Imitation) -> None:
+    sanitizer = replace(imitation.says([CLEAN], seconds=60), limit_s=None)
+    sanitizer.stopped.set()
+    assert checked(sanitizer, "racecheck", "norm").exit_statuses == [-9]
+
+
+def test_what_the_tool_found_is_shown(imitation: Imitation, capfd: pytest.CaptureFixture[str]) -> None:
+    assert not checked(imitation.says([HAZARDS]), "racecheck", "norm").clean
+    assert HAZARDS in capfd.readouterr().out
 
 
 def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend captures its decode when it is made, and plain cudaMalloc fails in a capture."""
+    """Backends and whole steps are captured, and plain cudaMalloc fails in a capture."""
     folder = ROOT / "tests" / "gpu"
     for group in GROUPS.values():
         for file in group.files:
-            makes_a_backend = "gpu_backends import" in (folder / f"{file}.py").read_text("utf-8")
-            assert makes_a_backend == group.captures, file
+            source = (folder / f"{file}.py").read_text("utf-8")
+            captures = "gpu_backends import" in source or "import CudaSteps" in source
+            assert captures == group.captures, file
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a command by hand may have left it
     for name in ("backend", "roster"):
-        check_group(imitation.says([CLEAN]), "memcheck", name, 2)
-    assert [words[-1] for words in imitation.calls] == ["uncached ", "uncached 1"]
+        checked(imitation.says([CLEAN]), "memcheck", name)
+    cached = {next(word for word in words if word.startswith("tests/")): words[-1] for words in imitation.calls}
+    assert cached == {"tests/gpu/test_held_rows.py": "uncached ", "tests/gpu/test_roster_copies.py": "uncached 1"}
 
 
 @pytest.mark.parametrize(
@@ -106,21 +169,21 @@ def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkey
     ],
 )
 def test_what_is_not_clean(imitation: Imitation, tests: list[str], output: str, status: int) -> None:
-    assert not check_group(imitation.says(tests, output=output, status=status), "racecheck", "norm", 2).clean
+    assert not checked(imitation.says(tests, output=output, status=status), "racecheck", "norm").clean
 
 
 def test_a_tool_that_sees_nothing_is_not_believed(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sees_faults(imitation.says([CLEAN], [ERRORS]), "memcheck")
+    assert imitation.says([CLEAN], [ERRORS]).sees_faults("memcheck")
     assert f"kne={FAULT}" in imitation.calls[-1] and "uncached 1" in imitation.calls[-1]
-    assert not sees_faults(imitation.says([CLEAN], [CLEAN]), "racecheck")
+    assert not imitation.says([CLEAN], [CLEAN]).sees_faults("racecheck")
     assert ended(monkeypatch, imitation.says([CLEAN], [CLEAN])) == 1
     assert ended(monkeypatch, imitation.says([CLEAN])) == 0
     assert ended(monkeypatch, imitation.says([HAZARDS])) == 1
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, path: str) -> object:
+def ended(monkeypatch: pytest.MonkeyPatch, imitation: Sanitizer) -> object:
     """What `main` exits with."""
-    monkeypatch.setattr(sanitizer, "find_sanitizer", lambda: path)
+    monkeypatch.setattr(sanitizer, "find_sanitizer", lambda: imitation.path)
     monkeypatch.setattr(sys, "argv", ["sanitizer", "--tool", "racecheck", "--group", "norm"])
     with pytest.raises(SystemExit) as end:
         sanitizer.main()

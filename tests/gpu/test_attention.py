@@ -219,12 +219,23 @@ def test_decode_and_prefill_side_by_side(lengths, counts, room, fp8_cache, seed)
     check(batch, seed)
 
 
+@CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, seed) -> None:
+def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     head_dim, num_heads, num_kv_heads, block_size = shape
-    lengths, counts = (200, 333, 700, 31, 450), (1, 1, 211, 31, 1)
-    case = AttentionCase(lengths, counts, head_dim, num_heads, num_kv_heads, block_size, window, soft_cap, dtype=dtype)
+    case = AttentionCase(
+        (200, 333, 700, 31, 450),
+        (1, 1, 211, 31, 1),
+        head_dim,
+        num_heads,
+        num_kv_heads,
+        block_size,
+        window,
+        soft_cap,
+        dtype=dtype,
+        fp8_cache=fp8_cache,
+    )
     batch = AttentionBatch(case, seed, DEVICE)
     run_mixed(attention_of(batch), batch)
     check(batch, seed)

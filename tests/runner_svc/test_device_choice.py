@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from runner_svc import backend_factory, cuda_loading
 from runner_svc import main as runner_main
+from runner_svc.cuda.kernel import LaunchError
 from runner_svc.device_choice import choose_device
 from runner_svc.hash_model import HashBackend
 from runner_svc.pool_size import GRAPH_BYTES, MemoryProfile
@@ -142,6 +143,47 @@ def test_a_gpu_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
         "or end other programs that use the GPU"
     )
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+LOOK = "see what nvidia-smi says of the GPU, and restart the machine if it is ill, or set device to 'cpu'"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (
+            RuntimeError(f"{ECC}\nCUDA kernel errors might be asynchronously reported"),
+            3,
+            f"while the model loads, Roster can't use the GPU ({ECC}): {LOOK}",
+        ),
+        (
+            LaunchError("launching embed on a grid of 4 failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+            3,
+            "while the model loads, Roster can't use the GPU (launching embed on a grid of 4 failed: "
+            f"CUDA_ERROR_ILLEGAL_ADDRESS): {LOOK}",
+        ),
+        (
+            RuntimeError("CUDA error: no kernel image is available for execution on the device\nFor debugging"),
+            2,
+            "while the model loads, Roster can't use the GPU (CUDA error: no kernel image is available for execution "
+            "on the device): update the driver, or install the torch and CuPy that fit it, or set device to 'cpu'",
+        ),
+    ],
+)
+def test_a_gpu_that_fails_while_the_model_loads(
+    gpu: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+    sentence: str,
+) -> None:
+    """A sentence, and status 3 where a new process may find the GPU well again."""
+    monkeypatch.setattr(cuda_loading, "load_cuda_backend", mock.Mock(side_effect=error))
+    monkeypatch.setattr(runner_main.signal, "signal", mock.Mock())
+    assert runner_main.serve(RunnerSettings(device="cuda")) == status
+    assert capsys.readouterr().err == f"roster-runner: {sentence}\n"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
-from scheduler_svc.policy import available_policies
+from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.waiting.tenant_limits import TenantLimits
@@ -38,11 +38,25 @@ class EngineMachine(RuleBasedStateMachine):
         isolated=st.booleans(),
         runners=st.integers(1, 2),
         running=st.sampled_from([None, 1]),
+        victim=st.sampled_from(list(VictimChoice)),
     )
-    def start(self, depth: int, policy: str, sharing: bool, isolated: bool, runners: int, running: int | None) -> None:
-        limits = {"a": TenantLimits(running=running)}
+    def start(
+        self,
+        depth: int,
+        policy: str,
+        sharing: bool,
+        isolated: bool,
+        runners: int,
+        running: int | None,
+        victim: VictimChoice,
+    ) -> None:
         self.stack = Stack(
-            depth=depth, policy=policy, prefix_sharing=sharing, isolate_tenants=isolated, tenant_limits=limits
+            depth=depth,
+            policy=policy,
+            policy_parameters={"victim": victim},
+            prefix_sharing=sharing,
+            isolate_tenants=isolated,
+            tenant_limits={"a": TenantLimits(running=running)},
         )
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = 0
@@ -75,6 +89,8 @@ class EngineMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from(["", "", "salt"]),
         tenant=st.sampled_from(["", "a"]),
         num_received=st.sampled_from([0, 0, 0, 1, 4]),
+        priority=st.sampled_from([0, 0, 5, -5]),
+        logprobs=st.sampled_from([None, None, None, 1]),
     )
     def submit(
         self,
@@ -88,11 +104,20 @@ class EngineMachine(RuleBasedStateMachine):
         cache_salt: str,
         tenant: str,
         num_received: int,
+        priority: int,
+        logprobs: int | None,
     ) -> None:
         sampling = plan_pb2.Sampling(
             temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
         )
-        fields: dict[str, object] = {"cache_salt": cache_salt, "tenant": tenant, "keep_ms": keep_ms}
+        if logprobs is not None:
+            sampling.logprobs = logprobs
+        fields: dict[str, object] = {
+            "cache_salt": cache_salt,
+            "tenant": tenant,
+            "keep_ms": keep_ms,
+            "priority": priority,
+        }
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
         if num_received and n == 1:

@@ -233,12 +233,18 @@ class Stack:
         if refused.code == grpc.StatusCode.NOT_FOUND.value[0]:
             self._send_again(request)
         elif refused.code == grpc.StatusCode.UNAVAILABLE.value[0] and self.restarts:
+            self._heard_all(request)
             self.now_s += refused.retry_after_ms / 1000
             self.attach(request)
         elif refused.code == grpc.StatusCode.ALREADY_EXISTS.value[0] and request.handle in self._attaching:
             self.attach(request)
         else:
             request.refused = refused
+
+    def _heard_all(self, request: Submitted) -> None:
+        """Of sequences that the client listened to: a later request of the same id has turned up, and may be over."""
+        ended = {id(stream) for stream in request.streams}
+        self.streams = {key: stream for key, stream in self.streams.items() if id(stream) not in ended}
 
     def _attached(self, request: Submitted, attached: engine_pb2.Attached) -> None:
         if not request.streams:

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.policy import available_policies
+from scheduler_svc.policy import VictimChoice, available_policies
 from tests.scheduler_svc.failure.test_recovery_machine import RecoveryMachine
 from tests.scheduler_svc.test_engine_machine import STEM
 
@@ -44,6 +44,8 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "cache_salt": rng.choice(["", "", "salt"]),
         "tenant": rng.choice(["", "a"]),
         "num_received": rng.choice([0, 0, 0, 1, 4]),
+        "priority": rng.choice([0, 0, 5, -5]),
+        "logprobs": rng.choice([None, None, None, 1]),
     }
 
 
@@ -97,6 +99,7 @@ def walk(seed: int) -> None:
         isolated=rng.random() < 0.5,
         runners=rng.randint(1, 3),
         running=rng.choice([None, 1]),
+        victim=rng.choice(list(VictimChoice)),
     )
     names, weights = list(RULES), [weight for weight, _ in RULES.values()]
     for name in rng.choices(names, weights, k=rng.randint(20, 120)):

@@ -6,6 +6,7 @@ import pytest
 
 from protos import engine_pb2
 from scheduler_svc.roster.prefix_sharing import STEPS_ASIDE
+from tests.support.policies import policy_named
 from tests.support.sharing import OUTPUT, SIZE, prompt, service
 
 
@@ -45,6 +46,34 @@ def test_who_computes_a_block_ranks_as_high_as_who_waits_for_it() -> None:
     assert high.first_sequence_id is not None
     assert served.cached(high) == 11 * SIZE
     served.stack.front.put(cancel=engine_pb2.Cancel(handle=low.handle))
+    served.finish()
+
+
+def test_who_computes_a_block_and_who_waits_for_it_do_not_rank_the_same() -> None:
+    """They did: where memory was full neither could be preempted for the other, and both stood still forever."""
+    served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=16)
+    low = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=0)
+    served.advance()
+    high = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=5)
+    served.finish()
+    assert served.cached(high) == 5 * SIZE and served.scheduler.preemptions
+    assert served.cached(low) == 0
+
+
+def test_ranks_under_another_policy_are_its_own() -> None:
+    """Also of one that went ahead of another by the policy before."""
+    served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=64)
+    requests = []
+    for priority in (0, 5):
+        requests.append(served.stack.submit(prompt(8 * SIZE), OUTPUT, priority=priority))
+        served.advance()
+    first, second = (served.stack.engine.book.by_key("", request.submit.request_id) for request in requests)
+    assert first is not None and second is not None
+    sequences = [first.sequences[0], second.sequences[0]]
+    assert sequences[0].rank == sequences[0].rank.ahead_of(sequences[1].rank), "it computes what the second waits for"
+    served.stack.engine.change_policy(policy_named("fcfs"))
+    assert [sequence.rank.ahead for sequence in sequences] == [0, 0] and sequences[0].rank < sequences[1].rank
+    assert [sequence.rank.serial for sequence in sequences] == [sequence.rank.own for sequence in sequences]
     served.finish()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from protos import engine_pb2
 from scheduler_svc.intake import build_request
+from scheduler_svc.rank import Rank
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting.tenant_queues import TenantQueues
@@ -20,7 +21,7 @@ def sequence(number: int, tenant: str, key: float) -> Sequence:
     prompt = pack([1] * (number % 5 + 1))
     submit = engine_pb2.Submit(handle=number, tenant=tenant, request_id=str(number), prompt=prompt, n=1, max_tokens=9)
     made = build_request(submit, b"", number, 0.0).sequences[0]
-    made.rank = ((key,), number)
+    made.rank = Rank.of((key,), number)
     return made
 
 
@@ -93,7 +94,7 @@ def test_a_sequence_may_come_back_under_another_rank() -> None:
     queue.push(first)
     queue.push(second)
     queue.discard(first)
-    first.rank = ((3.0,), 1)
+    first.rank = Rank.of((3.0,), 1)
     queue.push(first)
     assert [queue.pop(), queue.pop()] == [second, first]
     with pytest.raises(IndexError):
