@@ -18,11 +18,13 @@ class Rank(NamedTuple):
     """Less than 0 ahead of one that waits for what this one computes."""
     own: int
     """Number of its arrival."""
+    own_key: Any
+    """The policy's for it alone. Never compared, as `own` differs."""
 
     @classmethod
     def of(cls, key: Any, serial: int) -> Self:
         """Of the `serial`-th sequence that came."""
-        return cls(key, serial, 0, serial)
+        return cls(key, serial, 0, serial, key)
 
     def with_key(self, key: Any) -> Self:
         """Of the same sequence under another policy; it goes ahead of nobody."""
@@ -31,3 +33,7 @@ class Rank(NamedTuple):
     def ahead_of(self, waiting: Rank) -> Self:
         """Of the same sequence, just before one that waits for it."""
         return self._replace(key=waiting.key, serial=waiting.serial, ahead=waiting.ahead - 1)
+
+    def alone(self) -> Self:
+        """Of the same sequence once nobody waits for it."""
+        return self.of(self.own_key, self.own)

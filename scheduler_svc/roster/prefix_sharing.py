@@ -115,7 +115,7 @@ class PrefixSharing:
             queue.step_aside(sequence)
             self._aside[match.awaited].append((queue, sequence))
             owner = self._owners[match.awaited]
-            # Or who waits for it would rank as low as it does.
+            # Or who waits for it would rank as low as it does; until its prompt is computed.
             owner.rank = min(owner.rank, owner.rank.ahead_of(sequence.rank))
         return None
 
@@ -187,7 +187,8 @@ class PrefixSharing:
             end = min(start + int(flight.counts[row]), int(table.announced[slot]))
             blocks = flight.sequences[row].blocks[start // size : end // size]
             self._pool.confirm(blocks)
-            self._settled(blocks)
+            if self._settled(blocks):
+                table.lowest = None
 
     def keep(self, sequence: Sequence, table: SlotTable) -> None:
         """Names the blocks that decoding filled, READY: the sequence, whose log is complete, is about to leave."""
@@ -207,7 +208,8 @@ class PrefixSharing:
     def flush(self, table: SlotTable) -> None:
         """Nobody hits what was computed so far, nor what goes on from it; who waited for some of it comes back."""
         self._pool.flush()
-        self._settled(list(self._owners))
+        if self._settled(list(self._owners)):
+            table.lowest = None
         table.announced[:] = table.limit  # so that `keep` names nothing of those who run
 
     def release(self, sequence: Sequence, plan: int) -> None:
@@ -218,12 +220,23 @@ class PrefixSharing:
 
     # ------------------------------------------------------------------ waiting
 
-    def _settled(self, blocks: Iterable[int]) -> None:
-        """These announced blocks are READY, or will never be: who waits for one of them comes back."""
+    def _settled(self, blocks: Iterable[int]) -> bool:
+        """These announced blocks are READY, or will never be: who waits for one of them comes back.
+
+        Who has computed them all ranks by itself again; returns whether there was one that had gone ahead.
+        """
+        ahead = set()
         for block in blocks:
-            self._owners.pop(block, None)
+            owner = self._owners.pop(block, None)
+            if owner is not None and owner.rank.ahead:
+                ahead.add(owner)
             if block in self._aside:
                 self._returning.extend(self._aside.pop(block))
+        if ahead:
+            ahead.difference_update(self._owners.values())
+            for owner in ahead:
+                owner.rank = owner.rank.alone()
+        return bool(ahead)
 
     def dissolve(self) -> None:
         """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
@@ -233,11 +246,17 @@ class PrefixSharing:
         self._aside.clear()
         self._returning.clear()
 
-    def check(self) -> None:
-        """Raises RuntimeError if a sequence waits for a block that nobody computes, or a block's owner has left it."""
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Raises RuntimeError if a sequence waits for a block that nobody computes, a block's owner has left it, or one
+        of `running` still ranks ahead of others without computing anything for them.
+        """
         for block, waiting in self._aside.items():
             if not self._pool.is_pending(block):
                 raise RuntimeError(f"{len(waiting)} sequences wait for block {block}, which is not PENDING")
         for block, owner in self._owners.items():
             if block not in owner.blocks:
                 raise RuntimeError(f"block {block} was announced for sequence {owner.id}, which does not hold it")
+        owners = set(self._owners.values())
+        for sequence in running:
+            if sequence.rank.ahead and sequence not in owners:
+                raise RuntimeError(f"sequence {sequence.id} ranks ahead of others, and computes nothing for them")

@@ -11,7 +11,7 @@ def check_roster(scheduler: Scheduler) -> None:
     table = scheduler.table
     running = table.running()
     scheduler.pool.check(sequence.blocks for sequence in running)
-    scheduler.prefix.check()
+    scheduler.prefix.check(running)
     for sequence in running:
         _check_sequence(scheduler, sequence)
     if len({sequence.rank for sequence in running}) < len(running):

@@ -60,6 +60,27 @@ def test_who_computes_a_block_and_who_waits_for_it_do_not_rank_the_same() -> Non
     assert served.cached(low) == 0
 
 
+def test_who_has_computed_what_others_waited_for_ranks_by_itself_again() -> None:
+    """Or a long job of the lowest class that once had a prompt in common with the highest would stay one of these."""
+    served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=16)
+    low = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=-5)
+    served.advance()
+    request = served.stack.engine.book.by_key("", low.submit.request_id)
+    assert request is not None
+    sequence, alone = request.sequences[0], request.sequences[0].rank
+    high = served.stack.submit(prompt(6 * SIZE), 3 * SIZE, priority=5)
+    served.advance()
+    assert sequence.rank.ahead and sequence.rank < alone
+    served.advance(6)
+    assert sequence.rank == alone and sequence.scheduler is served.scheduler
+    middle = served.stack.submit(prompt(8 * SIZE, seed=9), 2 * SIZE, priority=0)
+    served.advance(3)
+    assert sequence.preemptions == 1, "it gives way to the class between"
+    served.finish()
+    assert served.cached(high) == 5 * SIZE and served.cached(middle) == 0
+    served.cached(low)
+
+
 def test_ranks_under_another_policy_are_its_own() -> None:
     """Also of one that went ahead of another by the policy before."""
     served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=64)
