@@ -12,11 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
+from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.waiting.tenant_limits import TenantLimits
+from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
 from tests.support.thoroughness import count
@@ -26,6 +28,21 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 14
 STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
 """What many prompts begin with, so that prefixes are hit, awaited and evicted."""
+STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
+
+
+def make_backend() -> HashBackend:
+    return HashBackend(
+        num_slots=3,
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        max_step_tokens=10,
+        context_length=128,
+        eos_probability=EOS_PROBABILITY,
+    )
+
+
+MODEL = make_backend().model
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -65,15 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.step()
 
     def _add_runner(self) -> None:
-        backend = HashBackend(
-            num_slots=3,
-            block_size=BLOCK_SIZE,
-            num_blocks=NUM_BLOCKS,
-            max_step_tokens=10,
-            context_length=128,
-            eos_probability=EOS_PROBABILITY,
-        )
-        self.stack.add_runner(backend)
+        self.stack.add_runner(make_backend())
 
     @rule(
         prompt=st.one_of(
@@ -91,6 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_received=st.sampled_from([0, 0, 0, 1, 4]),
         priority=st.sampled_from([0, 0, 5, -5]),
         logprobs=st.sampled_from([None, None, None, 1]),
+        constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
     )
     def submit(
         self,
@@ -106,10 +116,9 @@ class EngineMachine(RuleBasedStateMachine):
         num_received: int,
         priority: int,
         logprobs: int | None,
+        constraint: tuple[str, str] | None,
     ) -> None:
-        sampling = plan_pb2.Sampling(
-            temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID, 7, 8, 9, 10, 11])
-        )
+        sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
         if logprobs is not None:
             sampling.logprobs = logprobs
         fields: dict[str, object] = {
@@ -120,11 +129,15 @@ class EngineMachine(RuleBasedStateMachine):
         }
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
-        if num_received and n == 1:
+        if constraint is not None:
+            fields["grammar"] = grammar_text(*constraint)
+        elif num_received and n == 1:
             submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
             tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)
             fields["received"] = pack(tokens[: min(num_received, len(tokens) - 1)])
-        self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
+        request = self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
+        if constraint is not None:
+            request.allowed = allowed_after(MODEL, *constraint, stop_ids=STOP_IDS)
 
     @rule()
     def step(self) -> None:

@@ -1,7 +1,10 @@
-"""The slow twin of masks: a matcher at its beginning is told all tokens, for each next one anew."""
+"""Constraints of every kind, and the slow twin of masks: a matcher at its beginning is told all tokens, for each next
+one anew.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +12,25 @@ import numpy as np
 from protos import plan_pb2
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 3},
+        },
+        "required": ["name", "tags"],
+        "additionalProperties": False,
+    }
+)
+CONSTRAINTS: list[tuple[str, str]] = [
+    ("json_schema", SCHEMA),
+    ("regex", "(foo|ba+r)[0-9]{2,5}"),
+    ("grammar", 'start: "(" start ")" | "x"{1,4}'),
+    ("grammar", 'root ::= "a" root "b" | "c"'),
+]
 
 
 def allowed_after(

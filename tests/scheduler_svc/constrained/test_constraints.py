@@ -16,29 +16,11 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.roster.roster_check import check_roster
 from scheduler_svc.sequence import FinishReason
-from tests.support.constraints import allowed_after
+from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 
 EOS_PROBABILITY = 1 / 40
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 6},
-            "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 3},
-        },
-        "required": ["name", "tags"],
-        "additionalProperties": False,
-    }
-)
-CONSTRAINTS = [
-    ("json_schema", SCHEMA),
-    ("regex", "(foo|ba+r)[0-9]{2,5}"),
-    ("grammar", 'start: "(" start ")" | "x"{1,4}'),
-    ("grammar", 'root ::= "a" root "b" | "c"'),
-]
 
 
 def backend(slots: int = 4, num_blocks: int = 64) -> HashBackend:

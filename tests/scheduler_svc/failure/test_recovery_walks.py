@@ -21,6 +21,7 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.policy import VictimChoice, available_policies
 from tests.scheduler_svc.failure.test_recovery_machine import RecoveryMachine
 from tests.scheduler_svc.test_engine_machine import STEM
+from tests.support.constraints import CONSTRAINTS
 
 NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "25"))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
@@ -46,6 +47,7 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "num_received": rng.choice([0, 0, 0, 1, 4]),
         "priority": rng.choice([0, 0, 5, -5]),
         "logprobs": rng.choice([None, None, None, 1]),
+        "constraint": rng.choice([None] * 8 + CONSTRAINTS),
     }
 
 
