@@ -36,6 +36,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -162,16 +163,13 @@ class Sanitizer:
     @property
     def version(self) -> str:
         """As it says itself."""
-        said = self._said("--version")
+        said = _said(self.path, "--version")
         return next((line for line in said.splitlines() if line.startswith("Version")), said.strip())
-
-    def _said(self, option: str) -> str:
-        return subprocess.run([self.path, option], capture_output=True, text=True, check=False).stdout
 
     def options(self, tool: str, kernels: Sequence[str], place: int) -> list[str]:
         """What stands before the command; `place` is another one for each run that goes on."""
         options = ["--tool", tool, "--target-processes", "all", "--port", str(_FIRST_PORT + _PORTS * place)]
-        if tool == "memcheck" and _TENSOR_COPIES in self._said("--help"):
+        if tool == "memcheck" and _TENSOR_COPIES in _said(self.path, "--help"):
             options += [_TENSOR_COPIES, "yes"]
         return options + [word for name in kernels for word in ("--kernel-name", f"kne={name}")]
 
@@ -203,6 +201,12 @@ class Sanitizer:
         if not sum(run.sums):
             run.show()
         return sum(run.sums) > 0
+
+
+@cache
+def _said(path: str, option: str) -> str:
+    """What the tool says of itself: the same for every run."""
+    return subprocess.run([path, option], capture_output=True, text=True, check=False).stdout
 
 
 def find_sanitizer() -> str:

@@ -36,4 +36,4 @@ class Rank(NamedTuple):
 
     def alone(self) -> Self:
         """Of the same sequence once nobody waits for it."""
-        return self.of(self.own_key, self.own)
+        return self.with_key(self.own_key)

@@ -134,8 +134,8 @@ def check(batch: AttentionBatch, seed: int) -> None:
     assert worst < 5 * TOLERANCE[batch.case.dtype], f"seed {seed}: a head's error {worst:.1e} in {batch.case}"
 
 
-def decode_case(lengths: tuple[int, ...], **kwargs) -> AttentionCase:
-    return AttentionCase(lengths, (1,) * len(lengths), **kwargs)
+def decode_case(lengths: tuple[int, ...], *args, **kwargs) -> AttentionCase:
+    return AttentionCase(lengths, (1,) * len(lengths), *args, **kwargs)
 
 
 @CACHES
@@ -150,19 +150,8 @@ def test_decode_of_any_lengths(lengths, fp8_cache, seed) -> None:
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_decode_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
-    head_dim, num_heads, num_kv_heads, block_size = shape
     for lengths in ((1000, 1, 33, 0, 310), tuple(range(1, 400, 13))):
-        case = decode_case(
-            lengths,
-            head_dim=head_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            block_size=block_size,
-            window=window,
-            soft_cap=soft_cap,
-            dtype=dtype,
-            fp8_cache=fp8_cache,
-        )
+        case = decode_case(lengths, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
         batch = AttentionBatch(case, seed, DEVICE)
         run_decode(attention_of(batch), batch)
         check(batch, seed)
@@ -180,19 +169,8 @@ def test_prefill_of_any_chunks(lengths, counts, fp8_cache, seed) -> None:
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
-    head_dim, num_heads, num_kv_heads, block_size = shape
-    case = AttentionCase(
-        (200, 333, 700, 31),
-        (200, 1, 211, 31),
-        head_dim,
-        num_heads,
-        num_kv_heads,
-        block_size,
-        window,
-        soft_cap,
-        dtype=dtype,
-        fp8_cache=fp8_cache,
-    )
+    lengths, counts = (200, 333, 700, 31), (200, 1, 211, 31)
+    case = AttentionCase(lengths, counts, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)
     check(batch, seed)
@@ -223,19 +201,8 @@ def test_decode_and_prefill_side_by_side(lengths, counts, room, fp8_cache, seed)
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
-    head_dim, num_heads, num_kv_heads, block_size = shape
-    case = AttentionCase(
-        (200, 333, 700, 31, 450),
-        (1, 1, 211, 31, 1),
-        head_dim,
-        num_heads,
-        num_kv_heads,
-        block_size,
-        window,
-        soft_cap,
-        dtype=dtype,
-        fp8_cache=fp8_cache,
-    )
+    lengths, counts = (200, 333, 700, 31, 450), (1, 1, 211, 31, 1)
+    case = AttentionCase(lengths, counts, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
     batch = AttentionBatch(case, seed, DEVICE)
     run_mixed(attention_of(batch), batch)
     check(batch, seed)
