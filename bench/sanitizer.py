@@ -1,11 +1,15 @@
 """compute-sanitizer over the kernels' GPU tests: memcheck and racecheck, each group of kernels with its own tests.
 
-    python -m bench.sanitizer [--tool racecheck] [--group products] [--jobs 8] [--limit 200] [--output FILE.json]
+    python -m bench.sanitizer [--tool racecheck] [--group products] [--jobs 8] [--budget 100] [--limit 200]
+        [--output FILE.json]
 
 The tool looks at the kernels of the group alone (`--kernel-name kne=NAME`; torch's would take hours). First a kernel
 that is wrong on purpose must be reported, under a filter of the same form: a filter that fits nothing ends without an
 error too. A group is clean if its tests pass, each run was summed up, and no sum has an error or a hazard. Ends with 1
 otherwise, and shows what the tool has reported.
+
+With `--budget` a run skips the tests that have not begun by then, and the verdict counts them; their order is random,
+and the same each time. With `--limit` a run is ended, and proves nothing.
 
 Several runs go on at once, each one process of pytest with ports of its own: under pytest-xdist (8 workers) the tool
 let no test begin, on an H200 with 2025.3.1.
@@ -54,6 +58,7 @@ _TENSOR_COPIES = "--check-tensor-ops"
 _FIRST_PORT, _PORTS = 49152, 200
 _SUM = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 _PASSED = re.compile(r"(\d+) passed")
+_SKIPPED = re.compile(r"(\d+) skipped")
 _POLL_S = 0.2
 _SHOWN = 4000
 """Characters of a run that is not clean."""
@@ -72,12 +77,12 @@ class Group:
     captures: bool = False
     """Tests allocate while they capture a graph: torch's cache of memory stays on."""
 
-    @property
-    def commands(self) -> list[list[str]]:
-        """pytest, for each shard."""
+    def commands(self, budget: float | None = None) -> list[list[str]]:
+        """pytest, for each shard, with so many seconds."""
         files = [str(_TESTS / f"{file}.py") for file in self.files]
         left_out = ["-k", f"not ({self.but_not})"] if self.but_not else []
-        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "bench.sanitizer_shard"]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "bench.sanitizer_shard", "-o", "timeout=0"]
+        pytest += [] if budget is None else ["--budget", str(budget)]
         return [[*pytest, "--shard", f"{index}/{self.shards}", *files, *left_out] for index in range(self.shards)]
 
 
@@ -125,6 +130,10 @@ class Run:
         return sum(int(count) for count in _PASSED.findall(self.output))
 
     @property
+    def tests_skipped(self) -> int:
+        return sum(int(count) for count in _SKIPPED.findall(self.output))
+
+    @property
     def clean(self) -> bool:
         """Tests have run and passed under the tool, and it found nothing."""
         return not self.status and bool(self.sums) and not sum(self.sums) and self.tests_passed > 0
@@ -142,6 +151,8 @@ class Verdict:
     group: str
     runs: int
     tests_passed: int
+    tests_skipped: int
+    """For want of time, most likely."""
     findings: int
     """Errors of memcheck, hazards of racecheck."""
     exit_statuses: list[int]
@@ -218,7 +229,9 @@ def find_sanitizer() -> str:
     return found
 
 
-def check(sanitizer: Sanitizer, tools: Sequence[str], groups: Sequence[str], jobs: int) -> Iterator[Verdict]:
+def check(
+    sanitizer: Sanitizer, tools: Sequence[str], groups: Sequence[str], jobs: int, budget: float | None = None
+) -> Iterator[Verdict]:
     """Each group under each tool, so many runs at once. What is not good is printed as well."""
     places: SimpleQueue[int] = SimpleQueue()
     for place in range(jobs):
@@ -233,7 +246,7 @@ def check(sanitizer: Sanitizer, tools: Sequence[str], groups: Sequence[str], job
 
     began, pool = time.monotonic(), ThreadPoolExecutor(jobs)
     pending: list[tuple[str, str, list[Future[Run]]]] = [
-        (tool, name, [pool.submit(run, tool, GROUPS[name], command) for command in GROUPS[name].commands])
+        (tool, name, [pool.submit(run, tool, GROUPS[name], command) for command in GROUPS[name].commands(budget)])
         for tool in tools
         for name in groups
     ]
@@ -257,6 +270,7 @@ def verdict_of(tool: str, group: str, runs: Sequence[Run], began: float) -> Verd
         group,
         len(runs),
         sum(run.tests_passed for run in runs),
+        sum(run.tests_skipped for run in runs),
         sum(sum(run.sums) for run in runs),
         [run.status for run in runs],
         all(run.clean for run in runs),
@@ -269,6 +283,7 @@ def main() -> None:
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one")
     parser.add_argument("--group", choices=GROUPS, action="append", help="only these kernels; may be given again")
     parser.add_argument("--jobs", type=int, default=8, help="runs at once")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of one run; tests not begun then are skipped")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="of one run, then it is ended")
     parser.add_argument("--output", type=Path, help="also write the verdicts there, as JSON")
     options = parser.parse_args()
@@ -283,7 +298,7 @@ def main() -> None:
     for tool in set(tools) - set(seeing):
         print(f"{tool} does not report a kernel that is wrong on purpose: what it says of others means nothing")
     verdicts: list[Verdict] = []
-    for verdict in check(sanitizer, seeing, options.group or list(GROUPS), options.jobs):
+    for verdict in check(sanitizer, seeing, options.group or list(GROUPS), options.jobs, options.budget):
         verdicts.append(verdict)
         print("clean" if verdict.clean else "NOT CLEAN", verdict, flush=True)
         if source is not None:  # each time, as the next group may be cut short

@@ -90,7 +90,7 @@ def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -
     for index, command in enumerate(commands):
         assert "--tool racecheck --target-processes all" in command and "--check-tensor-ops" not in command
         assert "--kernel-name kne=gated_product" in command
-        rest = f"--shard {index}/2 tests/gpu/test_gated_product.py -k not (14336)"
+        rest = f"-o timeout=0 --shard {index}/2 tests/gpu/test_gated_product.py -k not (14336)"
         assert f"-m pytest -q -p bench.sanitizer_shard {rest}" in command
     checked(imitation.says([CLEAN]), "racecheck", "roster")
     assert "--kernel-name kne=copy_words --kernel-name kne=scatter_segments" in " ".join(imitation.calls[-1])
@@ -114,6 +114,19 @@ def test_shards_share_the_tests() -> None:
     shards = [collected("--shard", f"{index}/3") for index in range(3)]
     assert sorted(test for shard in shards for test in shard) == sorted(collected())
     assert len({len(shard) for shard in shards}) <= 2
+
+
+def test_tests_that_have_not_begun_in_time_are_skipped(imitation: Imitation) -> None:
+    """And counted; those that have begun go on."""
+    command = next(command for command in GROUPS["norm"].commands(0.0))
+    command = [word for word in command if not word.startswith("tests/")]
+    run = subprocess.run([*command, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "skipped" in run.stdout and "passed" not in run.stdout
+    command[command.index("--budget") + 1] = "60"
+    one = f"{__file__}::{test_without_the_tool_it_says_where_it_comes_from.__name__}"
+    assert "1 passed" in subprocess.run([*command, one], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    verdict = checked(imitation.says([CLEAN], output="3 passed, 4 skipped in 1s"), "racecheck", "norm")
+    assert verdict.clean and (verdict.tests_passed, verdict.tests_skipped) == (3, 4)
 
 
 def test_memcheck_looks_at_tensor_copies_where_it_can(imitation: Imitation) -> None:
