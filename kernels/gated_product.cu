@@ -23,7 +23,7 @@ using Scalar = SCALAR;
 // Beside a third consumer the assembler takes no instruction of more than 128 registers: gate and up are multiplied apart.
 constexpr int kProducts = CONSUMERS == 2 ? 1 : 2;
 constexpr int kProductSums = COLUMNS / kProducts;
-using Product = WideWgmma<Scalar, kProductSums>;
+using Product = Wgmma<Scalar, kProductSums>;
 
 constexpr int kRows = CONSUMERS * 64;
 constexpr int kThreads = (CONSUMERS + 1) * 128;

@@ -3,6 +3,10 @@
 
 #include "hopper_converter.cuh"
 #include "hopper_softmax.cuh"
+#include "wgmma_wide.cuh"
+
+using ScoreProduct = Wgmma<Operand, kScores>;
+using ValueProduct = Wgmma<Operand, kOutputs>;
 
 // One of the two warpgroups that multiply.
 struct Consumer {
@@ -29,30 +33,31 @@ struct Consumer {
     int first_tile;
     int plain_begin, plain_end;  // tiles of which all the warpgroup's queries see all keys
     bool begins;  // the present tile is its piece's first to be computed
-    float scores[64];
+    float scores[kScores];
     float outputs[kOutputs];
 
     // Starts the scores of the queries and keys of the present stages.
     __device__ __forceinline__ void score() {
         // The same in all lanes, which the compiler must see to step them in uniform registers.
-        unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kTileBytes >> 4), 0);
+        unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kQueryTileBytes >> 4), 0);
         unsigned b = __shfl_sync(kFullWarp, key_matrix + key_ring.stage * (kTileBytes >> 4), 0);
 #pragma unroll
         for (int k = 0; k < HEAD_DIM / 16; k++) {
-            int step = k / 4 * (kHalfBytes >> 4) + k % 4 * 2;
-            Wgmma<Operand>::score(scores, a + step, b + step, k > 0);
+            int part = k / 4, step = k % 4 * 2;
+            ScoreProduct::multiply(
+                scores, a + part * (kQueryPartBytes >> 4) + step, b + part * (kKeyPartBytes >> 4) + step, k > 0);
         }
         wgmma_commit();
     }
 
     // Starts to add the next stage's values by their probabilities `p`.
-    __device__ __forceinline__ void mix(const unsigned (&p)[32], bool accumulate) {
+    __device__ __forceinline__ void mix(const unsigned (&p)[kScores / 2], bool accumulate) {
         barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
         wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
 #pragma unroll
         for (int k = 0; k < kGroups; k++) {
-            Wgmma<Operand>::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
+            ValueProduct::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
         }
         wgmma_commit();
     }
@@ -102,18 +107,15 @@ struct Consumer {
     // Scores, which are complete, to probabilities.
     template <bool Plain>
     __device__ __forceinline__ void exponentiate() {
-        pin(scores);
+        ScoreProduct::pin(scores);
         release_keys();
         softmax.exponentiate<Plain>(scores, tile * kKeys, position, window, soft_cap);
     }
 
-    // Probabilities of the first piece's first tile.
-    __device__ __forceinline__ void begin(unsigned (&p)[32]) {
-        take_piece();
+    // Probabilities of the piece's first tile, behind which nothing is to be multiplied.
+    __device__ __forceinline__ void begin(unsigned (&p)[kScores / 2]) {
         begins = true;
         softmax.reset();
-#pragma unroll
-        for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
         start_scores();
         wgmma_wait<0>();
         exponentiate<false>();
@@ -122,14 +124,14 @@ struct Consumer {
 
     // Adds the last tile's values by its probabilities `p`, and makes those of the present tile.
     template <bool Plain>
-    __device__ __forceinline__ void advance(unsigned (&p)[32], bool accumulate) {
+    __device__ __forceinline__ void advance(unsigned (&p)[kScores / 2], bool accumulate) {
         start_scores();
         mix(p, accumulate);
         wgmma_wait<1>();
         exponentiate<Plain>();
         keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
         wgmma_wait<0>();
-        pin(outputs);
+        ValueProduct::pin(outputs);
         if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
         value_ring.advance();
         pack(scores, p);  // only now, as the product read `p`
@@ -137,7 +139,7 @@ struct Consumer {
 
     // To a tile of the same piece.
     template <bool Plain>
-    __device__ __forceinline__ void next_tile(unsigned (&p)[32]) {
+    __device__ __forceinline__ void next_tile(unsigned (&p)[kScores / 2]) {
         bool accumulate = !begins;
         begins = false;
         tile--;
@@ -148,20 +150,35 @@ struct Consumer {
         }
     }
 
+    // Adds the last tile's values.
+    __device__ __forceinline__ void finish(unsigned (&p)[kScores / 2]) {
+        mix(p, !begins);
+        wgmma_wait<0>();
+        ValueProduct::pin(outputs);
+        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
+        value_ring.advance();
+    }
+
     // To the next piece's first tile; false when there is no next piece.
-    __device__ __forceinline__ bool next_piece(unsigned (&p)[32]) {
+    __device__ __forceinline__ bool next_piece(unsigned (&p)[kScores / 2]) {
+        if (QUERY_STAGES == 1) {  // the next queries are only being copied
+            finish(p);
+            write(round, softmax.sum);
+            query_ring.advance();
+            if (!take_piece()) return false;
+            begin(p);
+            return true;
+        }
         bool accumulate = !begins;
-        begins = true;
         float sums[2] = {softmax.sum[0], softmax.sum[1]};
         query_ring.advance();
         bool more = take_piece();
         if (more) {
+            begins = true;
             softmax.reset();
             advance<false>(p, accumulate);
         } else {
-            mix(p, accumulate);
-            wgmma_wait<0>();
-            pin(outputs);
+            finish(p);
         }
         write(round - 1, sums);
         return more;
@@ -169,7 +186,10 @@ struct Consumer {
 
     // All pieces.
     __device__ __forceinline__ void consume() {
-        unsigned p[32];
+        unsigned p[kScores / 2];
+#pragma unroll
+        for (int i = 0; i < kOutputs; i++) outputs[i] = 0.0f;
+        take_piece();
         begin(p);
         do {
             while (tile > first_tile) {

@@ -17,13 +17,16 @@ __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
 }
 
 // The warpgroup that converts takes a tile into registers, so that the next copy need not wait for the products of a tile
-// before, nor for the conversion. A warp has 32 rows of it, a lane 16 elements of each kRows-th.
+// before, nor for the conversion. A warp has a quarter of its rows; a lane takes 16 elements of a row at each step.
 template <bool IsValues>
 struct Converter {
     static constexpr int kStages = IsValues ? VALUE_STAGES : KEY_STAGES;
     static constexpr int kChunks = HEAD_DIM / 16;
-    static constexpr int kRows = 32 / kChunks;
-    static constexpr int kSteps = 32 / kRows;
+    static constexpr int kWarpRows = kKeys / 4;
+    static constexpr int kSteps = kWarpRows * kChunks / 32;
+    static constexpr bool kEven = 32 % kChunks == 0;  // the warp takes whole rows at each step
+    static constexpr int kRows = 32 / kChunks;        // so many
+    static_assert(kWarpRows * kChunks % 32 == 0, "all lanes have work at each step");
 
     Shared shared;
     Ring<RAW_STAGES> raw_ring{0};
@@ -33,10 +36,10 @@ struct Converter {
     __device__ __forceinline__ void convert(int valid) {
         const Stages raw = IsValues ? shared.raw_values() : shared.raw_keys();
         const Stages tiles = IsValues ? shared.values() : shared.keys();
-        int lane = threadIdx.x & 31, first_row = (threadIdx.x & 96) + lane / kChunks;
+        int lane = threadIdx.x & 31, warp_row = (threadIdx.x & 96) / 32 * kWarpRows;
         uint4 words[kSteps];
         barrier_wait(raw.full(raw_ring.stage), raw_ring.parity);
-        unsigned source = raw.tile(raw_ring.stage) + (threadIdx.x & 96) * HEAD_DIM + lane * 16;
+        unsigned source = raw.tile(raw_ring.stage) + warp_row * HEAD_DIM + lane * 16;
 #pragma unroll
         for (int i = 0; i < kSteps; i++) words[i] = load_shared(source + i * 512);
         fence_async_proxy();  // the next copy must not overtake these loads
@@ -45,11 +48,11 @@ struct Converter {
         if (IsValues && valid < kKeys) {
 #pragma unroll
             for (int i = 0; i < kSteps; i++) {
-                if (first_row + i * kRows >= valid) words[i] = make_uint4(0, 0, 0, 0);
+                if (warp_row + row_of(lane, i) >= valid) words[i] = make_uint4(0, 0, 0, 0);
             }
         }
         barrier_wait(tiles.empty(ring.stage), ring.parity);
-        store(tiles.tile(ring.stage), first_row, lane % kChunks, words);
+        store(tiles.tile(ring.stage), warp_row, lane, words);
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) barrier_arrive(tiles.full(ring.stage));
@@ -63,17 +66,32 @@ private:
         return IsValues ? row / kGroup * kGroupBytes + row % kGroup * 128 : row * 128;
     }
 
-    static __device__ __forceinline__ void store(unsigned tile, int first_row, int chunk, const uint4 (&words)[kSteps]) {
-        // Of the two halves of a long row, one begins with its second 8 elements: neighbours then write to different banks.
-        int second = HEAD_DIM == 128 ? chunk >> 2 : 0, eight = 2 * chunk + second;
-        unsigned place = tile + row_offset(first_row) + eight / 8 * (IsValues ? kGroup * 128 : kHalfBytes) +
-                         ((eight % 8 ^ first_row % 8) << 4);
+    // Of the warp's rows, the one of which a lane has a part at step i; and which part.
+    static __device__ __forceinline__ int row_of(int lane, int i) {
+        return kEven ? lane / kChunks + i * kRows : (i * 32 + lane) / kChunks;
+    }
+    static __device__ __forceinline__ int chunk_of(int lane, int i) {
+        return kEven ? lane % kChunks : (i * 32 + lane) % kChunks;
+    }
+
+    // Of the parts of a long row, every other begins with its second 8 elements: neighbours then write to different banks.
+    static __device__ __forceinline__ int begins_with_second(int chunk) { return HEAD_DIM >= 128 ? chunk >> 2 & 1 : 0; }
+
+    // Where 8 elements lie; the others of their 16 lie in the 16 bytes beside.
+    static __device__ __forceinline__ unsigned place_of(int row, int eight) {
+        return row_offset(row) + eight / 8 * (IsValues ? kGroup * 128 : kKeyPartBytes) + ((eight % 8 ^ row % 8) << 4);
+    }
+
+    static __device__ __forceinline__ void store(unsigned tile, int warp_row, int lane, const uint4 (&words)[kSteps]) {
+        int second = begins_with_second(chunk_of(lane, 0)), eight = 2 * chunk_of(lane, 0) + second;
+        unsigned first = tile + place_of(warp_row + row_of(lane, 0), eight);
 #pragma unroll
         for (int i = 0; i < kSteps; i++) {
             uint4 low = expand_in_order(words[i].x, words[i].y), high = expand_in_order(words[i].z, words[i].w);
-            unsigned swizzled = place ^ i * kRows % 8 << 4;
-            store_shared(swizzled + row_offset(i * kRows), second ? high : low);
-            store_shared((swizzled ^ 16) + row_offset(i * kRows), second ? low : high);
+            unsigned place = (first ^ i * kRows % 8 << 4) + row_offset(i * kRows);
+            if (!kEven) place = tile + place_of(warp_row + row_of(lane, i), 2 * chunk_of(lane, i));
+            store_shared(place, second ? high : low);
+            store_shared(place ^ 16, second ? low : high);
         }
     }
 };
@@ -97,8 +115,8 @@ __device__ __forceinline__ void convert(Shared shared, const int* plan) {
 __device__ __forceinline__ void convert_queries(unsigned tile, int thread) {
     constexpr float kMost = 65504.0f;
 #pragma unroll 2
-    for (int i = thread; i < kHalves * 64 * 8; i += 128) {
-        unsigned address = tile + i / (64 * 8) * kHalfBytes + i % (64 * 8) * 16;
+    for (int i = thread; i < kParts * 64 * 8; i += 128) {
+        unsigned address = tile + i / (64 * 8) * kQueryPartBytes + i % (64 * 8) * 16;
         uint4 words = load_shared(address);
         unsigned* pairs = &words.x;
 #pragma unroll

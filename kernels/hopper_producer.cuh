@@ -7,11 +7,27 @@
 
 #include "hopper_tile.cuh"
 
-#if FP8_CACHE
-constexpr int kParts = 1;  // tensor copies of a group of keys
-#else
-constexpr int kParts = kHalves;
-#endif
+// Tensor copies of a group of keys, of one of values, and of a tile of queries: a map that knows heads brings a part of
+// one at a time, one of parts brings as many as its box has.
+constexpr int kKeyCopies = FP8_CACHE ? 1 : kParts;
+constexpr int kValueCopies = !FP8_CACHE && kPadded ? kParts : 1;
+constexpr int kQueryCopies = kPadded ? kParts : 1;
+
+// Copies, of rows of 16-bit heads, from part `part` of `head` on.
+__device__ __forceinline__ void copy_head(
+    unsigned target, const TensorMap* map, int row, int head, int part, unsigned full) {
+    copy_tensor(target, map, kPadded ? part * 64 : 0, row, kPadded ? head : head * kParts + part, full);
+}
+
+// Copies, of rows of keys or values, from part `part` of `head` on.
+__device__ __forceinline__ void copy_cached(
+    unsigned target, const TensorMap* map, int row, int head, int part, unsigned full) {
+    if (FP8_CACHE) {
+        copy_tensor(target, map, 0, row, head, full);
+    } else {
+        copy_head(target, map, row, head, part, full);
+    }
+}
 
 // Row of the cache, counted in positions, at which a group of positions lies; a negative one beyond the row's end.
 __device__ __forceinline__ int group_row(const int* table, int position, int length) {
@@ -23,7 +39,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     Shared shared, const TensorMap* query_map, const TensorMap* key_map, const int* block_tables, int table_stride,
     const int* plan, int pieces) {
     const Stages queries = shared.queries(), keys = shared.copied_keys();
-    int lane = threadIdx.x & 31, group = lane / kParts, part = lane % kParts;
+    int lane = threadIdx.x & 31, group = lane / kKeyCopies, part = lane % kKeyCopies;
     Ring<QUERY_STAGES> query_ring(1);
     Ring<kCopiedKeyStages> key_ring(1);
     int round = 0;
@@ -35,8 +51,12 @@ __device__ __forceinline__ void produce_queries_and_keys(
         if (lane == 0) {
             piece.record().store(shared.record(round));
             unsigned full = queries.full(query_ring.stage);
-            barrier_expect(full, kTileBytes);
-            copy_tensor(queries.tile(query_ring.stage), query_map, 0, piece.tile.query, piece.head * kHalves, full);
+            barrier_expect(full, kQueryTileBytes);
+#pragma unroll
+            for (int i = 0; i < kQueryCopies; i++) {
+                unsigned target = queries.tile(query_ring.stage) + i * kQueryPartBytes;
+                copy_head(target, query_map, piece.tile.query, piece.head, i, full);
+            }
         }
         query_ring.advance();
         for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
@@ -49,8 +69,8 @@ __device__ __forceinline__ void produce_queries_and_keys(
             if (lane == 0) barrier_expect(full, kCopiedTileBytes);
             __syncwarp();
             if (group < kGroups) {
-                unsigned target = keys.tile(key_ring.stage) + (part * kGroups + group) * (kCopiedGroupBytes / kParts);
-                copy_tensor(target, key_map, 0, copied_row, piece.kv_head() * kParts + part, full);
+                unsigned target = keys.tile(key_ring.stage) + (part * kGroups + group) * (kCopiedGroupBytes / kKeyCopies);
+                copy_cached(target, key_map, copied_row, piece.kv_head(), part, full);
             }
             key_ring.advance();
         }
@@ -83,7 +103,7 @@ __device__ __forceinline__ void produce_values(
     Shared shared, const TensorMap* value_map, const char* values, const int* block_tables, int table_stride,
     const int* plan, int pieces) {
     const Stages stages = shared.copied_values();
-    int lane = threadIdx.x & 31, group = lane % kGroups;
+    int lane = threadIdx.x & 31, group = lane % kGroups, part = lane / kGroups;
     Ring<kCopiedValueStages> ring(1);
     for (int round = 0, index = dealt_piece(plan, 0); index < pieces; index = dealt_piece(plan, ++round)) {
         Piece piece = Piece::load(plan, index);
@@ -105,8 +125,9 @@ __device__ __forceinline__ void produce_values(
             }
             if (lane == 0) barrier_expect(full, kCopiedTileBytes - (partial < kGroups ? kCopiedGroupBytes : 0));
             __syncwarp();
-            if (lane < kGroups && group != partial) {
-                copy_tensor(target + group * kCopiedGroupBytes, value_map, 0, copied_row, kv_head * kParts, full);
+            if (part < kValueCopies && group != partial) {
+                unsigned own = target + group * kCopiedGroupBytes + part * (kGroup * 128);
+                copy_cached(own, value_map, copied_row, kv_head, part, full);
             }
             ring.advance();
         }

@@ -4,6 +4,7 @@
 #include "hopper_tile.cuh"
 
 constexpr int kOutputs = HEAD_DIM / 2;  // accumulators of a thread's output
+constexpr int kScores = kKeys / 2;      // and of its scores
 
 // A thread's part of the softmax of 64 queries, of which it has parts of two rows: lane / 4 and lane / 4 + 8.
 //
@@ -26,10 +27,10 @@ struct Softmax {
     // Turns scores into probabilities; `key` is the first key's position and `query` that of the warp's first query.
     // `Plain`: all of the warp's queries see all keys.
     template <bool Plain>
-    __device__ __forceinline__ void exponentiate(float (&s)[64], int key, int query, int window, float soft_cap) {
+    __device__ __forceinline__ void exponentiate(float (&s)[kScores], int key, int query, int window, float soft_cap) {
         if (SOFT_CAP) {
 #pragma unroll
-            for (int i = 0; i < 64; i++) s[i] = soft_capped(s[i], scale * (1.0f / kLog2E), soft_cap);
+            for (int i = 0; i < kScores; i++) s[i] = soft_capped(s[i], scale * (1.0f / kLog2E), soft_cap);
         }
         if (!Plain) {
             int lane = threadIdx.x & 31;
@@ -42,7 +43,7 @@ struct Softmax {
         shrinks = __any_sync(kFullWarp, above > kSlack);
         if (__builtin_expect(shrinks, !Plain)) raise_maximum(top);
 #pragma unroll
-        for (int i = 0; i < 64; i += 2) {
+        for (int i = 0; i < kScores; i += 2) {
             int r = i / 2 % 2;
             s[i] = exp2_in_order(fmaf(s[i], unit(), -maximum[r] * unit()));
             s[i + 1] = exp2_in_order(fmaf(s[i + 1], unit(), -maximum[r] * unit()));
@@ -52,10 +53,10 @@ struct Softmax {
 
     // Of this lane's scores of a row.
     template <int Row>
-    static __device__ __forceinline__ float highest(const float (&s)[64]) {
+    static __device__ __forceinline__ float highest(const float (&s)[kScores]) {
         float parts[4] = {kLowest, kLowest, kLowest, kLowest};
 #pragma unroll
-        for (int j = 0; j < 16; j++) {
+        for (int j = 0; j < kScores / 4; j++) {
             parts[j & 3] = fmaxf(parts[j & 3], fmaxf(s[4 * j + 2 * Row], s[4 * j + 2 * Row + 1]));
         }
         return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
@@ -86,9 +87,9 @@ struct Softmax {
 
     // Hides keys at distances below `bound` (Below) or at and above it.
     template <bool Below>
-    static __device__ __forceinline__ void mask(float (&s)[64], int distance, int bound) {
+    static __device__ __forceinline__ void mask(float (&s)[kScores], int distance, int bound) {
 #pragma unroll
-        for (int j = 0; j < 16; j++) {
+        for (int j = 0; j < kScores / 4; j++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int own = distance + (i >> 1) * 8 - (j * 8 + (i & 1));
@@ -99,9 +100,9 @@ struct Softmax {
 };
 
 // Probabilities as A fragments of the second product.
-__device__ __forceinline__ void pack(const float (&s)[64], unsigned (&p)[32]) {
+__device__ __forceinline__ void pack(const float (&s)[kScores], unsigned (&p)[kScores / 2]) {
 #pragma unroll
-    for (int i = 0; i < 32; i++) p[i] = Tensor16<Operand>::pack(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kScores / 2; i++) p[i] = Tensor16<Operand>::pack(s[2 * i], s[2 * i + 1]);
 }
 
 // Without a use before the wait for the values' product the compiler moves the softmax behind it, and nothing overlaps.

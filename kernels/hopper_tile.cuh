@@ -1,28 +1,33 @@
 // The tiles of the Hopper prefill in shared memory, and the pieces of work that they belong to.
 //
-// Rows of 128 bytes, swizzled: queries and keys [HEAD_DIM / 64][128 rows], values [8 groups][HEAD_DIM / 64][16 rows].
-// An FP8 cache's tiles arrive as they are, [128 rows][HEAD_DIM bytes], in stages of their own, to be converted.
+// Rows of 128 bytes, swizzled, each a 64-element part of a head: queries [kParts][128 rows], keys [kParts][KEYS rows],
+// values [groups of 16 positions][kParts][16 rows]. The second part of a head of 96 is half full.
+// An FP8 cache's tiles arrive as they are, [KEYS rows][HEAD_DIM bytes], in stages of their own, to be converted.
 #pragma once
 
 #include "cached.cuh"
 #include "hopper.cuh"
 #include "prefill_tile.cuh"
 
-constexpr int kKeys = 128;
+constexpr int kQueries = 128;
+constexpr int kKeys = KEYS;
 constexpr int kGroup = 16;  // positions copied at once
 constexpr int kGroups = kKeys / kGroup;
-constexpr int kHalves = HEAD_DIM / 64;
-constexpr int kHalfBytes = 128 * 128;
-constexpr int kTileBytes = kHalves * kHalfBytes;
+constexpr int kParts = (HEAD_DIM + 63) / 64;  // of a head
+constexpr bool kPadded = HEAD_DIM % 64 != 0;  // a part is not full: tensor maps know heads, and copies fill it with zeros
+constexpr int kQueryPartBytes = kQueries * 128;
+constexpr int kQueryTileBytes = kParts * kQueryPartBytes;
+constexpr int kKeyPartBytes = kKeys * 128;
+constexpr int kTileBytes = kParts * kKeyPartBytes;  // of keys or values
 constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
 constexpr int kWriters = FP8_CACHE ? 4 : 1;  // of a tile that is multiplied: warps that convert it, or who copies
-static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "wgmma is used for heads of 64 and 128");
+static_assert(HEAD_DIM % 32 == 0 && KEYS % kGroup == 0, "products take 16 elements of a head, and of the keys, at once");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
 
 // As copied from the cache.
-constexpr int kCopiedTileBytes = kKeys * HEAD_DIM * kCachedBytes;
+constexpr int kCopiedTileBytes = FP8_CACHE ? kKeys * HEAD_DIM : kTileBytes;
 constexpr int kCopiedGroupBytes = kCopiedTileBytes / kGroups;
 constexpr int kCopiedKeyStages = FP8_CACHE ? RAW_STAGES : KEY_STAGES;
 constexpr int kCopiedValueStages = FP8_CACHE ? RAW_STAGES : VALUE_STAGES;
@@ -64,10 +69,10 @@ constexpr int kRecordBytes = 32;
 // Shared memory: tiles of queries, keys and values, unconverted keys and values, the barriers, then records of pieces.
 struct Shared {
     unsigned base;
-    static constexpr int kBarriers =
-        (QUERY_STAGES + KEY_STAGES + VALUE_STAGES) * kTileBytes + 2 * RAW_STAGES * kCopiedTileBytes;
+    static constexpr int kBarriers = QUERY_STAGES * kQueryTileBytes + (KEY_STAGES + VALUE_STAGES) * kTileBytes +
+                                     2 * RAW_STAGES * kCopiedTileBytes;
 
-    __device__ __forceinline__ Stages queries() const { return {base, kTileBytes, base + kBarriers}; }
+    __device__ __forceinline__ Stages queries() const { return {base, kQueryTileBytes, base + kBarriers}; }
     __device__ __forceinline__ Stages keys() const { return after(queries(), QUERY_STAGES, kTileBytes); }
     __device__ __forceinline__ Stages values() const { return after(keys(), KEY_STAGES, kTileBytes); }
     __device__ __forceinline__ Stages raw_keys() const { return after(values(), VALUE_STAGES, kCopiedTileBytes); }

@@ -1,7 +1,7 @@
-// Causal attention of chunks of queries over a paged KV cache for Hopper (sm_90a): TMA, wgmma, heads of 64 or 128.
+// Causal attention of chunks of queries over a paged KV cache for Hopper (sm_90a): TMA, wgmma, heads of 64, 96, 128, 256.
 //
 // A block of three warpgroups stays for the whole launch and works off its pieces, each of 128 queries of a row for one
-// query head, from the last tile of 128 keys to the first. In warpgroup 0, one warp copies queries and keys and
+// query head, from the last tile of KEYS keys to the first. In warpgroup 0, one warp copies queries and keys and
 // another copies values; warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product, across
 // pieces too: it issues the scores of the next tile and the values of the present one, then does the next one's softmax.
 // Issuing waits for most of the products, so that one warpgroup multiplies while the other does its softmax: a tile costs
@@ -23,16 +23,18 @@
 #include "hopper_consumer.cuh"
 #include "hopper_producer.cuh"
 
+// Heads of 96 leave registers of the warps that multiply, which who copies or converts them can use.
 #if FP8_CACHE
-constexpr int kThreads = 512, kProducerRegisters = 40, kConverterRegisters = 72, kConsumerRegisters = 200;
+constexpr int kThreads = 512, kProducerRegisters = 40, kConverterRegisters = kPadded ? 88 : 72;
+constexpr int kConsumerRegisters = kPadded ? 192 : 200;
 #else
-constexpr int kThreads = 384, kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kThreads = 384, kProducerRegisters = kPadded ? 56 : 40, kConsumerRegisters = kPadded ? 224 : 232;
 #endif
 
 // plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64
 // elements a row and planes of 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16
-// rows and one part, values of 16 rows and all parts. Those of an FP8 cache have a head's bytes a row, planes of heads,
-// and boxes of 16 rows.
+// rows and one part, values of 16 rows and all parts. Heads of 96 are rows of 96 elements and planes of heads, in boxes of
+// 64 elements. Maps of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
 // `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
 // huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
 // [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.

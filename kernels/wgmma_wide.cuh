@@ -1,4 +1,4 @@
-// Products of a warpgroup with wide matrices in shared memory: m64nNk16 for N up to 256, both operands along k.
+// Products of a warpgroup with a matrix in shared memory: m64nNk16 for N up to 256.
 #pragma once
 
 #include "hopper.cuh"
@@ -12,7 +12,9 @@
 #define WIDE_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define WIDE_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define REGISTERS_WIDE_48 WIDE_0 ", " WIDE_1 ", " WIDE_2
+#define REGISTERS_WIDE_32 WIDE_0 ", " WIDE_1
+#define REGISTERS_WIDE_40 REGISTERS_WIDE_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define REGISTERS_WIDE_48 REGISTERS_WIDE_32 ", " WIDE_2
 #define REGISTERS_WIDE_56 REGISTERS_WIDE_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define REGISTERS_WIDE_64 REGISTERS_WIDE_48 ", " WIDE_3
 #define REGISTERS_WIDE_80 REGISTERS_WIDE_64 ", " WIDE_4
@@ -21,7 +23,9 @@
 #define REGISTERS_WIDE_128 REGISTERS_WIDE_112 ", " WIDE_7
 
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
-#define ACCUMULATORS_WIDE_48(d) ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
+#define ACCUMULATORS_WIDE_32(d) ACCUMULATORS_32(d, 0)
+#define ACCUMULATORS_WIDE_40(d) ACCUMULATORS_WIDE_32(d), ACCUMULATORS_8(d, 32)
+#define ACCUMULATORS_WIDE_48(d) ACCUMULATORS_WIDE_32(d), ACCUMULATORS_16(d, 32)
 #define ACCUMULATORS_WIDE_56(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_8(d, 48)
 #define ACCUMULATORS_WIDE_64(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_16(d, 48)
 #define ACCUMULATORS_WIDE_80(d) ACCUMULATORS_WIDE_64(d), ACCUMULATORS_16(d, 64)
@@ -29,34 +33,48 @@
 #define ACCUMULATORS_WIDE_112(d) ACCUMULATORS_WIDE_96(d), ACCUMULATORS_16(d, 96)
 #define ACCUMULATORS_WIDE_128(d) ACCUMULATORS_WIDE_112(d), ACCUMULATORS_16(d, 112)
 
-// d [64, 2 * Count] (+)= a [64, 16] * b [2 * Count, 16]^T; a thread has Count sums.
+// A thread has Count sums of d [64, 2 * Count].
 template <typename Scalar, int Count>
-struct WideWgmma;
+struct Wgmma;
 
-#define DEFINE_WIDE_WGMMA(TYPE, NAME, COUNT, N, A, B, ACCUMULATE)                                                 \
-    template <>                                                                                                   \
-    struct WideWgmma<TYPE, COUNT> {                                                                               \
+// `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows.
+// `mix`: d (+)= a [64, 16] in registers * b [16, 2 * Count] in shared memory with k across the rows.
+// `pin` keeps the compiler from moving uses of the sums above a wait.
+// I to I + 5 number the operands behind the sums.
+#define DEFINE_WGMMA(TYPE, NAME, COUNT, N, I0, I1, I2, I3, I4, I5)                                                   \
+    template <>                                                                                                      \
+    struct Wgmma<TYPE, COUNT> {                                                                                      \
         static __device__ __forceinline__ void multiply(float (&d)[COUNT], unsigned a, unsigned b, int accumulate) { \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ACCUMULATE ", 0;\n"                                \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                          \
-                         " {" REGISTERS_WIDE_##COUNT "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                     \
-                         : ACCUMULATORS_WIDE_##COUNT(d)                                                           \
-                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                  \
-        }                                                                                                         \
-        /* Keeps the compiler from moving uses of the sums above a wait. */                                       \
-        static __device__ __forceinline__ void pin(float (&d)[COUNT]) {                                           \
-            asm volatile("" : ACCUMULATORS_WIDE_##COUNT(d)::"memory");                                            \
-        }                                                                                                         \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I2 ", 0;\n"                                          \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                             \
+                         " {" REGISTERS_WIDE_##COUNT "}, %" #I0 ", %" #I1 ", p, 1, 1, 0, 0;\n}"                      \
+                         : ACCUMULATORS_WIDE_##COUNT(d)                                                              \
+                         : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(accumulate));                     \
+        }                                                                                                            \
+        static __device__ __forceinline__ void mix(                                                                  \
+            float (&d)[COUNT], const unsigned* a, unsigned b, int accumulate) {                                      \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I5 ", 0;\n"                                          \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME                             \
+                         " {" REGISTERS_WIDE_##COUNT "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4            \
+                         ", p, 1, 1, 1;\n}"                                                                          \
+                         : ACCUMULATORS_WIDE_##COUNT(d)                                                              \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(accumulate));   \
+        }                                                                                                            \
+        static __device__ __forceinline__ void pin(float (&d)[COUNT]) {                                              \
+            asm volatile("" : ACCUMULATORS_WIDE_##COUNT(d)::"memory");                                               \
+        }                                                                                                            \
     };
 
-#define DEFINE_WIDE_WGMMAS(COUNT, N, A, B, ACCUMULATE)                              \
-    DEFINE_WIDE_WGMMA(__nv_bfloat16, "bf16", COUNT, N, A, B, ACCUMULATE)            \
-    DEFINE_WIDE_WGMMA(__half, "f16", COUNT, N, A, B, ACCUMULATE)
+#define DEFINE_WGMMAS(COUNT, N, ...)                             \
+    DEFINE_WGMMA(__nv_bfloat16, "bf16", COUNT, N, __VA_ARGS__)   \
+    DEFINE_WGMMA(__half, "f16", COUNT, N, __VA_ARGS__)
 
-DEFINE_WIDE_WGMMAS(48, 96, 48, 49, 50)
-DEFINE_WIDE_WGMMAS(56, 112, 56, 57, 58)
-DEFINE_WIDE_WGMMAS(64, 128, 64, 65, 66)
-DEFINE_WIDE_WGMMAS(80, 160, 80, 81, 82)
-DEFINE_WIDE_WGMMAS(96, 192, 96, 97, 98)
-DEFINE_WIDE_WGMMAS(112, 224, 112, 113, 114)
-DEFINE_WIDE_WGMMAS(128, 256, 128, 129, 130)
+DEFINE_WGMMAS(32, 64, 32, 33, 34, 35, 36, 37)
+DEFINE_WGMMAS(40, 80, 40, 41, 42, 43, 44, 45)
+DEFINE_WGMMAS(48, 96, 48, 49, 50, 51, 52, 53)
+DEFINE_WGMMAS(56, 112, 56, 57, 58, 59, 60, 61)
+DEFINE_WGMMAS(64, 128, 64, 65, 66, 67, 68, 69)
+DEFINE_WGMMAS(80, 160, 80, 81, 82, 83, 84, 85)
+DEFINE_WGMMAS(96, 192, 96, 97, 98, 99, 100, 101)
+DEFINE_WGMMAS(112, 224, 112, 113, 114, 115, 116, 117)
+DEFINE_WGMMAS(128, 256, 128, 129, 130, 131, 132, 133)

@@ -7,9 +7,9 @@ tests check without a GPU; `CudaAttention` compiles and launches.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from runner_svc.attention.decode_plan import TILE
+from runner_svc.attention.tensor_map import PLANE
 
 # A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
 _WIDE_COLUMNS_HEAD_DIM = 128
@@ -206,14 +206,30 @@ class PrefillVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillVariant:
-    """The prefill kernel for sm_90a: 128 queries a block."""
-
-    HEAD_DIMS: ClassVar[tuple[int, ...]] = (64, 128)
+    """The prefill kernel for sm_90a: 128 queries a block, for shapes that it `fits`."""
 
     shape: AttentionShape
     tile_rows: int = 128
     # Positions that one tensor copy brings.
     copied_keys: int = 16
+
+    @staticmethod
+    def fits(shape: AttentionShape) -> bool:
+        """Is it made and tested for such heads? Others take the kernel for any GPU.
+
+        A block has no registers for outputs of 256 and for a fourth warpgroup, which converts an FP8 cache.
+        """
+        return shape.head_dim in (64, 96, 128) or (shape.head_dim == 256 and not shape.fp8_cache)
+
+    @property
+    def keys(self) -> int:
+        """Keys of a tile: as many as leave registers for the outputs."""
+        return 64 if self.shape.head_dim == 256 else 128
+
+    @property
+    def copied_planes(self) -> int:
+        """Planes of a head that one tensor copy brings: those of 64 columns, or a part of a longer one."""
+        return 1 if self.shape.head_dim % PLANE else self.shape.head_dim // PLANE
 
     @property
     def threads(self) -> int:
@@ -225,7 +241,8 @@ class HopperPrefillVariant:
         """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
         if self.shape.head_dim == 64:
             return 2, 4, 4
-        return (2, 2, 2) if self.shape.fp8_cache else (2, 3, 2)
+        queries = 1 if self.shape.head_dim == 256 else 2
+        return (queries, 2, 2) if self.shape.fp8_cache else (queries, 3, 2)
 
     @property
     def raw_stages(self) -> int:
@@ -234,14 +251,15 @@ class HopperPrefillVariant:
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles of 128 rows, two barriers for each, and records of pieces."""
-        tile_bytes = 128 * self.shape.head_dim * _SCALAR_BYTES
-        raw_bytes = 128 * self.shape.cached_row_bytes
-        barriers = 2 * _BARRIER_BYTES
-        tiles = sum(self.stages) * (tile_bytes + barriers) + 2 * self.raw_stages * (raw_bytes + barriers)
-        return tiles + _RECORDS * _RECORD_BYTES
+        """Tiles whose rows are whole planes, two barriers for each, and records of pieces."""
+        row_bytes = -(-self.shape.head_dim // PLANE) * PLANE * _SCALAR_BYTES
+        queries, keys, values = self.stages
+        tiles = queries * self.tile_rows * row_bytes + (keys + values) * self.keys * row_bytes
+        tiles += 2 * self.raw_stages * self.keys * self.shape.cached_row_bytes
+        barriers = 2 * _BARRIER_BYTES * (queries + keys + values + 2 * self.raw_stages)
+        return tiles + barriers + _RECORDS * _RECORD_BYTES
 
     @property
     def defines(self) -> dict[str, int | str]:
-        names = ("QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES")
-        return self.shape.defines | dict(zip(names, (*self.stages, self.raw_stages), strict=True))
+        names = ("KEYS", "QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES")
+        return self.shape.defines | dict(zip(names, (self.keys, *self.stages, self.raw_stages), strict=True))

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant, PrefillVariant
-from runner_svc.attention.tensor_map import PLANE, bytes_map, heads_map
+from runner_svc.attention.tensor_map import bytes_map, heads_map
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import is_hopper, load, num_multiprocessors
 from runner_svc.kv_cache import KVCache
@@ -36,7 +36,7 @@ def compile_prefill(
     shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
 ) -> Prefill:
     """The fastest kernel that the GPU and the head size allow."""
-    if is_hopper() and shape.head_dim in HopperPrefillVariant.HEAD_DIMS:
+    if is_hopper() and HopperPrefillVariant.fits(shape):
         return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
     return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
 
@@ -111,7 +111,7 @@ class HopperPrefill:
         ]
         self.grid = num_multiprocessors()
         self._num_heads, self._head_dim = shape.num_heads, shape.head_dim
-        self._planes = shape.head_dim // PLANE
+        self._planes = variant.copied_planes
         positions = cache.data.shape[2] * shape.block_size
         row_stride = shape.num_kv_heads * shape.head_dim
 

@@ -1,7 +1,8 @@
 """Tensor maps (CUtensorMap): how Hopper's copy engine finds rows of heads in queries and in the paged cache.
 
 What has 16-bit elements is seen as [planes, rows, 64]: rows are positions, a plane is one of the 64-element parts of
-one of the heads. An FP8 cache is seen as [heads, rows, head_dim] bytes, and copied as it is. The driver is called
+one of the heads. Heads that do not consist of such parts are planes themselves, of which a copy brings 64 columns, with
+zeros beyond the head. An FP8 cache is seen as [heads, rows, head_dim] bytes, and copied as it is. The driver is called
 through ctypes: it is one function.
 """
 
@@ -29,11 +30,12 @@ class TensorMapError(RuntimeError):
 def heads_map(address: int, num_heads: int, head_dim: int, rows: int, row_stride: int, box: Sequence[int]) -> bytes:
     """The map of 16-bit [rows, num_heads, head_dim] with `row_stride` elements between rows.
 
-    `box` is what one copy brings: (rows, planes). Raises TensorMapError.
+    `box` is what one copy brings of 64 columns: (rows, planes). Raises TensorMapError.
     """
-    planes = num_heads * head_dim // PLANE
-    strides = (row_stride * _SCALAR_BYTES, PLANE * _SCALAR_BYTES)
-    return _encode(address, _UINT16, (PLANE, rows, planes), strides, (PLANE, *box), _SWIZZLE_128B)
+    columns = head_dim if head_dim % PLANE else PLANE
+    sizes = (columns, rows, num_heads * head_dim // columns)
+    strides = (row_stride * _SCALAR_BYTES, columns * _SCALAR_BYTES)
+    return _encode(address, _UINT16, sizes, strides, (PLANE, *box), _SWIZZLE_128B)
 
 
 def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: int) -> bytes:

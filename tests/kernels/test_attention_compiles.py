@@ -29,11 +29,14 @@ SHAPES = (
     ("__nv_bfloat16", 128, 32, 8, 16, 30.0, True),
     ("__half", 64, 9, 3, 32, 30.0, False),
     ("__half", 96, 32, 32, 16, None, True),
+    ("__nv_bfloat16", 96, 24, 8, 32, 30.0, False),
+    ("__nv_bfloat16", 256, 16, 8, 16, 50.0, False),
     ("__nv_bfloat16", 128, 40, 2, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
 # Every shape for Hopper, the plainest and the widest for each architecture; all for all with ROSTER_TEST_FULL.
 FOR_ALL = (SHAPES[0], SHAPES[-1])
+FOR_HOPPER = [shape for shape in SHAPES if HopperPrefillVariant.fits(AttentionShape(*shape))]
 COMBINATIONS = [
     pytest.param(shape, arch, id="-".join(map(str, (*shape[1:], arch))))
     for shape in SHAPES
@@ -57,7 +60,7 @@ def test_decode_compiles(shape: tuple, arch: str) -> None:
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] in HopperPrefillVariant.HEAD_DIMS], ids=str)
+@pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_decode_beside_prefill_compiles(shape: tuple) -> None:
     variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), ARCHITECTURES["sm_90a"])
     assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)
@@ -70,7 +73,7 @@ def test_prefill_compiles(shape: tuple, arch: str) -> None:
         assert " 0 bytes spill stores" in log, log
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[1] in HopperPrefillVariant.HEAD_DIMS], ids=str)
+@pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_hopper_prefill_compiles_without_serialized_products(shape: tuple) -> None:
     log = compile_variant("paged_prefill_hopper", "sm_90a", HopperPrefillVariant(AttentionShape(*shape)))
     assert "Potential Performance Loss" not in log, log
