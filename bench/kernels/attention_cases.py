@@ -84,10 +84,12 @@ PARTS = {
     "attention": Part((_HEADS_OF_128,)),
     "fp8": Part((replace(_HEADS_OF_128, fp8_cache=True),)),
     "attention-64": Part((Shape(32, 8, 64),)),
+    "heads": Part(
+        (Shape(32, 8, 96), Shape(32, 8, 256), Shape(32, 8, 96, fp8_cache=True)),
+        decode=("8 x 8192", "64 x 1024"),
+    ),
     "shapes": Part(
         (
-            Shape(32, 8, 96),
-            Shape(32, 8, 256),
             replace(_HEADS_OF_128, block_size=32),
             replace(_HEADS_OF_128, dtype=torch.float16),
             replace(_HEADS_OF_128, window=_WINDOW),
@@ -97,4 +99,4 @@ PARTS = {
         decode=("8 x 8192", "64 x 1024"),
     ),
 }
-"""The last has the other head sizes, and around heads of 128 whatever else the kernels are compiled for."""
+"""`heads` has the other head sizes, the last whatever else the kernels are compiled for, around heads of 128."""

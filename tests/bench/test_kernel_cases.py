@@ -22,7 +22,13 @@ SHAPES = [shape for part in PARTS.values() for shape in part.shapes]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernels_have_every_shape(shape: Shape) -> None:
     compiled = AttentionShape(
-        "__half", shape.head_dim, shape.num_heads, shape.num_kv_heads, shape.block_size, shape.soft_cap
+        "__half",
+        shape.head_dim,
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.block_size,
+        shape.soft_cap,
+        shape.fp8_cache,
     )
     for small_batch in (True, False):
         assert DecodeVariant.choose(compiled, HOPPER, small_batch).shared_bytes <= HOPPER.block
@@ -35,6 +41,7 @@ def test_every_shape_has_a_name_of_its_own_and_only_one_is_held_against_others()
     assert len(set(names)) == len(names)  # no part repeats what another has timed
     assert set(names) >= {
         "32+8 heads of 96",
+        "32+8 heads of 96, FP8 cache",
         "32+8 heads of 256",
         "32+8 heads of 128, blocks of 32",
         "32+8 heads of 128, fp16",

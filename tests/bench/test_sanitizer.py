@@ -92,6 +92,9 @@ def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -
         assert "--kernel-name kne=gated_product" in command
         rest = f"-o timeout=0 --shard {index}/2 tests/gpu/test_gated_product.py -k not (14336)"
         assert f"-m pytest -q -p bench.sanitizer_shard {rest}" in command
+    for tool, left_out in (("memcheck", "14336 or 28672"), ("racecheck", "14336 or 28672 or a_chain_that_overlaps")):
+        checked(imitation.says([CLEAN]), tool, "products")
+        assert f"-k not ({left_out})" in " ".join(imitation.calls[-1])
     checked(imitation.says([CLEAN]), "racecheck", "roster")
     assert "--kernel-name kne=copy_words --kernel-name kne=scatter_segments" in " ".join(imitation.calls[-1])
 
@@ -118,7 +121,7 @@ def test_shards_share_the_tests() -> None:
 
 def test_tests_that_have_not_begun_in_time_are_skipped(imitation: Imitation) -> None:
     """And counted; those that have begun go on."""
-    command = next(command for command in GROUPS["norm"].commands(0.0))
+    command = next(command for command in GROUPS["norm"].commands("memcheck", 0.0))
     command = [word for word in command if not word.startswith("tests/")]
     run = subprocess.run([*command, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "skipped" in run.stdout and "passed" not in run.stdout
