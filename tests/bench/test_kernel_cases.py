@@ -82,7 +82,7 @@ def test_prefill_of_all_parts_comes_before_any_decode() -> None:
     found = list(command.measured(command.PARTS))
     kinds = [one.kernel.partition(",")[0] for one in found]
     assert kinds == sorted(kinds, key=["prefill", "decode", "small"].index)
-    assert len({(one.kernel, one.case) for one in found}) == len(found) == 3 * (6 + 10) + 6 * (2 + 2) + 1
+    assert len({(one.kernel, one.case) for one in found}) == len(found) == 3 * (6 + 10) + 3 * (6 + 2) + 4 * (2 + 2) + 1
     assert [one.kernel for one in command.measured(["small"])] == ["small, kernel"]
     assert {one.kernel for one in command.measured(["attention-64"])} == {
         "prefill, 32+8 heads of 64",
