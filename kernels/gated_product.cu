@@ -15,7 +15,7 @@
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
 #include "vector.cuh"
-#include "wgmma_wide.cuh"
+#include "wgmma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

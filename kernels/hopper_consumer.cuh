@@ -3,7 +3,7 @@
 
 #include "hopper_converter.cuh"
 #include "hopper_softmax.cuh"
-#include "wgmma_wide.cuh"
+#include "wgmma.cuh"
 
 using ScoreProduct = Wgmma<Operand, kScores>;
 using ValueProduct = Wgmma<Operand, kOutputs>;
@@ -161,7 +161,7 @@ struct Consumer {
 
     // To the next piece's first tile; false when there is no next piece.
     __device__ __forceinline__ bool next_piece(unsigned (&p)[kScores / 2]) {
-        if (QUERY_STAGES == 1) {  // the next queries are only being copied
+        if (QUERY_STAGES == 1) {  // the next queries are copied beside this piece's last product and its outputs' way out
             finish(p);
             write(round, softmax.sum);
             query_ring.advance();

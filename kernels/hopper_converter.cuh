@@ -27,6 +27,7 @@ struct Converter {
     static constexpr bool kEven = 32 % kChunks == 0;  // the warp takes whole rows at each step
     static constexpr int kRows = 32 / kChunks;        // so many
     static_assert(kWarpRows * kChunks % 32 == 0, "all lanes have work at each step");
+    static_assert(kEven || HEAD_DIM < 128, "a lane's halves keep their order at all steps");
 
     Shared shared;
     Ring<RAW_STAGES> raw_ring{0};

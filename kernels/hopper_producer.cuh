@@ -12,6 +12,7 @@
 constexpr int kKeyCopies = FP8_CACHE ? 1 : kParts;
 constexpr int kValueCopies = !FP8_CACHE && kPadded ? kParts : 1;
 constexpr int kQueryCopies = kPadded ? kParts : 1;
+static_assert(COPIED_PLANES * kQueryCopies == kParts, "copies of queries and values bring all parts of a head");
 
 // Copies, of rows of 16-bit heads, from part `part` of `head` on.
 __device__ __forceinline__ void copy_head(

@@ -14,7 +14,9 @@ constexpr int kKeys = KEYS;
 constexpr int kGroup = 16;  // positions copied at once
 constexpr int kGroups = kKeys / kGroup;
 constexpr int kParts = (HEAD_DIM + 63) / 64;  // of a head
-constexpr bool kPadded = HEAD_DIM % 64 != 0;  // a part is not full: tensor maps know heads, and copies fill it with zeros
+// The last part is not full, and tensor maps know heads instead of parts. Nothing reads beyond the head: scores take
+// HEAD_DIM / 16 steps, and products with values have HEAD_DIM columns.
+constexpr bool kPadded = HEAD_DIM % 64 != 0;
 constexpr int kQueryPartBytes = kQueries * 128;
 constexpr int kQueryTileBytes = kParts * kQueryPartBytes;
 constexpr int kKeyPartBytes = kKeys * 128;
@@ -23,7 +25,9 @@ constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
 constexpr int kWriters = FP8_CACHE ? 4 : 1;  // of a tile that is multiplied: warps that convert it, or who copies
-static_assert(HEAD_DIM % 32 == 0 && KEYS % kGroup == 0, "products take 16 elements of a head, and of the keys, at once");
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 96 || HEAD_DIM == 128 || (HEAD_DIM == 256 && !FP8_CACHE),
+              "made for heads of 64, 96 and 128, and of 256 but for an FP8 cache");
+static_assert(KEYS % kGroup == 0 && COPIED_KEYS == kGroup, "copies bring whole groups");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
 
 // As copied from the cache.
@@ -95,6 +99,8 @@ struct Shared {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
+    static constexpr int kBytes = kBarriers + Stages::kCount * 16 + kRecords * kRecordBytes;
+
 private:
     static __device__ __forceinline__ Stages after(Stages stages, int count, unsigned bytes) {
         return {stages.tile(count), bytes, stages.full(count)};
@@ -106,6 +112,8 @@ private:
         }
     }
 };
+
+static_assert(Shared::kBytes == SHARED_BYTES, "the launch asks for what is used");
 
 // Pieces are dealt to as many blocks as the plan says; the others have none.
 __device__ __forceinline__ int dealt_piece(const int* plan, int round) {

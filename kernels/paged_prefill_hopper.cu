@@ -3,7 +3,7 @@
 // A block of three warpgroups stays for the whole launch and works off its pieces, each of 128 queries of a row for one
 // query head, from the last tile of KEYS keys to the first. In warpgroup 0, one warp copies queries and keys and
 // another copies values; warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product, across
-// pieces too: it issues the scores of the next tile and the values of the present one, then does the next one's softmax.
+// pieces too, but not for heads of 256, whose queries leave room for one piece's alone: it issues the scores of the next tile and the values of the present one, then does the next one's softmax.
 // Issuing waits for most of the products, so that one warpgroup multiplies while the other does its softmax: a tile costs
 // what a warpgroup's own chain of steps takes, and every step that is saved there counts. Tiles of which all queries see
 // all keys, which are most, therefore have a loop without masks and without what happens between pieces.
@@ -23,12 +23,14 @@
 #include "hopper_consumer.cuh"
 #include "hopper_producer.cuh"
 
-// Heads of 96 leave registers of the warps that multiply, which who copies or converts them can use.
+// Heads that are copied in parts take more registers there, and outputs of 96 take fewer than those of 128.
 #if FP8_CACHE
 constexpr int kThreads = 512, kProducerRegisters = 40, kConverterRegisters = kPadded ? 88 : 72;
 constexpr int kConsumerRegisters = kPadded ? 192 : 200;
+static_assert(kProducerRegisters + kConverterRegisters + 2 * kConsumerRegisters == 4 * 128, "what 512 threads begin with");
 #else
 constexpr int kThreads = 384, kProducerRegisters = kPadded ? 56 : 40, kConsumerRegisters = kPadded ? 224 : 232;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "what 384 threads begin with");
 #endif
 
 // plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64

@@ -18,6 +18,7 @@
 
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
+#include "wgmma.cuh"
 #include "vector.cuh"
 
 #define EPILOGUE_STORE 0     // out = scale * product
@@ -63,9 +64,9 @@ __device__ __forceinline__ void multiply(float (&d)[kAccumulators], unsigned a, 
 #elif TOKENS == 32
     WGMMA("m64n32k16", REGISTERS_16, "%16", "%17", "%18", ACCUMULATORS_8(d, 0), ACCUMULATORS_8(d, 8));
 #elif TOKENS == 64
-    WGMMA("m64n64k16", REGISTERS_32, "%32", "%33", "%34", ACCUMULATORS_32(d, 0));
+    WGMMA("m64n64k16", REGISTERS_WIDE_32, "%32", "%33", "%34", ACCUMULATORS_WIDE_32(d));
 #elif TOKENS == 128
-    WGMMA("m64n128k16", REGISTERS_64, "%64", "%65", "%66", ACCUMULATORS_64(d));
+    WGMMA("m64n128k16", REGISTERS_WIDE_64, "%64", "%65", "%66", ACCUMULATORS_WIDE_64(d));
 #else
 #error "TOKENS is 8, 16, 32, 64 or 128"
 #endif

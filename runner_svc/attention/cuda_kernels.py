@@ -206,7 +206,7 @@ class PrefillVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillVariant:
-    """The prefill kernel for sm_90a: 128 queries a block, for shapes that it `fits`."""
+    """The prefill kernel for sm_90a: 128 queries a block."""
 
     shape: AttentionShape
     tile_rows: int = 128
@@ -215,11 +215,20 @@ class HopperPrefillVariant:
 
     @staticmethod
     def fits(shape: AttentionShape) -> bool:
-        """Is it made and tested for such heads? Others take the kernel for any GPU.
+        """Is it made for such heads?
 
         A block has no registers for outputs of 256 and for a fourth warpgroup, which converts an FP8 cache.
         """
         return shape.head_dim in (64, 96, 128) or (shape.head_dim == 256 and not shape.fp8_cache)
+
+    @classmethod
+    def serves(cls, shape: AttentionShape) -> bool:
+        """Does prefill on Hopper take it? Else it takes the kernel for any GPU.
+
+        Heads of 256 wait: their outputs were right on a GPU where no block has more than one piece, and are to be seen
+        where each has many (tests/gpu/test_attention.py, test_prefill_of_many_pieces_a_block).
+        """
+        return cls.fits(shape) and shape.head_dim != 256
 
     @property
     def keys(self) -> int:
@@ -228,7 +237,7 @@ class HopperPrefillVariant:
 
     @property
     def copied_planes(self) -> int:
-        """Planes of a head that one tensor copy brings: those of 64 columns, or a part of a longer one."""
+        """Planes that one copy of queries or values brings: a head's parts, or one that is a head, copied in parts."""
         return 1 if self.shape.head_dim % PLANE else self.shape.head_dim // PLANE
 
     @property
@@ -261,5 +270,14 @@ class HopperPrefillVariant:
 
     @property
     def defines(self) -> dict[str, int | str]:
-        names = ("KEYS", "QUERY_STAGES", "KEY_STAGES", "VALUE_STAGES", "RAW_STAGES")
-        return self.shape.defines | dict(zip(names, (self.keys, *self.stages, self.raw_stages), strict=True))
+        queries, keys, values = self.stages
+        return self.shape.defines | {
+            "KEYS": self.keys,
+            "QUERY_STAGES": queries,
+            "KEY_STAGES": keys,
+            "VALUE_STAGES": values,
+            "RAW_STAGES": self.raw_stages,
+            "COPIED_KEYS": self.copied_keys,
+            "COPIED_PLANES": self.copied_planes,
+            "SHARED_BYTES": self.shared_bytes,
+        }

@@ -35,8 +35,8 @@ class Prefill(Protocol):
 def compile_prefill(
     shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
 ) -> Prefill:
-    """The fastest kernel that the GPU and the head size allow."""
-    if is_hopper() and HopperPrefillVariant.fits(shape):
+    """The fastest kernel that the GPU, the head size and the cache's dtype allow."""
+    if is_hopper() and HopperPrefillVariant.serves(shape):
         return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
     return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
 

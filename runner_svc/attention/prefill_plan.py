@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 HEADER_WORDS = 8
 TILE_WORDS = 8
-# Keys that the kernels take at once, as far as the order of the tiles goes.
+# What a tile's keys are counted in, for the order of tiles and for costs; a kernel may take fewer at once.
 KEYS = 128
 
 

@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.attention.cuda import CudaAttention  # imports CuPy
+from runner_svc.attention.cuda_kernels import HopperPrefillVariant
 from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 
 DEVICE = torch.device("cuda")
@@ -50,12 +51,26 @@ CHUNKS = (
 )
 
 
+def by_sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+ALL_SHAPES = pytest.mark.parametrize("shape", SHAPES, ids=by_sizes)
 CACHES = pytest.mark.parametrize("fp8_cache", [False, True], ids=["16-bit", "fp8"])
+
+
+HEAD_DIMS = (64, 96, 128, 256)
 
 
 @pytest.fixture
 def seed() -> int:
     return random.randrange(2**31)
+
+
+@pytest.fixture
+def hopper_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hopper's prefill kernel also for heads that it is made for and does not serve yet."""
+    monkeypatch.setattr(HopperPrefillVariant, "serves", HopperPrefillVariant.fits)
 
 
 def attention_of(batch: AttentionBatch) -> CudaAttention:
@@ -87,11 +102,14 @@ def run_decode(attention: CudaAttention, batch: AttentionBatch, repeats: int = 1
     torch.cuda.synchronize()
 
 
-def run_prefill(attention: CudaAttention, batch: AttentionBatch) -> None:
+def run_prefill(attention: CudaAttention, batch: AttentionBatch, blocks: int | None = None) -> None:
+    """Given `blocks`, Hopper's kernel deals all pieces to so many."""
     words = attention.prefill_plan_words(len(batch.queries) + 7, len(batch.lengths) + 1)
     plan = np.empty(words, np.int32)
     starts = batch.lengths - batch.counts
     attention.plan_prefill(starts, batch.counts, batch.table_rows, batch.query_rows, plan)
+    if blocks is not None:
+        plan[1] = blocks
     device_plan = to_device(plan)
     stream = torch.cuda.current_stream().cuda_stream
     attention.run_prefill(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), words)
@@ -148,7 +166,7 @@ def test_decode_of_any_lengths(lengths, fp8_cache, seed) -> None:
 
 @CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@ALL_SHAPES
 def test_decode_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     for lengths in ((1000, 1, 33, 0, 310), tuple(range(1, 400, 13))):
         case = decode_case(lengths, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
@@ -167,13 +185,34 @@ def test_prefill_of_any_chunks(lengths, counts, fp8_cache, seed) -> None:
 
 @CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@ALL_SHAPES
 def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     lengths, counts = (200, 333, 700, 31), (200, 1, 211, 31)
     case = AttentionCase(lengths, counts, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)
     check(batch, seed)
+
+
+@CACHES
+@pytest.mark.parametrize("blocks", [1, 3])
+@ALL_SHAPES
+@pytest.mark.usefixtures("hopper_for_all")
+def test_prefill_of_many_pieces_a_block(shape, blocks, fp8_cache, seed) -> None:
+    """Stages and records come round, and a piece of one tile follows one of many, and the other way round."""
+    lengths, counts = (200, 333, 700, 31, 90), (200, 1, 211, 31, 90)
+    batch = AttentionBatch(AttentionCase(lengths, counts, *shape, fp8_cache=fp8_cache), seed, DEVICE)
+    run_prefill(attention_of(batch), batch, blocks)
+    check(batch, seed)
+
+
+@CACHES
+@pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] == 256], ids=by_sizes)
+@pytest.mark.usefixtures("hopper_for_all")
+def test_prefill_on_hopper_of_heads_that_it_does_not_serve_yet(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
+    test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed)
+    test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed)
 
 
 MIXES = (
@@ -199,7 +238,7 @@ def test_decode_and_prefill_side_by_side(lengths, counts, room, fp8_cache, seed)
 
 @CACHES
 @pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@ALL_SHAPES
 def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
     lengths, counts = (200, 333, 700, 31, 450), (1, 1, 211, 31, 1)
     case = AttentionCase(lengths, counts, *shape, window, soft_cap, dtype=dtype, fp8_cache=fp8_cache)
@@ -209,7 +248,8 @@ def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, se
 
 
 @pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.usefixtures("hopper_for_all")
 def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
     # Queries of the second row begin before the last tile of keys: some see nothing of the tile that comes first.
     case = AttentionCase((200, 700), (200, 211), head_dim, scale=scale)
@@ -220,9 +260,10 @@ def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("first_key", [4.0, 30.0])
+@pytest.mark.usefixtures("hopper_for_all")
 def test_prefill_of_scores_that_grow_tile_by_tile(first_key, dtype, seed) -> None:
     """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
-    for head_dim in (64, 128):
+    for head_dim in HEAD_DIMS:
         case = AttentionCase((1500, 640), (300, 640), head_dim, dtype=dtype, first_key=first_key)
         batch = AttentionBatch(case, seed, DEVICE)
         run_prefill(attention_of(batch), batch)

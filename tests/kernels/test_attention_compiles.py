@@ -30,7 +30,8 @@ SHAPES = (
     ("__half", 64, 9, 3, 32, 30.0, False),
     ("__half", 96, 32, 32, 16, None, True),
     ("__nv_bfloat16", 96, 24, 8, 32, 30.0, False),
-    ("__nv_bfloat16", 256, 16, 8, 16, 50.0, False),
+    ("__nv_bfloat16", 96, 24, 8, 16, 30.0, True),
+    ("__half", 256, 16, 8, 16, 50.0, False),
     ("__nv_bfloat16", 128, 40, 2, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )

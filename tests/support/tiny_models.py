@@ -81,7 +81,7 @@ KERNEL_SIZES = {
     "llama-dynamic": {"hidden_size": 256},
     "llama-llama3": {"hidden_size": 512},
     "llama-yarn": {"hidden_size": 256},
-    "mistral": {"hidden_size": 384},
+    "mistral": {"hidden_size": 384, "head_dim": 256},
     "ministral": {"hidden_size": 256, "head_dim": 64},
     "phi3-partial": {"hidden_size": 256},
     "qwen2": {"hidden_size": 256},
@@ -89,7 +89,7 @@ KERNEL_SIZES = {
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
 }
-"""Of each family, sizes that the GPU kernels are tested with: heads of 64, 96 and 128 elements."""
+"""Of each family, sizes that the GPU kernels are tested with: heads of 64, 96, 128 and 256 elements."""
 
 
 def make_tiny_model(

@@ -17,8 +17,8 @@ GPUS = {"A100": SharedMemory(167936, 166912), "A10": SharedMemory(102400, 101376
 SHAPES = ((64, 9, 3), (96, 32, 32), (128, 32, 8), (128, 28, 4), (128, 40, 2), (256, 8, 4), (256, 16, 1))
 
 
-def shape_of(head_dim: int, num_heads: int, num_kv_heads: int) -> AttentionShape:
-    return AttentionShape("__half", head_dim, num_heads, num_kv_heads, 16, None)
+def shape_of(head_dim: int, num_heads: int, num_kv_heads: int, fp8_cache: bool = False) -> AttentionShape:
+    return AttentionShape("__half", head_dim, num_heads, num_kv_heads, 16, None, fp8_cache)
 
 
 @pytest.mark.parametrize("small_batch", [True, False])
@@ -34,12 +34,21 @@ def test_decode_fits(shape: tuple[int, int, int], shared: SharedMemory, small_ba
     assert variant.units * variant.columns >= shape[1]
 
 
+@pytest.mark.parametrize("fp8_cache", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_prefill_fits(shape: tuple[int, int, int]) -> None:
-    variant = PrefillVariant(shape_of(*shape))
+def test_prefill_fits(shape: tuple[int, int, int], fp8_cache: bool) -> None:
+    variant = PrefillVariant(shape_of(*shape, fp8_cache))
     assert variant.shared_bytes <= GPUS["A10"].block
-    if HopperPrefillVariant.fits(shape_of(*shape)):
-        assert HopperPrefillVariant(shape_of(*shape)).shared_bytes <= GPUS["H100"].block
+    if HopperPrefillVariant.fits(shape_of(*shape, fp8_cache)):
+        assert HopperPrefillVariant(shape_of(*shape, fp8_cache)).shared_bytes <= GPUS["H100"].block
+
+
+def test_heads_of_hoppers_prefill() -> None:
+    heads = [(head_dim, fp8_cache) for head_dim in range(32, 257, 32) for fp8_cache in (False, True)]
+    fits = [head for head in heads if HopperPrefillVariant.fits(shape_of(head[0], 8, 8, head[1]))]
+    assert fits == [(64, False), (64, True), (96, False), (96, True), (128, False), (128, True), (256, False)]
+    served = [head for head in heads if HopperPrefillVariant.serves(shape_of(head[0], 8, 8, head[1]))]
+    assert served == fits[:-1]
 
 
 def test_shapes_that_no_kernel_serves_are_refused() -> None:

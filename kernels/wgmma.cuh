@@ -13,7 +13,6 @@
 #define WIDE_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define REGISTERS_WIDE_32 WIDE_0 ", " WIDE_1
-#define REGISTERS_WIDE_40 REGISTERS_WIDE_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define REGISTERS_WIDE_48 REGISTERS_WIDE_32 ", " WIDE_2
 #define REGISTERS_WIDE_56 REGISTERS_WIDE_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define REGISTERS_WIDE_64 REGISTERS_WIDE_48 ", " WIDE_3
@@ -22,9 +21,10 @@
 #define REGISTERS_WIDE_112 REGISTERS_WIDE_96 ", " WIDE_6
 #define REGISTERS_WIDE_128 REGISTERS_WIDE_112 ", " WIDE_7
 
+#define ACCUMULATORS_8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ACCUMULATORS_16(d, i) ACCUMULATORS_8(d, i), ACCUMULATORS_8(d, i + 8)
-#define ACCUMULATORS_WIDE_32(d) ACCUMULATORS_32(d, 0)
-#define ACCUMULATORS_WIDE_40(d) ACCUMULATORS_WIDE_32(d), ACCUMULATORS_8(d, 32)
+#define ACCUMULATORS_WIDE_32(d) ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
 #define ACCUMULATORS_WIDE_48(d) ACCUMULATORS_WIDE_32(d), ACCUMULATORS_16(d, 32)
 #define ACCUMULATORS_WIDE_56(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_8(d, 48)
 #define ACCUMULATORS_WIDE_64(d) ACCUMULATORS_WIDE_48(d), ACCUMULATORS_16(d, 48)
@@ -40,7 +40,7 @@ struct Wgmma;
 // `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows.
 // `mix`: d (+)= a [64, 16] in registers * b [16, 2 * Count] in shared memory with k across the rows.
 // `pin` keeps the compiler from moving uses of the sums above a wait.
-// I to I + 5 number the operands behind the sums.
+// I0 to I5 number the operands behind the sums.
 #define DEFINE_WGMMA(TYPE, NAME, COUNT, N, I0, I1, I2, I3, I4, I5)                                                   \
     template <>                                                                                                      \
     struct Wgmma<TYPE, COUNT> {                                                                                      \
@@ -70,7 +70,6 @@ struct Wgmma;
     DEFINE_WGMMA(__half, "f16", COUNT, N, __VA_ARGS__)
 
 DEFINE_WGMMAS(32, 64, 32, 33, 34, 35, 36, 37)
-DEFINE_WGMMAS(40, 80, 40, 41, 42, 43, 44, 45)
 DEFINE_WGMMAS(48, 96, 48, 49, 50, 51, 52, 53)
 DEFINE_WGMMAS(56, 112, 56, 57, 58, 59, 60, 61)
 DEFINE_WGMMAS(64, 128, 64, 65, 66, 67, 68, 69)
