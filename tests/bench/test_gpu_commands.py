@@ -24,11 +24,11 @@ NOT_ASKED = {
     "bench.provenance",  # prints a commit
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports
     "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has asked
-    "bench.sanitizer_fault",  # a child of bench.sanitizer
+    "bench.sanitizer.fault",  # a child of bench.sanitizer
 }
 ASKS_ITSELF = {
     "bench.gpu_serving.recording_runner",  # as a runner does
-    "bench.sanitizer",  # for its tool, and that a fault is seen
+    "bench.sanitizer.__main__",  # for its tool, and that a fault is seen
 }
 
 

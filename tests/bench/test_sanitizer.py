@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import sanitizer
-from bench.sanitizer import FAULT, GROUPS, Sanitizer, Verdict, check, find_sanitizer
+from bench.sanitizer import __main__ as program
+from bench.sanitizer.groups import GROUPS
+from bench.sanitizer.tool import FAULT, Sanitizer, find_sanitizer
+from bench.sanitizer.verdict import Verdict, check
 from tests.support.documented_commands import ROOT
 
 IMITATION = """#!{python}
@@ -23,7 +25,7 @@ if arguments[0] in ("--version", "--help"):
     print("NVIDIA (R) Compute Sanitizer\\nVersion 2026.4.0.0" if arguments[0] == "--version" else plan["help"])
     sys.exit()
 uncached = "uncached " + os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "")
-is_fault = "bench.sanitizer_fault" in arguments
+is_fault = "bench.sanitizer.fault" in arguments
 with pathlib.Path({calls!r}).open("a") as calls:
     calls.write(json.dumps(arguments + [uncached]) + "\\n")
 print("========= COMPUTE-SANITIZER", plan["output"], sep="\\n", flush=True)
@@ -80,7 +82,7 @@ def test_every_kernel_is_looked_at() -> None:
     files = [file for group in GROUPS.values() for file in group.files]
     assert len(set(files)) == len(files)
     assert sorted(files) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
-    assert FAULT in (ROOT / "bench" / "sanitizer_fault.py").read_text("utf-8")
+    assert FAULT in (ROOT / "bench" / "sanitizer" / "fault.py").read_text("utf-8")
 
 
 def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -> None:
@@ -91,7 +93,7 @@ def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -
         assert "--tool racecheck --target-processes all" in command and "--check-tensor-ops" not in command
         assert "--kernel-name kne=gated_product" in command
         rest = f"-o timeout=0 --shard {index}/2 tests/gpu/test_gated_product.py -k not (14336)"
-        assert f"-m pytest -q -p bench.sanitizer_shard {rest}" in command
+        assert f"-m pytest -q -p bench.sanitizer.shard {rest}" in command
     for tool, left_out in (("memcheck", "14336 or 28672"), ("racecheck", "14336 or 28672 or a_chain_that_overlaps")):
         checked(imitation.says([CLEAN]), tool, "products")
         assert f"-k not ({left_out})" in " ".join(imitation.calls[-1])
@@ -110,7 +112,7 @@ def test_runs_at_once_have_ports_of_their_own(imitation: Imitation) -> None:
 
 def test_shards_share_the_tests() -> None:
     def collected(*arguments: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "bench.sanitizer_shard", *arguments]
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "bench.sanitizer.shard", *arguments]
         run = subprocess.run([*command, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
         return [line for line in run.stdout.splitlines() if "::" in line]
 
@@ -199,10 +201,10 @@ def test_a_tool_that_sees_nothing_is_not_believed(imitation: Imitation, monkeypa
 
 def ended(monkeypatch: pytest.MonkeyPatch, imitation: Sanitizer) -> object:
     """What `main` exits with."""
-    monkeypatch.setattr(sanitizer, "find_sanitizer", lambda: imitation.path)
+    monkeypatch.setattr(program, "find_sanitizer", lambda: imitation.path)
     monkeypatch.setattr(sys, "argv", ["sanitizer", "--tool", "racecheck", "--group", "norm"])
     with pytest.raises(SystemExit) as end:
-        sanitizer.main()
+        program.main()
     return end.value.code
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs a part of the tests: `pytest -p bench.sanitizer_shard --shard 2/8 --budget 100`."""
+"""A pytest plugin that runs a part of the tests: `pytest -p bench.sanitizer.shard --shard 2/8 --budget 100`."""
 
 from __future__ import annotations
 

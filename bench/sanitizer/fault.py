@@ -1,6 +1,6 @@
 """A kernel that is wrong on purpose, for `bench.sanitizer` to see that the tool would tell.
 
-compute-sanitizer --tool memcheck python -m bench.sanitizer_fault memcheck
+compute-sanitizer --tool memcheck python -m bench.sanitizer.fault memcheck
 """
 
 from __future__ import annotations

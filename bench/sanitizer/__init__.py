@@ -1,0 +1,1 @@
+"""compute-sanitizer over the kernels' GPU tests: `python -m bench.sanitizer`."""

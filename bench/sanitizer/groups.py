@@ -1,0 +1,71 @@
+"""Which kernels are looked at with which tests."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TESTS = Path("tests/gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Kernels by the names behind `__global__`, and the files of tests/gpu that launch them."""
+
+    kernels: tuple[str, ...]
+    files: tuple[str, ...]
+    shards: int = 1
+    """Runs that share the tests, of which there are more."""
+    but_not: str = ""
+    """Tests that are left out (pytest's -k): shapes that take minutes under the tools."""
+    not_raced: str = ""
+    """More that racecheck leaves out."""
+    captures: bool = False
+    """Tests allocate while they capture a graph: torch's cache of memory stays on."""
+
+    def commands(self, tool: str, budget: float | None = None) -> list[list[str]]:
+        """pytest, for each shard, with so many seconds."""
+        files = [str(_TESTS / f"{file}.py") for file in self.files]
+        names = [self.but_not, self.not_raced if tool == "racecheck" else ""]
+        expression = " or ".join(name for name in names if name)
+        left_out = ["-k", f"not ({expression})"] if expression else []
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "bench.sanitizer.shard", "-o", "timeout=0"]
+        pytest += [] if budget is None else ["--budget", str(budget)]
+        return [[*pytest, "--shard", f"{index}/{self.shards}", *files, *left_out] for index in range(self.shards)]
+
+
+GROUPS = {
+    "norm": Group(("add_rms_norm",), ("test_norm",)),
+    "rope": Group(("rope_kv_write",), ("test_rope_kv",)),
+    "gather": Group(("gather_inputs",), ("test_gather",)),
+    "activation": Group(("activation_mul",), ("test_activation",)),
+    "roster": Group(("copy_words", "scatter_segments"), ("test_roster_copies",)),
+    "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
+    "gated": Group(("gated_product",), ("test_gated_product",), shards=2, but_not="14336"),
+    "products": Group(
+        ("skinny_product", "embed"),
+        ("test_skinny_product",),
+        shards=6,
+        but_not="14336 or 28672",
+        not_raced="a_chain_that_overlaps",  # some 550 launches: did not end in 150 s
+    ),
+    "backend": Group(
+        ("sample", "adjust_logits", "gather_inputs", "copy_words", "scatter_segments"),
+        ("test_held_rows", "test_cuda_backend"),
+        shards=2,
+        captures=True,
+    ),
+    "steps": Group(
+        ("paged_decode", "paged_prefill_hopper", "skinny_product", "gated_product", "add_rms_norm", "rope_kv_write"),
+        ("test_mixed_steps", "test_large_decode_ways"),
+        shards=2,
+        captures=True,
+    ),
+    "attention": Group(
+        ("paged_decode", "paged_prefill_hopper", "paged_prefill"),
+        ("test_attention",),
+        shards=12,
+        but_not="20000 or x4000",
+    ),
+}
