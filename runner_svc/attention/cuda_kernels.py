@@ -215,20 +215,11 @@ class HopperPrefillVariant:
 
     @staticmethod
     def fits(shape: AttentionShape) -> bool:
-        """Is it made for such heads?
+        """Is it made for such heads? Others take the kernel for any GPU.
 
         A block has no registers for outputs of 256 and for a fourth warpgroup, which converts an FP8 cache.
         """
         return shape.head_dim in (64, 96, 128) or (shape.head_dim == 256 and not shape.fp8_cache)
-
-    @classmethod
-    def serves(cls, shape: AttentionShape) -> bool:
-        """Does prefill on Hopper take it? Else it takes the kernel for any GPU.
-
-        Heads of 256 wait: their outputs were right on a GPU where no block has more than one piece, and are to be seen
-        where each has many (tests/gpu/test_attention.py, test_prefill_of_many_pieces_a_block).
-        """
-        return cls.fits(shape) and shape.head_dim != 256
 
     @property
     def keys(self) -> int:

@@ -36,7 +36,7 @@ def compile_prefill(
     shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
 ) -> Prefill:
     """The fastest kernel that the GPU, the head size and the cache's dtype allow."""
-    if is_hopper() and HopperPrefillVariant.serves(shape):
+    if is_hopper() and HopperPrefillVariant.fits(shape):
         return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
     return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
 

@@ -14,7 +14,6 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.attention.cuda import CudaAttention  # imports CuPy
-from runner_svc.attention.cuda_kernels import HopperPrefillVariant
 from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 
 DEVICE = torch.device("cuda")
@@ -65,12 +64,6 @@ HEAD_DIMS = (64, 96, 128, 256)
 @pytest.fixture
 def seed() -> int:
     return random.randrange(2**31)
-
-
-@pytest.fixture
-def hopper_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hopper's prefill kernel also for heads that it is made for and does not serve yet."""
-    monkeypatch.setattr(HopperPrefillVariant, "serves", HopperPrefillVariant.fits)
 
 
 def attention_of(batch: AttentionBatch) -> CudaAttention:
@@ -197,22 +190,12 @@ def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -
 @CACHES
 @pytest.mark.parametrize("blocks", [1, 3])
 @ALL_SHAPES
-@pytest.mark.usefixtures("hopper_for_all")
 def test_prefill_of_many_pieces_a_block(shape, blocks, fp8_cache, seed) -> None:
     """Stages and records come round, and a piece of one tile follows one of many, and the other way round."""
     lengths, counts = (200, 333, 700, 31, 90), (200, 1, 211, 31, 90)
     batch = AttentionBatch(AttentionCase(lengths, counts, *shape, fp8_cache=fp8_cache), seed, DEVICE)
     run_prefill(attention_of(batch), batch, blocks)
     check(batch, seed)
-
-
-@CACHES
-@pytest.mark.parametrize("window, soft_cap, dtype", VARIANTS)
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] == 256], ids=by_sizes)
-@pytest.mark.usefixtures("hopper_for_all")
-def test_prefill_on_hopper_of_heads_that_it_does_not_serve_yet(shape, window, soft_cap, dtype, fp8_cache, seed) -> None:
-    test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed)
-    test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed)
 
 
 MIXES = (
@@ -249,7 +232,6 @@ def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, se
 
 @pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.usefixtures("hopper_for_all")
 def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
     # Queries of the second row begin before the last tile of keys: some see nothing of the tile that comes first.
     case = AttentionCase((200, 700), (200, 211), head_dim, scale=scale)
@@ -260,7 +242,6 @@ def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("first_key", [4.0, 30.0])
-@pytest.mark.usefixtures("hopper_for_all")
 def test_prefill_of_scores_that_grow_tile_by_tile(first_key, dtype, seed) -> None:
     """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
     for head_dim in HEAD_DIMS:

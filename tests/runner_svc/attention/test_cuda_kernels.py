@@ -47,8 +47,6 @@ def test_heads_of_hoppers_prefill() -> None:
     heads = [(head_dim, fp8_cache) for head_dim in range(32, 257, 32) for fp8_cache in (False, True)]
     fits = [head for head in heads if HopperPrefillVariant.fits(shape_of(head[0], 8, 8, head[1]))]
     assert fits == [(64, False), (64, True), (96, False), (96, True), (128, False), (128, True), (256, False)]
-    served = [head for head in heads if HopperPrefillVariant.serves(shape_of(head[0], 8, 8, head[1]))]
-    assert served == fits[:-1]
 
 
 def test_shapes_that_no_kernel_serves_are_refused() -> None:

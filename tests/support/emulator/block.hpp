@@ -1,0 +1,152 @@
+// A block of threads: each a fiber, with what they share, and what the lanes of a warp do together.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace emulator {
+
+constexpr unsigned kSharedBytes = 256 * 1024, kSharedBase = 1024;  // no shared address is 0
+constexpr int kStackBytes = 128 * 1024;
+constexpr int kPatience = 3000;  // rounds in which nothing happens, then all wait for each other
+
+struct Product {  // d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count], a thread's part
+    float* d;
+    int count;
+    bool is_bf16, a_is_shared, accumulates;
+    unsigned a_low, b_low;
+    std::vector<unsigned> a;  // in registers
+    unsigned number;
+};
+
+struct Matrices {
+    float a[64][16];
+    std::vector<float> b;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[kStackBytes]};
+    struct { unsigned x, y = 0, z = 0; } index;
+    bool done = false;
+    std::string waits_for;
+    unsigned collectives = 0, products = 0;
+    std::deque<std::vector<Product>> groups;
+    std::vector<Product> open_group;
+    std::map<unsigned, std::vector<unsigned>> operands;  // of products by number, for the lanes beside
+};
+
+struct Warp {
+    uint64_t values[2][32];
+    int arrived[2] = {0, 0};
+    unsigned completed = 0;
+};
+
+struct Named {
+    int arrived = 0;
+    unsigned generation = 0;
+};
+
+struct Barrier {
+    int expected, pending;
+    long long bytes = 0;
+    unsigned phase = 0;
+};
+
+// As tests/support/emulator/kernel.py packs it.
+struct EncodedMap {
+    int64_t address, sizes[3], strides[2];
+    int32_t element_bytes, box[3], swizzles;
+};
+
+struct Copy {
+    unsigned target;
+    const EncodedMap* map;
+    int start[3];
+    unsigned barrier;
+};
+
+struct Block {
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::map<int, Named> named;
+    std::map<unsigned, Barrier> barriers;
+    std::vector<Copy> copies;
+    std::map<std::pair<int, unsigned>, Matrices> matrices;  // of a warpgroup's products, decoded
+    alignas(1024) char shared[kSharedBytes];
+    ucontext_t scheduler;
+    std::mt19937 random;
+    std::function<void()> kernel;
+    unsigned index = 0;
+    long long progress = 0;
+    std::string fault;
+};
+
+inline Block* block;
+inline Thread* current;
+
+inline int thread_number() { return static_cast<int>(current - block->threads.data()); }
+inline Warp& warp() { return block->warps[thread_number() / 32]; }
+inline int lane() { return thread_number() % 32; }
+inline void yield() { swapcontext(&current->context, &block->scheduler); }
+inline void yield(const char* reason, unsigned which) {
+    current->waits_for = reason + std::to_string(which);
+    yield();
+}
+
+[[noreturn]] inline void fail(const std::string& what) {
+    if (block->fault.empty()) block->fault = "thread " + std::to_string(thread_number()) + ": " + what;
+    for (;;) yield();
+}
+
+inline char* shared_memory() { return block->shared; }
+inline char* at(unsigned address, unsigned bytes) {
+    if (address < kSharedBase || address + bytes > kSharedBase + kSharedBytes) fail("outside of shared memory");
+    return block->shared + (address - kSharedBase);
+}
+inline unsigned swizzled(unsigned address) {
+    unsigned place = address - kSharedBase;  // aligned to 1,024, as tiles are
+    return address ^ (place >> 7 & 7) << 4;
+}
+
+inline unsigned meet(uint64_t value) {
+    Warp& own = warp();
+    unsigned number = current->collectives++;
+    own.values[number & 1][lane()] = value;
+    if (++own.arrived[number & 1] == 32) own.arrived[number & 1] = 0, own.completed = number + 1, block->progress++;
+    while (own.completed <= number) yield("its warp, time ", number);
+    return number & 1;
+}
+template <typename T>
+inline T exchanged(unsigned mask, T value, int source) {
+    if (mask != 0xffffffffu) fail("part of a warp");
+    uint64_t bits = 0, got;
+    memcpy(&bits, &value, sizeof(T));
+    unsigned turn = meet(bits);
+    got = warp().values[turn][source & 31];
+    T result;
+    memcpy(&result, &got, sizeof(T));
+    return result;
+}
+inline void meet_named(int name, int count) {
+    Named& own = block->named[name];
+    unsigned generation = own.generation;
+    if (++own.arrived == count) own.arrived = 0, own.generation++, block->progress++;
+    while (own.generation == generation) yield("named barrier ", name);
+}
+
+}  // namespace emulator

@@ -1,0 +1,58 @@
+// mbarriers, and tensor copies, which land some time after they were started.
+#pragma once
+
+#include "block.hpp"
+
+namespace emulator {
+
+inline Barrier& barrier(unsigned address) {
+    auto found = block->barriers.find(address);
+    if (found == block->barriers.end()) fail("no barrier there");
+    return found->second;
+}
+inline void settle(Barrier& own) {
+    if (own.pending < 0) fail("one arrival too many");
+    if (own.pending == 0 && own.bytes == 0) own.phase++, own.pending = own.expected, block->progress++;
+}
+inline void barrier_init(unsigned address, int arrivals) { block->barriers[address] = {arrivals, arrivals}; }
+inline void barrier_arrive(unsigned address) {
+    Barrier& own = barrier(address);
+    own.pending--;
+    settle(own);
+}
+inline void barrier_expect(unsigned address, int bytes) {
+    barrier(address).bytes += bytes;
+    barrier_arrive(address);
+}
+inline void barrier_try_wait(unsigned& done, unsigned address, unsigned parity) {
+    done = (barrier(address).phase & 1) != parity;
+    if (!done) yield("barrier ", address - kSharedBase);
+}
+inline void copy_tensor(unsigned target, const void* map, int column, int row, int plane, unsigned full) {
+    block->copies.push_back({target, static_cast<const EncodedMap*>(map), {column, row, plane}, full});
+}
+inline void land(const Copy& copy) {
+    const EncodedMap& map = *copy.map;
+    unsigned offset = 0, bytes = map.element_bytes;
+    for (int p = 0; p < map.box[2]; p++)
+        for (int r = 0; r < map.box[1]; r++)
+            for (int c = 0; c < map.box[0]; c++, offset += bytes) {
+                int64_t place[3] = {copy.start[0] + c, copy.start[1] + r, copy.start[2] + p};
+                bool inside = true;
+                for (int i = 0; i < 3; i++) inside &= place[i] >= 0 && place[i] < map.sizes[i];
+                unsigned to = copy.target + offset;
+                char* target = at(map.swizzles ? swizzled(to) : to, bytes);
+                if (inside) {
+                    int64_t from = place[0] * bytes + place[1] * map.strides[0] + place[2] * map.strides[1];
+                    memcpy(target, reinterpret_cast<const char*>(map.address) + from, bytes);
+                } else {
+                    memset(target, 0, bytes);
+                }
+            }
+    Barrier& full = barrier(copy.barrier);
+    full.bytes -= offset;
+    settle(full);
+    block->progress++;
+}
+
+}  // namespace emulator

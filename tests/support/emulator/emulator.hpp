@@ -1,0 +1,58 @@
+// CUDA on a CPU, as far as the kernels that are tested with it need it: one block at a time, each thread a fiber.
+//
+// Fibers are taken up in random order, tensor copies land later and in any order, and products are done when they are
+// waited for: what a kernel does not order, happens in another order with each seed. Shared memory begins as NaN. Not
+// emulated: the caches, the proxies that fences order, registers, time.
+#pragma once
+
+#include "launch.hpp"
+
+#define threadIdx (emulator::current->index)
+struct BlockIndex { unsigned x; };
+#define blockIdx (BlockIndex{emulator::block->index})
+struct uint4 { unsigned x, y, z, w; };
+struct int4 { int x, y, z, w; };
+struct __half { uint16_t bits; };
+struct __nv_bfloat16 { uint16_t bits; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float __half2float(__half value) { return emulator::from_f16(value.bits); }
+inline float __bfloat162float(__nv_bfloat16 value) { return emulator::from_bf16(value.bits); }
+inline __half __float2half_rn(float value) { return {emulator::to_f16(value)}; }
+inline __nv_bfloat16 __float2bfloat16_rn(float value) { return {emulator::to_bf16(value)}; }
+inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return {bits}; }
+inline float __int_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+inline float __fdividef(float a, float b) { return a / b; }
+template <typename T> inline T __ldg(const T* address) { return *address; }
+template <typename T> inline T __shfl_sync(unsigned mask, T value, int lane) {
+    return emulator::exchanged(mask, value, lane);
+}
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int distance) {
+    return emulator::exchanged(mask, value, emulator::lane() ^ distance);
+}
+inline bool __any_sync(unsigned mask, bool value) {
+    bool any = false;
+    unsigned turn = emulator::meet(value);
+    for (uint64_t other : emulator::warp().values[turn]) any |= other != 0;
+    return any;
+}
+inline void __syncwarp() { emulator::meet(0); }
+inline void __syncthreads() { emulator::meet_named(0, static_cast<int>(emulator::block->threads.size())); }
+inline size_t __cvta_generic_to_shared(const void* address) {
+    return static_cast<const char*>(address) - emulator::block->shared + emulator::kSharedBase;
+}
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return result;
+}
+using std::max;
+using std::min;
+struct dim3 { unsigned x; };
+inline dim3 emulated_block_size() { return {static_cast<unsigned>(emulator::block->threads.size())}; }
+#define blockDim (emulated_block_size())

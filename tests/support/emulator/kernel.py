@@ -1,0 +1,95 @@
+"""Stands in for the driver: kernels are compiled by g++ and launched on the CPU, tensor maps are what it reads."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runner_svc.cuda.kernel import _argument_pointers
+from tests.support.emulator.translation import translated
+
+_HEADER = Path(__file__).with_name("emulator.hpp")
+_ENTRY = """
+extern "C" int emulate(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{
+    std::string said = emulator::launch({name}, arguments, grid, threads, seed);
+    snprintf(fault, 2000, "%s", said.c_str());
+    return said.empty() ? 0 : 1;
+}}
+"""
+
+
+class EmulationError(RuntimeError):
+    """What a kernel did that no kernel may."""
+
+
+class EmulatedKernel:
+    """`runner_svc.cuda.kernel.Kernel` on the CPU; `module` is what `compiled` gave."""
+
+    orders = random.Random()
+    """Of each launch's own order of things; seed it to repeat them."""
+
+    def __init__(
+        self,
+        module: ctypes.CDLL,
+        name: str,
+        arguments: str,
+        block: int,
+        *,
+        shared_bytes: int = 0,
+        overlap: bool = False,
+    ) -> None:
+        self._emulate, self._block = module.emulate, block
+        self._struct = struct.Struct("@" + arguments)
+        self._buffer = ctypes.create_string_buffer(self._struct.size)
+        self._pointers = _argument_pointers(self._buffer, arguments)
+
+    def __call__(self, stream: int, grid: int, *arguments: Any) -> None:
+        """Raises EmulationError."""
+        self._struct.pack_into(self._buffer, 0, *arguments)
+        fault = ctypes.create_string_buffer(2000)
+        if self._emulate(self._pointers, grid, self._block, self.orders.randrange(2**31), fault):
+            raise EmulationError(fault.value.decode())
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="emulated-")  # removed when the process ends
+
+
+def compiled(
+    name: str, defines: Mapping[str, int | str], change: Callable[[str], str] = lambda text: text
+) -> ctypes.CDLL:
+    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
+
+    `change` is made to its preprocessed text.
+    """
+    text = "\n".join((f'#include "{_HEADER}"', change(translated(name, defines)), _ENTRY.format(name=name)))
+    path = Path(_folder().name, hashlib.sha256(text.encode()).hexdigest()[:16])
+    source, library = path.with_suffix(".cpp"), path.with_suffix(".so")
+    if not library.exists():
+        source.write_text(text, "utf-8")
+        options = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
+        subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+class MapEncoder:
+    """The driver's cuTensorMapEncodeTiled, for maps that the emulator reads."""
+
+    _FORMAT = struct.Struct("@q3q2qi3ii")
+
+    def cuTensorMapEncodeTiled(  # as the driver names it
+        self, target, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
+    ) -> int:
+        element_bytes = dtype + 1  # 8 and 16 bits
+        packed = self._FORMAT.pack(address.value, *sizes, *strides, element_bytes, *box, swizzle == 3)
+        ctypes.memmove(target, packed, len(packed))
+        return 0

@@ -1,0 +1,88 @@
+// Runs blocks one after the other, the fibers of each in random order.
+#pragma once
+
+#include "copies.hpp"
+#include "products.hpp"
+
+namespace emulator {
+
+inline void enter() {
+    block->kernel();
+    if (!current->open_group.empty()) fail("products that are in no group");
+    current->done = true;
+    block->progress++;
+    for (;;) yield();
+}
+inline void prepare(unsigned threads, unsigned index, unsigned seed) {
+    block->threads = std::vector<Thread>(threads);
+    block->warps = std::vector<Warp>(threads / 32);
+    block->index = index;
+    block->random.seed(seed + index);
+    memset(block->shared, 0xff, kSharedBytes);
+    for (unsigned i = 0; i < threads; i++) {
+        Thread& thread = block->threads[i];
+        thread.index.x = i;
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = kStackBytes;
+        thread.context.uc_link = nullptr;
+        makecontext(&thread.context, enter, 0);
+    }
+}
+inline void land_some() {
+    std::vector<Copy> later;
+    std::shuffle(block->copies.begin(), block->copies.end(), block->random);
+    std::vector<Copy> due;
+    due.swap(block->copies);
+    for (const Copy& copy : due) {
+        if (block->random() % 4) later.push_back(copy); else land(copy);
+    }
+    block->copies.insert(block->copies.end(), later.begin(), later.end());
+}
+inline std::string waits() {
+    std::map<std::string, std::string> waiting;  // what for, and who
+    for (Thread& thread : block->threads)
+        if (!thread.done) waiting[thread.waits_for] += " " + std::to_string(thread.index.x);
+    std::string text;
+    for (auto& [what, who] : waiting) text += what + ":" + who.substr(0, 40) + "; ";
+    return text;
+}
+inline std::string run_block() {
+    std::vector<Thread*> order;
+    for (Thread& thread : block->threads) order.push_back(&thread);
+    long long seen = -1;
+    for (int patience = kPatience; !order.empty() && block->fault.empty(); patience--) {
+        if (block->progress != seen) seen = block->progress, patience = kPatience;
+        if (!patience) return "all threads wait for each other: " + waits();
+        if (block->random() % 8 == 0) std::shuffle(order.begin(), order.end(), block->random);
+        for (Thread* thread : order) {
+            current = thread;
+            swapcontext(&block->scheduler, &thread->context);
+        }
+        current = &block->threads[0];
+        land_some();
+        order.erase(std::remove_if(order.begin(), order.end(), [](Thread* one) { return one->done; }), order.end());
+    }
+    if (block->fault.empty() && !block->copies.empty()) return "tensor copies that nobody waited for";
+    return block->fault;
+}
+
+template <typename... Arguments, size_t... Index>
+void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<Index...>) {
+    kernel(*static_cast<std::remove_cv_t<Arguments>*>(arguments[Index])...);
+}
+// All blocks of a launch; an empty string, or what went wrong.
+template <typename... Arguments>
+std::string launch(void (*kernel)(Arguments...), void** arguments, unsigned grid, unsigned threads, unsigned seed) {
+    for (unsigned index = 0; index < grid; index++) {
+        auto own = std::make_unique<Block>();
+        block = own.get();
+        block->kernel = [=] { call(kernel, arguments, std::index_sequence_for<Arguments...>()); };
+        prepare(threads, index, seed);
+        std::string fault = run_block();
+        if (!fault.empty()) return "block " + std::to_string(index) + ", " + fault;
+    }
+    return "";
+}
+
+}  // namespace emulator

@@ -1,0 +1,42 @@
+// 16-bit and 8-bit numbers.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace emulator {
+
+inline float from_bf16(uint16_t bits) {
+    uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+inline uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (value != value) return 0x7fff;
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float from_f16(uint16_t bits) {
+    _Float16 half;
+    memcpy(&half, &bits, 2);
+    return static_cast<float>(half);
+}
+inline uint16_t to_f16(float value) {
+    _Float16 half = static_cast<_Float16>(value);
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
+inline uint16_t from_e4m3(unsigned bits) {  // as fp16
+    float sign = bits & 0x80 ? -1.0f : 1.0f;
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if (exponent == 15 && mantissa == 7) return 0x7fff;
+    return to_f16(sign * (exponent ? std::ldexp(1.0f + mantissa / 8.0f, exponent - 7) : std::ldexp(mantissa / 8.0f, -6)));
+}
+inline unsigned expand_pair(unsigned two) { return from_e4m3(two & 0xff) | from_e4m3(two >> 8 & 0xff) << 16; }
+inline float element(unsigned bits, bool is_bf16) { return is_bf16 ? from_bf16(bits) : from_f16(bits); }
+
+}  // namespace emulator

@@ -1,0 +1,123 @@
+"""A kernel's source as C++: preprocessed for sm_90a, with a function call in place of each piece of PTX."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner_svc.cuda.sources import kernel_folder
+
+_PREDEFINED = {
+    "__CUDA_ARCH__": "900",
+    "__CUDA_ARCH_FEAT_SM90_ALL": "1",
+    "__device__": "",
+    "__global__": "",
+    "__forceinline__": "inline",
+    "__grid_constant__": "",
+    "__launch_bounds__(...)": "",
+    "__align__(bytes)": "alignas(bytes)",
+}
+_NOTHING = "(void)0"
+# What a piece of PTX begins with or holds, and the statement for it: `{0}` is its first operand, outputs first.
+_STATEMENTS = (
+    (r"ex2\.approx", "{0} = exp2f({1})"),
+    (r"rcp\.approx", "{0} = 1.0f / ({1})"),
+    (r"cvt\.rn\.bf16x2\.f32", "{0} = emulator::to_bf16({1}) << 16 | emulator::to_bf16({2})"),
+    (r"cvt\.rn\.f16x2\.f32", "{0} = emulator::to_f16({1}) << 16 | emulator::to_f16({2})"),
+    (
+        r".*cvt\.rn\.f16x2\.e4m3x2 %3, d",
+        "{0} = emulator::expand_pair({4}), {1} = emulator::expand_pair(({4}) >> 16), "
+        "{2} = emulator::expand_pair({5}), {3} = emulator::expand_pair(({5}) >> 16)",
+    ),
+    (
+        r".*cvt\.rn\.f16x2\.e4m3x2 %1, high",
+        "{0} = emulator::expand_pair({2}), {1} = emulator::expand_pair(({2}) >> 16)",
+    ),
+    (r"mbarrier\.init", "emulator::barrier_init({0}, {1})"),
+    (r"mbarrier\.arrive\.shared::cta", "emulator::barrier_arrive({0})"),
+    (r"mbarrier\.arrive\.expect_tx", "emulator::barrier_expect({0}, {1})"),
+    (r".*mbarrier\.try_wait\.parity", "emulator::barrier_try_wait({0}, {1}, {2})"),
+    (r"cp\.async\.bulk\.tensor\.3d", "emulator::copy_tensor({0}, {1}, {2}, {3}, {4}, {5})"),
+    (r"ld\.shared\.v4", "memcpy(&({0}), emulator::at({4}, 16), 16)"),
+    (r"st\.shared\.v4", "{{ uint4 words{{{1}, {2}, {3}, {4}}}; memcpy(emulator::at({0}, 16), &words, 16); }}"),
+    (r"st\.shared\.f32", "{{ float word = {1}; memcpy(emulator::at({0}, 4), &word, 4); }}"),
+    (r"ld\.global\.nc\.s32 %0, \[%1 \+ 4\]", "{0} = ({1})[1]"),
+    (r"ld\.global\.nc\.s32 %0, \[%1\]", "{0} = *({1})"),
+    (r"wgmma\.commit_group", "emulator::commit_products()"),
+    (r"wgmma\.wait_group", "emulator::wait_products({0})"),
+    (r"bar\.sync", "emulator::meet_named({0}, 128)"),
+    (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
+    (r"mma\.sync|ldmatrix|movmatrix|createpolicy|cp\.async\.(cg|commit|wait)", 'emulator::fail("not emulated")'),
+)
+
+
+def translated(name: str, defines: Mapping[str, int | str]) -> str:
+    """kernels/NAME.cu. Raises ValueError for PTX that has no meaning here."""
+    source = (kernel_folder() / f"{name}.cu").read_text("utf-8")
+    macros = [f"-D{key}={value}" for key, value in {**_PREDEFINED, **defines}.items()]
+    with_stubs = f"-I{Path(__file__).parent / 'stubs'}"
+    command = ["g++", "-E", "-P", "-x", "c++", with_stubs, f"-I{kernel_folder()}", *macros, "-"]
+    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    text = re.sub(
+        r"extern __shared__ [^;]*?(\w+) (\w+)\[\];", r"\1* \2 = reinterpret_cast<\1*>(emulator::shared_memory());", text
+    )
+    return _without_ptx(text)
+
+
+def _without_ptx(text: str) -> str:
+    parts, end = [], 0
+    for found in re.finditer(r"\basm( volatile)?\s*\(", text):
+        parts.append(text[end : found.start()])
+        end = _closing(text, found.end())
+        parts.append(_statement(text[found.end() : end]))
+        end += 1
+    return "".join(parts) + text[end:]
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that was opened before `start` is closed."""
+    depth = 1
+    for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', text[start:]):
+        depth += {"(": 1, ")": -1}.get(found.group(), 0)
+        if not depth:
+            return start + found.start()
+    raise ValueError("a parenthesis is never closed")
+
+
+def _statement(ptx: str) -> str:
+    """Of `"text" : outputs : inputs : clobbers`."""
+    template, rest = _leading_strings(ptx)
+    operands = _operands(rest)
+    if not template:
+        return f"emulator::pin(&({operands[0]}))"
+    product = re.search(r"wgmma\.mma_async.*?m64n(\d+)k16\.f32\.(bf16|f16)\.", template)
+    if product:
+        count = int(product[1]) // 2
+        others = operands[count:]
+        call = "multiply" if len(others) == 3 else "mix"
+        is_bf16 = str(product[2] == "bf16").lower()
+        return f"emulator::{call}(&({operands[0]}), {count}, {is_bf16}, {', '.join(others)})"
+    for pattern, statement in _STATEMENTS:
+        if re.match(pattern, template, re.DOTALL):
+            return statement.format(*operands)
+    raise ValueError(f"PTX that is not emulated: {template!r}")
+
+
+def _leading_strings(ptx: str) -> tuple[str, str]:
+    """The template, and what follows it."""
+    found = re.match(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', ptx)
+    if found is None:
+        raise ValueError(f"no PTX in {ptx!r}")
+    strings = re.findall(r'"((?:[^"\\]|\\.)*)"', found[1])
+    return "".join(strings).replace("\\n", " ").strip(" {"), ptx[found.end() :]
+
+
+def _operands(rest: str) -> list[str]:
+    """Expressions behind constraints, in their order."""
+    operands, constraint, place = [], re.compile(r'"[=+]?[a-z]"\s*\('), 0
+    while found := constraint.search(rest, place):
+        place = _closing(rest, found.end())
+        operands.append(rest[found.end() : place])
+    return operands
