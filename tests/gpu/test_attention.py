@@ -13,12 +13,10 @@ from tests.support.attention_cases import AttentionBatch, AttentionCase
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.attention.cuda import CudaAttention  # imports CuPy
-from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
+from runner_svc.attention.cuda import CudaAttention
+from tests.support.attention_runs import attention_of, check, run_decode, run_mixed, run_prefill, to_device
 
 DEVICE = torch.device("cuda")
-# bf16 operands and output round to 2 ** -9; a wrong row or mask is far above.
-TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 LENGTHS = ((1,), (17,), (1000, 1, 33, 4097, 16, 0, 555, 2048), (37,) * 40, (20000,), tuple(range(1, 200, 3)))
 SHAPES = (
@@ -64,85 +62,6 @@ HEAD_DIMS = (64, 96, 128, 256)
 @pytest.fixture
 def seed() -> int:
     return random.randrange(2**31)
-
-
-def attention_of(batch: AttentionBatch) -> CudaAttention:
-    case = batch.case
-    return CudaAttention(
-        batch.cache,
-        batch.block_tables,
-        case.num_heads,
-        [case.window],
-        len(case.lengths),
-        case.dtype,
-        scale=case.scale,
-        soft_cap=case.soft_cap,
-    )
-
-
-def to_device(plan) -> torch.Tensor:
-    return torch.from_numpy(plan).to(DEVICE)
-
-
-def run_decode(attention: CudaAttention, batch: AttentionBatch, repeats: int = 1) -> None:
-    plan = np.empty(attention.decode_plan_words(len(batch.lengths)), np.int32)
-    attention.plan_decode(batch.lengths, batch.table_rows, plan)
-    device_plan = to_device(plan)
-    for _ in range(repeats):
-        batch.output.fill_(float("nan"))
-        stream = torch.cuda.current_stream().cuda_stream
-        attention.run_decode(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), len(batch.lengths))
-    torch.cuda.synchronize()
-
-
-def run_prefill(attention: CudaAttention, batch: AttentionBatch, blocks: int | None = None) -> None:
-    """Given `blocks`, Hopper's kernel deals all pieces to so many."""
-    words = attention.prefill_plan_words(len(batch.queries) + 7, len(batch.lengths) + 1)
-    plan = np.empty(words, np.int32)
-    starts = batch.lengths - batch.counts
-    attention.plan_prefill(starts, batch.counts, batch.table_rows, batch.query_rows, plan)
-    if blocks is not None:
-        plan[1] = blocks
-    device_plan = to_device(plan)
-    stream = torch.cuda.current_stream().cuda_stream
-    attention.run_prefill(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), words)
-    torch.cuda.synchronize()
-
-
-def run_mixed(attention: CudaAttention, batch: AttentionBatch, room: int = 0) -> None:
-    """Rows of one position decode, the others are prompts; with room for more rows and positions."""
-    ones, more = np.flatnonzero(batch.counts == 1), np.flatnonzero(batch.counts > 1)
-    num_rows = len(ones) + room
-    prefill_words = attention.prefill_plan_words(len(batch.queries) + room, len(more) + room) if len(more) + room else 0
-    plan = np.zeros(attention.mixed_plan_words(num_rows, prefill_words), np.int32)
-    starts = batch.lengths - batch.counts
-    attention.plan_mixed(
-        DecodeRows(batch.lengths[ones], batch.table_rows[ones], batch.query_rows[ones]),
-        PrefillRows(starts[more], batch.counts[more], batch.table_rows[more], batch.query_rows[more]),
-        plan,
-        num_rows,
-        prefill_words,
-    )
-    device_plan = to_device(plan)
-    for _ in range(3):
-        batch.output.fill_(float("nan"))
-        stream = torch.cuda.current_stream().cuda_stream
-        attention.run_mixed(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), num_rows, prefill_words)
-        # Waits for the kernel launched last alone.
-        copied = batch.output.clone()
-    torch.cuda.synchronize()
-    batch.output.copy_(copied)
-
-
-def check(batch: AttentionBatch, seed: int) -> None:
-    expected = batch.expected()
-    assert batch.output.isfinite().all(), f"seed {seed}: NaN in {batch.case}"
-    error = (batch.output.float() - expected).norm() / expected.norm().clamp(min=1e-6)
-    assert error < TOLERANCE[batch.case.dtype], f"seed {seed}: error {error:.1e} in {batch.case}"
-    # No single head may hide behind the others.
-    norms = expected.norm(dim=-1).clamp(min=1e-3)
-    worst = ((batch.output.float() - expected).norm(dim=-1) / norms).max()
-    assert worst < 5 * TOLERANCE[batch.case.dtype], f"seed {seed}: a head's error {worst:.1e} in {batch.case}"
 
 
 def decode_case(lengths: tuple[int, ...], *args, **kwargs) -> AttentionCase:
@@ -292,7 +211,7 @@ def test_layers_of_different_windows_share_a_plan(seed) -> None:
     attention = CudaAttention(cache, batch.block_tables, 32, [64, None], 4)
     plan = np.empty(attention.decode_plan_words(4), np.int32)
     attention.plan_decode(batch.lengths, batch.table_rows, plan)
-    device_plan = to_device(plan)
+    device_plan = to_device(plan, DEVICE)
     for layer, window in enumerate((64, None)):
         batch.case = decode_case((500, 3, 77, 1), window=window)
         stream = torch.cuda.current_stream().cuda_stream

@@ -1,6 +1,7 @@
 // A block of threads: each a fiber, with what they share, and what the lanes of a warp do together.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <random>
@@ -33,25 +35,36 @@ struct Product {  // d [64, 2 * count] (+)= a [64, 16] * b [16, 2 * count], a th
     unsigned number;
 };
 
+struct SmallCopy {  // of 16 bytes, of which some are zeros
+    unsigned target;
+    const void* source;
+    int valid_bytes;
+};
+
 struct Matrices {
     float a[64][16];
     std::vector<float> b;
 };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t first;  // where it begins
+    jmp_buf place;     // where it goes on, which takes no system call
+    bool begun = false;
     std::unique_ptr<char[]> stack{new char[kStackBytes]};
     struct { unsigned x, y = 0, z = 0; } index;
     bool done = false;
-    std::string waits_for;
+    const char* waits_for = "";
+    unsigned which = 0;
     unsigned collectives = 0, products = 0;
     std::deque<std::vector<Product>> groups;
     std::vector<Product> open_group;
     std::map<unsigned, std::vector<unsigned>> operands;  // of products by number, for the lanes beside
+    std::deque<std::vector<SmallCopy>> copy_groups;
+    std::vector<SmallCopy> open_copies;
 };
 
 struct Warp {
-    uint64_t values[2][32];
+    uint64_t values[2][32][4];
     int arrived[2] = {0, 0};
     unsigned completed = 0;
 };
@@ -88,10 +101,10 @@ struct Block {
     std::vector<Copy> copies;
     std::map<std::pair<int, unsigned>, Matrices> matrices;  // of a warpgroup's products, decoded
     alignas(1024) char shared[kSharedBytes];
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     std::mt19937 random;
     std::function<void()> kernel;
-    unsigned index = 0;
+    unsigned index = 0, grid = 1;
     long long progress = 0;
     std::string fault;
 };
@@ -102,15 +115,21 @@ inline Thread* current;
 inline int thread_number() { return static_cast<int>(current - block->threads.data()); }
 inline Warp& warp() { return block->warps[thread_number() / 32]; }
 inline int lane() { return thread_number() % 32; }
-inline void yield() { swapcontext(&current->context, &block->scheduler); }
-inline void yield(const char* reason, unsigned which) {
-    current->waits_for = reason + std::to_string(which);
-    yield();
+inline void yield(const char* waits_for, unsigned which = 0) {
+    current->waits_for = waits_for, current->which = which;
+    if (!_setjmp(current->place)) _longjmp(block->scheduler, 1);
+}
+inline void resume(Thread& thread) {
+    current = &thread;
+    if (_setjmp(block->scheduler)) return;
+    if (thread.begun) _longjmp(thread.place, 1);
+    thread.begun = true;
+    setcontext(&thread.first);
 }
 
 [[noreturn]] inline void fail(const std::string& what) {
     if (block->fault.empty()) block->fault = "thread " + std::to_string(thread_number()) + ": " + what;
-    for (;;) yield();
+    for (;;) yield("nothing: it has failed");
 }
 
 inline char* shared_memory() { return block->shared; }
@@ -123,10 +142,10 @@ inline unsigned swizzled(unsigned address) {
     return address ^ (place >> 7 & 7) << 4;
 }
 
-inline unsigned meet(uint64_t value) {
+inline unsigned meet(std::initializer_list<uint64_t> words) {
     Warp& own = warp();
     unsigned number = current->collectives++;
-    own.values[number & 1][lane()] = value;
+    std::copy(words.begin(), words.end(), own.values[number & 1][lane()]);
     if (++own.arrived[number & 1] == 32) own.arrived[number & 1] = 0, own.completed = number + 1, block->progress++;
     while (own.completed <= number) yield("its warp, time ", number);
     return number & 1;
@@ -134,13 +153,11 @@ inline unsigned meet(uint64_t value) {
 template <typename T>
 inline T exchanged(unsigned mask, T value, int source) {
     if (mask != 0xffffffffu) fail("part of a warp");
-    uint64_t bits = 0, got;
+    uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(T));
-    unsigned turn = meet(bits);
-    got = warp().values[turn][source & 31];
-    T result;
-    memcpy(&result, &got, sizeof(T));
-    return result;
+    unsigned turn = meet({bits});
+    memcpy(&value, warp().values[turn][source & 31], sizeof(T));
+    return value;
 }
 inline void meet_named(int name, int count) {
     Named& own = block->named[name];

@@ -1,4 +1,5 @@
-// mbarriers, and tensor copies, which land some time after they were started.
+// Asynchronous copies: tensor copies with their mbarriers, which land some time after they were started, and those of 16
+// bytes, which land when they are waited for.
 #pragma once
 
 #include "block.hpp"
@@ -53,6 +54,22 @@ inline void land(const Copy& copy) {
     full.bytes -= offset;
     settle(full);
     block->progress++;
+}
+
+inline void copy_small(unsigned target, const void* source, int valid_bytes) {
+    current->open_copies.push_back({target, source, valid_bytes});
+}
+inline void commit_copies() {
+    current->copy_groups.push_back(std::move(current->open_copies));
+    current->open_copies.clear();
+}
+inline void wait_copies(int pending) {
+    for (; static_cast<int>(current->copy_groups.size()) > pending; current->copy_groups.pop_front())
+        for (const SmallCopy& copy : current->copy_groups.front()) {
+            char* target = at(copy.target, 16);
+            memset(target, 0, 16);
+            if (copy.valid_bytes) memcpy(target, copy.source, copy.valid_bytes);
+        }
 }
 
 }  // namespace emulator

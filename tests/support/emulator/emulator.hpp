@@ -5,16 +5,26 @@
 // emulated: the caches, the proxies that fences order, registers, time.
 #pragma once
 
+#include "fragments.hpp"
 #include "launch.hpp"
 
 #define threadIdx (emulator::current->index)
 struct BlockIndex { unsigned x; };
 #define blockIdx (BlockIndex{emulator::block->index})
+#define gridDim (BlockIndex{emulator::block->grid})
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct int2 { int x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct int4 { int x, y, z, w; };
 struct __half { uint16_t bits; };
 struct __nv_bfloat16 { uint16_t bits; };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __half2float(__half value) { return emulator::from_f16(value.bits); }
 inline float __bfloat162float(__nv_bfloat16 value) { return emulator::from_bf16(value.bits); }
 inline __half __float2half_rn(float value) { return {emulator::to_f16(value)}; }
@@ -28,6 +38,9 @@ inline float __int_as_float(unsigned bits) {
 }
 inline float __fdividef(float a, float b) { return a / b; }
 template <typename T> inline T __ldg(const T* address) { return *address; }
+template <typename T> inline T __ldcg(const T* address) { return *address; }
+inline int atomicAdd(int* address, int value) { return (*address += value) - value; }
+inline void __threadfence() {}
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int lane) {
     return emulator::exchanged(mask, value, lane);
 }
@@ -36,11 +49,11 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int dista
 }
 inline bool __any_sync(unsigned mask, bool value) {
     bool any = false;
-    unsigned turn = emulator::meet(value);
-    for (uint64_t other : emulator::warp().values[turn]) any |= other != 0;
+    unsigned turn = emulator::meet({value});
+    for (auto& words : emulator::warp().values[turn]) any |= words[0] != 0;
     return any;
 }
-inline void __syncwarp() { emulator::meet(0); }
+inline void __syncwarp() { emulator::meet({}); }
 inline void __syncthreads() { emulator::meet_named(0, static_cast<int>(emulator::block->threads.size())); }
 inline size_t __cvta_generic_to_shared(const void* address) {
     return static_cast<const char*>(address) - emulator::block->shared + emulator::kSharedBase;

@@ -65,13 +65,16 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def compiled(
-    name: str, defines: Mapping[str, int | str], change: Callable[[str], str] = lambda text: text
+    name: str,
+    defines: Mapping[str, int | str],
+    change: Callable[[str], str] = lambda text: text,
+    arch: str = "sm_90a",
 ) -> ctypes.CDLL:
     """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
 
     `change` is made to its preprocessed text.
     """
-    text = "\n".join((f'#include "{_HEADER}"', change(translated(name, defines)), _ENTRY.format(name=name)))
+    text = "\n".join((f'#include "{_HEADER}"', change(translated(name, defines, arch)), _ENTRY.format(name=name)))
     path = Path(_folder().name, hashlib.sha256(text.encode()).hexdigest()[:16])
     source, library = path.with_suffix(".cpp"), path.with_suffix(".so")
     if not library.exists():

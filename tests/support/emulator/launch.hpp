@@ -11,7 +11,7 @@ inline void enter() {
     if (!current->open_group.empty()) fail("products that are in no group");
     current->done = true;
     block->progress++;
-    for (;;) yield();
+    for (;;) yield("nothing");
 }
 inline void prepare(unsigned threads, unsigned index, unsigned seed) {
     block->threads = std::vector<Thread>(threads);
@@ -22,11 +22,11 @@ inline void prepare(unsigned threads, unsigned index, unsigned seed) {
     for (unsigned i = 0; i < threads; i++) {
         Thread& thread = block->threads[i];
         thread.index.x = i;
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = kStackBytes;
-        thread.context.uc_link = nullptr;
-        makecontext(&thread.context, enter, 0);
+        getcontext(&thread.first);
+        thread.first.uc_stack.ss_sp = thread.stack.get();
+        thread.first.uc_stack.ss_size = kStackBytes;
+        thread.first.uc_link = nullptr;
+        makecontext(&thread.first, enter, 0);
     }
 }
 inline void land_some() {
@@ -42,7 +42,7 @@ inline void land_some() {
 inline std::string waits() {
     std::map<std::string, std::string> waiting;  // what for, and who
     for (Thread& thread : block->threads)
-        if (!thread.done) waiting[thread.waits_for] += " " + std::to_string(thread.index.x);
+        if (!thread.done) waiting[thread.waits_for + std::to_string(thread.which)] += " " + std::to_string(thread.index.x);
     std::string text;
     for (auto& [what, who] : waiting) text += what + ":" + who.substr(0, 40) + "; ";
     return text;
@@ -55,10 +55,7 @@ inline std::string run_block() {
         if (block->progress != seen) seen = block->progress, patience = kPatience;
         if (!patience) return "all threads wait for each other: " + waits();
         if (block->random() % 8 == 0) std::shuffle(order.begin(), order.end(), block->random);
-        for (Thread* thread : order) {
-            current = thread;
-            swapcontext(&block->scheduler, &thread->context);
-        }
+        for (Thread* thread : order) resume(*thread);
         current = &block->threads[0];
         land_some();
         order.erase(std::remove_if(order.begin(), order.end(), [](Thread* one) { return one->done; }), order.end());
@@ -77,6 +74,7 @@ std::string launch(void (*kernel)(Arguments...), void** arguments, unsigned grid
     for (unsigned index = 0; index < grid; index++) {
         auto own = std::make_unique<Block>();
         block = own.get();
+        block->grid = grid;
         block->kernel = [=] { call(kernel, arguments, std::index_sequence_for<Arguments...>()); };
         prepare(threads, index, seed);
         std::string fault = run_block();

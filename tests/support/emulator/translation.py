@@ -1,4 +1,4 @@
-"""A kernel's source as C++: preprocessed for sm_90a, with a function call in place of each piece of PTX."""
+"""A kernel's source as C++: preprocessed for an architecture, with a function call in place of each piece of PTX."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 
 from runner_svc.cuda.sources import kernel_folder
 
+_ARCHITECTURES = {
+    "sm_80": {"__CUDA_ARCH__": "800"},
+    "sm_90a": {"__CUDA_ARCH__": "900", "__CUDA_ARCH_FEAT_SM90_ALL": "1"},
+}
 _PREDEFINED = {
-    "__CUDA_ARCH__": "900",
-    "__CUDA_ARCH_FEAT_SM90_ALL": "1",
     "__device__": "",
     "__global__": "",
     "__forceinline__": "inline",
     "__grid_constant__": "",
     "__launch_bounds__(...)": "",
+    "__cluster_dims__(...)": "",
     "__align__(bytes)": "alignas(bytes)",
 }
 _NOTHING = "(void)0"
@@ -49,14 +52,22 @@ _STATEMENTS = (
     (r"wgmma\.wait_group", "emulator::wait_products({0})"),
     (r"bar\.sync", "emulator::meet_named({0}, 128)"),
     (r"fence\.|wgmma\.fence|setmaxnreg|griddepcontrol", _NOTHING),
-    (r"mma\.sync|ldmatrix|movmatrix|createpolicy|cp\.async\.(cg|commit|wait)", 'emulator::fail("not emulated")'),
+    (r"mma\.sync.*\.bf16\.", "emulator::multiply_fragments(true, {all})"),
+    (r"mma\.sync.*\.f16\.", "emulator::multiply_fragments(false, {all})"),
+    (r"ldmatrix.*\.trans\.", "emulator::load_fragments({all}, true)"),
+    (r"ldmatrix", "emulator::load_fragments({all}, false)"),
+    (r"movmatrix", "{0} = emulator::transpose_fragment({1})"),
+    (r"createpolicy", "{0} = 0"),
+    (r"cp\.async\.cg", "emulator::copy_small({0}, {1}, {2})"),
+    (r"cp\.async\.commit_group", "emulator::commit_copies()"),
+    (r"cp\.async\.wait_group", "emulator::wait_copies({0})"),
 )
 
 
-def translated(name: str, defines: Mapping[str, int | str]) -> str:
+def translated(name: str, defines: Mapping[str, int | str], arch: str) -> str:
     """kernels/NAME.cu. Raises ValueError for PTX that has no meaning here."""
     source = (kernel_folder() / f"{name}.cu").read_text("utf-8")
-    macros = [f"-D{key}={value}" for key, value in {**_PREDEFINED, **defines}.items()]
+    macros = [f"-D{key}={value}" for key, value in {**_PREDEFINED, **_ARCHITECTURES[arch], **defines}.items()]
     with_stubs = f"-I{Path(__file__).parent / 'stubs'}"
     command = ["g++", "-E", "-P", "-x", "c++", with_stubs, f"-I{kernel_folder()}", *macros, "-"]
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
@@ -101,7 +112,7 @@ def _statement(ptx: str) -> str:
         return f"emulator::{call}(&({operands[0]}), {count}, {is_bf16}, {', '.join(others)})"
     for pattern, statement in _STATEMENTS:
         if re.match(pattern, template, re.DOTALL):
-            return statement.format(*operands)
+            return statement.format(*operands, all=", ".join(operands))
     raise ValueError(f"PTX that is not emulated: {template!r}")
 
 

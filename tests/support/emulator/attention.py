@@ -1,0 +1,33 @@
+"""`CudaAttention` with its kernels on the emulator: whole, but for the driver and CuPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from runner_svc.attention import cuda_decode, cuda_prefill, tensor_map
+from tests.support.emulator.kernel import EmulatedKernel, MapEncoder, compiled
+
+_SHARED_BYTES = {
+    "sm_80": {"MaxSharedMemoryPerMultiprocessor": 167936, "MaxSharedMemoryPerBlockOptin": 166912},
+    "sm_90a": {"MaxSharedMemoryPerMultiprocessor": 233472, "MaxSharedMemoryPerBlockOptin": 232448},
+}
+
+
+def emulate_attention(
+    monkeypatch: pytest.MonkeyPatch, arch: str, multiprocessors: int, change: Callable[[str], str] = lambda text: text
+) -> None:
+    """From now on attention's kernels are those of `arch`, on so many multiprocessors, their text changed so."""
+    encoder = MapEncoder()
+    device = SimpleNamespace(attributes=_SHARED_BYTES[arch])
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device)))
+    monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
+    monkeypatch.setattr(cuda_prefill, "is_hopper", lambda: arch == "sm_90a")
+    for module in (cuda_decode, cuda_prefill):
+        monkeypatch.setattr(module, "Kernel", EmulatedKernel)
+        monkeypatch.setattr(module, "load", partial(compiled, change=change, arch=arch))
+        monkeypatch.setattr(module, "num_multiprocessors", lambda: multiprocessors)
