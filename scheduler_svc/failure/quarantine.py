@@ -122,6 +122,9 @@ class Quarantine:
 
     def _convict(self, session: int, request: Request, loss: Loss) -> None:
         """It was alone: it is the one, unless the loss may be the network's doing."""
+        if not request.suspicion.is_held:  # absolved since its trial began: this loss counts as it does for anybody
+            self._suspect(session, [request], loss)
+            return
         if loss.survivable:
             request.suspicion.lone_losses += 1
             if not request.suspicion.is_convicted:

@@ -2,7 +2,8 @@
 
 Most losses are nobody's fault, and some prove it: a process that comes back as if nothing had been was not crashed by
 what it ran. Those are pardoned. But a request may also make a runner silent for so long that it is given up, each time
-that it is tried: so who does not get further between them is pardoned `PARDONS` times, and then no more.
+that it is tried: so who does not get further between them is pardoned `PARDONS` times, and then no more. A verdict does
+not wait: the loss that convicts does so before anybody knows whether its process comes back.
 """
 
 from __future__ import annotations

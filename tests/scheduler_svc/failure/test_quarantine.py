@@ -214,6 +214,52 @@ def test_two_survivable_losses_of_a_trial_convict() -> None:
     assert line.stack.engine.idle and not line.stack.engine.quarantine.active
 
 
+def test_a_verdict_does_not_wait_for_the_process() -> None:
+    """Three processes were killed under it, and it got no further: that the fourth would come back saves it no more."""
+    line = Line()
+    request = line.stack.submit([1, 2, 3], 60)
+    line.turns(3)
+    for _ in range(STRIKES + LONE_LOSSES - 1):
+        line.lose(Loss.GONE)
+        line.come_back(unharmed=False)
+    assert request.refused is None
+    line.lose(Loss.SILENT)
+    assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+
+
+@pytest.mark.parametrize(("last", "losses"), [(Loss.FAULT, STRIKES + 1), (Loss.GONE, STRIKES + LONE_LOSSES)])
+def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss, losses: int) -> None:
+    """Its trial began, on the other runner, before the process that made it a suspect was back."""
+    ward = Ward(2)
+    runners, engine = ward.stack.runners, ward.stack.engine
+    request = ward.stack.submit(clean_prompt(random.Random(1), 60), 60)
+
+    def lose(loss: Loss) -> tuple[int, Runner]:
+        """The runner that computes it."""
+        (session,) = (session for session, one in engine.pool.schedulers.items() if one.table.num_running)
+        lost = runners.kill(session, loss)
+        ward.stack.step()
+        return session, lost
+
+    ward.stack.step()
+    for _ in range(STRIKES - 1):
+        lose(last)
+        ward.add_runner()
+        ward.stack.step()
+    former, survivor = lose(Loss.SILENT)
+    (live,) = engine.book.live()
+    assert live.suspicion.is_held and live.sequences[0].scheduler is not None
+    runners.connect(former + 100, survivor, former=former)
+    ward.stack.step()
+    assert not live.suspicion.is_held
+    for count in range(STRIKES, losses + 1):
+        lose(last)
+        ward.add_runner()
+        ward.stack.step()
+        assert (request.refused is None) == (count < losses)
+    assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+
+
 def test_a_request_that_makes_its_runner_silent_is_not_tried_for_ever() -> None:
     """The process comes back unharmed each time, after the silence that the request causes at the same token."""
     line = Line()

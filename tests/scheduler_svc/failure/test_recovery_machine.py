@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 
+import grpc
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -59,9 +60,17 @@ class RecoveryMachine(EngineMachine):
         """A runner is given up, and comes back as it was."""
         session = self._some_runner(rng)
         runner = self.stack.runners.kill(session, Loss.SILENT)
-        self.cuts += 1
+        num_convicted = self._num_convicted()
         self.stack.step()
+        if self._num_convicted() > num_convicted:
+            self.kills += 1  # the verdict fell before the process was back: the loss that convicts is never forgiven
+        else:
+            self.cuts += 1
         self._return(runner, session, holds=False)
+
+    def _num_convicted(self) -> int:
+        refusals = [request.refused for request in self.stack.requests.values() if request.refused is not None]
+        return sum(refused.code == grpc.StatusCode.INTERNAL.value[0] for refused in refusals)
 
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from([Loss.FAULT, Loss.HUNG, Loss.REPLACED]))
