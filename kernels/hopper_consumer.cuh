@@ -104,6 +104,14 @@ struct Consumer {
         score();
     }
 
+    // Until the last values are added; gives them back.
+    __device__ __forceinline__ void wait_for_outputs() {
+        wgmma_wait<0>();
+        ValueProduct::pin(outputs);
+        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
+        value_ring.advance();
+    }
+
     // Scores, which are complete, to probabilities.
     template <bool Plain>
     __device__ __forceinline__ void exponentiate() {
@@ -130,10 +138,7 @@ struct Consumer {
         wgmma_wait<1>();
         exponentiate<Plain>();
         keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
-        wgmma_wait<0>();
-        ValueProduct::pin(outputs);
-        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
-        value_ring.advance();
+        wait_for_outputs();
         pack(scores, p);  // only now, as the product read `p`
     }
 
@@ -153,10 +158,7 @@ struct Consumer {
     // Adds the last tile's values.
     __device__ __forceinline__ void finish(unsigned (&p)[kScores / 2]) {
         mix(p, !begins);
-        wgmma_wait<0>();
-        ValueProduct::pin(outputs);
-        if (leads) barrier_arrive(shared.values().empty(value_ring.stage));
-        value_ring.advance();
+        wait_for_outputs();
     }
 
     // To the next piece's first tile; false when there is no next piece.

@@ -71,7 +71,7 @@ class Kernel:
         self._handle = ctypes.c_void_p(function.kernel.ptr)
         self._struct = struct.Struct("@" + arguments)
         self._buffer = ctypes.create_string_buffer(self._struct.size)
-        self._pointers = _argument_pointers(self._buffer, arguments)
+        self._pointers = argument_pointers(self._buffer, arguments)
         self._config = _Config()
         block_x, block_y, block_z = (block, 1, 1) if isinstance(block, int) else block
         self._config.block_x, self._config.block_y, self._config.block_z = block_x, block_y, block_z
@@ -99,7 +99,7 @@ class Kernel:
             raise LaunchError(f"launching {self.function.name} on a grid of {grid} failed: {_error_name(status)}")
 
 
-def _argument_pointers(buffer: ctypes.Array[ctypes.c_char], arguments: str) -> ctypes.Array[ctypes.c_void_p]:
+def argument_pointers(buffer: ctypes.Array[ctypes.c_char], arguments: str) -> ctypes.Array[ctypes.c_void_p]:
     """The address of each argument inside `buffer`."""
     codes = [f"128{code}" if code == "s" else code for code in arguments.replace("128s", "s")]
     base = ctypes.addressof(buffer)

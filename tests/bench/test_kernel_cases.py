@@ -12,10 +12,10 @@ from bench.kernels import __main__ as command
 from bench.kernels.attention_cases import DECODE_CASES, PARTS, PREFILL_CASES, Shape
 from bench.kernels.measurement import Measurement, as_json, reference_of
 from bench.kernels.sampling_cases import BIASED_IDS, SAMPLING, sample_records
-from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, HopperPrefillVariant, SharedMemory
+from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, HopperPrefillVariant
 from tests.support.attention_cases import AttentionBatch, AttentionCase
+from tests.support.gpu_limits import H100
 
-HOPPER = SharedMemory(233472, 232448)
 SHAPES = [shape for part in PARTS.values() for shape in part.shapes]
 
 
@@ -31,9 +31,9 @@ def test_the_kernels_have_every_shape(shape: Shape) -> None:
         shape.fp8_cache,
     )
     for small_batch in (True, False):
-        assert DecodeVariant.choose(compiled, HOPPER, small_batch).shared_bytes <= HOPPER.block
+        assert DecodeVariant.choose(compiled, H100, small_batch).shared_bytes <= H100.block
     if HopperPrefillVariant.fits(compiled):
-        assert HopperPrefillVariant(compiled).shared_bytes <= HOPPER.block
+        assert HopperPrefillVariant(compiled).shared_bytes <= H100.block
 
 
 def test_every_shape_has_a_name_of_its_own_and_only_one_is_held_against_others() -> None:

@@ -9,20 +9,15 @@ from runner_svc.attention.cuda_kernels import (
     DecodeVariant,
     HopperPrefillVariant,
     PrefillVariant,
-    SharedMemory,
 )
 from runner_svc.cuda.sources import kernel_folder
+from tests.support.gpu_limits import SHARED_MEMORY
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import FULL
 
 if toolkit_folder() is None:
     pytest.skip("needs the wheels of NVRTC", allow_module_level=True)
 
-ARCHITECTURES = {
-    "sm_80": SharedMemory(167936, 166912),
-    "sm_90a": SharedMemory(233472, 232448),
-    "sm_100": SharedMemory(233472, 232448),
-}
 # dtype, head_dim, heads, KV heads, block size, soft cap, FP8 cache
 SHAPES = (
     ("__nv_bfloat16", 128, 32, 8, 16, None, False),
@@ -41,7 +36,7 @@ FOR_HOPPER = [shape for shape in SHAPES if HopperPrefillVariant.fits(AttentionSh
 COMBINATIONS = [
     pytest.param(shape, arch, id="-".join(map(str, (*shape[1:], arch))))
     for shape in SHAPES
-    for arch in ARCHITECTURES
+    for arch in SHARED_MEMORY
     if FULL or arch == "sm_90a" or shape in FOR_ALL
 ]
 
@@ -57,13 +52,13 @@ def compile_variant(name: str, arch: str, variant: DecodeVariant | PrefillVarian
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_decode_compiles(shape: tuple, arch: str) -> None:
     for small_batch in (True, False):
-        variant = DecodeVariant.choose(AttentionShape(*shape), ARCHITECTURES[arch], small_batch)
+        variant = DecodeVariant.choose(AttentionShape(*shape), SHARED_MEMORY[arch], small_batch)
         assert " 0 bytes spill stores" in compile_variant("paged_decode", arch, variant)
 
 
 @pytest.mark.parametrize("shape", FOR_HOPPER, ids=str)
 def test_decode_beside_prefill_compiles(shape: tuple) -> None:
-    variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), ARCHITECTURES["sm_90a"])
+    variant = DecodeVariant.choose_beside_prefill(AttentionShape(*shape), SHARED_MEMORY["sm_90a"])
     assert " 0 bytes spill stores" in compile_variant("paged_decode", "sm_90a", variant)
 
 

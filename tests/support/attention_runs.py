@@ -46,9 +46,9 @@ def run_decode(attention: CudaAttention, batch: AttentionBatch, repeats: int = 1
     attention.plan_decode(batch.lengths, batch.table_rows, plan)
     device = batch.queries.device
     device_plan = to_device(plan, device)
+    stream, rows = stream_of(device), len(batch.lengths)
     for _ in range(repeats):
         batch.output.fill_(float("nan"))
-        stream, rows = stream_of(device), len(batch.lengths)
         attention.run_decode(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), rows)
     wait_for(device)
 
@@ -83,9 +83,9 @@ def run_mixed(attention: CudaAttention, batch: AttentionBatch, room: int = 0) ->
     )
     device = batch.queries.device
     device_plan = to_device(plan, device)
+    stream = stream_of(device)
     for _ in range(3):
         batch.output.fill_(float("nan"))
-        stream = stream_of(device)
         attention.run_mixed(stream, 0, batch.queries, batch.output, device_plan.data_ptr(), num_rows, prefill_words)
         # Waits for the kernel launched last alone.
         copied = batch.output.clone()

@@ -11,9 +11,10 @@ from runner_svc.attention.cuda_kernels import (
     PrefillVariant,
     SharedMemory,
 )
+from tests.support.gpu_limits import A10, A100, H100
 
 # compute capability 8.0, 8.6 and 9.0
-GPUS = {"A100": SharedMemory(167936, 166912), "A10": SharedMemory(102400, 101376), "H100": SharedMemory(233472, 232448)}
+GPUS = {"A100": A100, "A10": A10, "H100": H100}
 SHAPES = ((64, 9, 3), (96, 32, 32), (128, 32, 8), (128, 28, 4), (128, 40, 2), (256, 8, 4), (256, 16, 1))
 
 

@@ -11,11 +11,7 @@ import pytest
 
 from runner_svc.attention import cuda_decode, cuda_prefill, tensor_map
 from tests.support.emulator.kernel import EmulatedKernel, MapEncoder, compiled
-
-_SHARED_BYTES = {
-    "sm_80": {"MaxSharedMemoryPerMultiprocessor": 167936, "MaxSharedMemoryPerBlockOptin": 166912},
-    "sm_90a": {"MaxSharedMemoryPerMultiprocessor": 233472, "MaxSharedMemoryPerBlockOptin": 232448},
-}
+from tests.support.gpu_limits import SHARED_MEMORY
 
 
 def emulate_attention(
@@ -23,7 +19,9 @@ def emulate_attention(
 ) -> None:
     """From now on attention's kernels are those of `arch`, on so many multiprocessors, their text changed so."""
     encoder = MapEncoder()
-    device = SimpleNamespace(attributes=_SHARED_BYTES[arch])
+    shared = SHARED_MEMORY[arch]
+    limits = {"MaxSharedMemoryPerMultiprocessor": shared.multiprocessor, "MaxSharedMemoryPerBlockOptin": shared.block}
+    device = SimpleNamespace(attributes=limits)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device)))
     monkeypatch.setattr(tensor_map, "_driver", lambda: encoder)
     monkeypatch.setattr(cuda_prefill, "is_hopper", lambda: arch == "sm_90a")

@@ -150,9 +150,12 @@ inline unsigned meet(std::initializer_list<uint64_t> words) {
     while (own.completed <= number) yield("its warp, time ", number);
     return number & 1;
 }
+inline void check_whole(unsigned mask) {
+    if (mask != 0xffffffffu) fail("part of a warp");
+}
 template <typename T>
 inline T exchanged(unsigned mask, T value, int source) {
-    if (mask != 0xffffffffu) fail("part of a warp");
+    check_whole(mask);
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof(T));
     unsigned turn = meet({bits});

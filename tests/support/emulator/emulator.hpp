@@ -9,9 +9,10 @@
 #include "launch.hpp"
 
 #define threadIdx (emulator::current->index)
-struct BlockIndex { unsigned x; };
-#define blockIdx (BlockIndex{emulator::block->index})
-#define gridDim (BlockIndex{emulator::block->grid})
+struct dim3 { unsigned x; };
+#define blockIdx (dim3{emulator::block->index})
+#define blockDim (dim3{static_cast<unsigned>(emulator::block->threads.size())})
+#define gridDim (dim3{emulator::block->grid})
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct int2 { int x, y; };
@@ -48,6 +49,7 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int dista
     return emulator::exchanged(mask, value, emulator::lane() ^ distance);
 }
 inline bool __any_sync(unsigned mask, bool value) {
+    emulator::check_whole(mask);
     bool any = false;
     unsigned turn = emulator::meet({value});
     for (auto& words : emulator::warp().values[turn]) any |= words[0] != 0;
@@ -66,6 +68,3 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 }
 using std::max;
 using std::min;
-struct dim3 { unsigned x; };
-inline dim3 emulated_block_size() { return {static_cast<unsigned>(emulator::block->threads.size())}; }
-#define blockDim (emulated_block_size())

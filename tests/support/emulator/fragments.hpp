@@ -10,7 +10,6 @@ inline uint64_t both(unsigned low, unsigned high) { return static_cast<uint64_t>
 inline unsigned word(unsigned turn, int of_lane, int index) {
     return static_cast<unsigned>(warp().values[turn][of_lane][index / 2] >> index % 2 * 32);
 }
-inline unsigned half(unsigned word, int index) { return index ? word >> 16 : word & 0xffff; }
 
 // c [16, 8] += a [16, 16] * b [16, 8]
 inline void multiply_fragments(

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runner_svc.cuda.kernel import _argument_pointers
+from runner_svc.cuda.kernel import argument_pointers
 from tests.support.emulator.translation import translated
 
 _HEADER = Path(__file__).with_name("emulator.hpp")
@@ -49,7 +49,7 @@ class EmulatedKernel:
         self._emulate, self._block = module.emulate, block
         self._struct = struct.Struct("@" + arguments)
         self._buffer = ctypes.create_string_buffer(self._struct.size)
-        self._pointers = _argument_pointers(self._buffer, arguments)
+        self._pointers = argument_pointers(self._buffer, arguments)
 
     def __call__(self, stream: int, grid: int, *arguments: Any) -> None:
         """Raises EmulationError."""

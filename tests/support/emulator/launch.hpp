@@ -30,14 +30,11 @@ inline void prepare(unsigned threads, unsigned index, unsigned seed) {
     }
 }
 inline void land_some() {
-    std::vector<Copy> later;
-    std::shuffle(block->copies.begin(), block->copies.end(), block->random);
-    std::vector<Copy> due;
-    due.swap(block->copies);
-    for (const Copy& copy : due) {
-        if (block->random() % 4) later.push_back(copy); else land(copy);
-    }
-    block->copies.insert(block->copies.end(), later.begin(), later.end());
+    std::vector<Copy>& copies = block->copies;
+    std::shuffle(copies.begin(), copies.end(), block->random);
+    auto due = std::partition(copies.begin(), copies.end(), [](const Copy&) { return block->random() % 4 != 0; });
+    std::for_each(due, copies.end(), land);
+    copies.erase(due, copies.end());
 }
 inline std::string waits() {
     std::map<std::string, std::string> waiting;  // what for, and who

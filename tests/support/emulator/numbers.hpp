@@ -36,6 +36,7 @@ inline uint16_t from_e4m3(unsigned bits) {  // as fp16
     if (exponent == 15 && mantissa == 7) return 0x7fff;
     return to_f16(sign * (exponent ? std::ldexp(1.0f + mantissa / 8.0f, exponent - 7) : std::ldexp(mantissa / 8.0f, -6)));
 }
+inline unsigned half(unsigned word, int index) { return index ? word >> 16 : word & 0xffff; }
 inline unsigned expand_pair(unsigned two) { return from_e4m3(two & 0xff) | from_e4m3(two >> 8 & 0xff) << 16; }
 inline float element(unsigned bits, bool is_bf16) { return is_bf16 ? from_bf16(bits) : from_f16(bits); }
 

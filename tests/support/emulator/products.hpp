@@ -27,20 +27,20 @@ inline void commit_products() {
     current->open_group.clear();
 }
 
-// Element of a matrix in shared memory, rows of 128 bytes with k along them, groups of eight rows 1,024 bytes apart.
-inline float along_k(unsigned low, int row, int k, bool is_bf16) {
-    unsigned start = (low & 0x3fff) << 4, address = start + row / 8 * 1024 + row % 8 * 128 + k * 2;
+inline float element_at(unsigned address, bool is_bf16) {
     uint16_t bits;
     memcpy(&bits, at(swizzled(address), 2), 2);
     return element(bits, is_bf16);
 }
+// Element of a matrix in shared memory, rows of 128 bytes with k along them, groups of eight rows 1,024 bytes apart.
+inline float along_k(unsigned low, int row, int k, bool is_bf16) {
+    unsigned start = (low & 0x3fff) << 4;
+    return element_at(start + row / 8 * 1024 + row % 8 * 128 + k * 2, is_bf16);
+}
 // The same where rows are those of k, and a row's next 64 elements lie `leading` bytes further.
 inline float across_k(unsigned low, int k, int column, bool is_bf16) {
     unsigned start = (low & 0x3fff) << 4, leading = (low >> 16 & 0x3fff) << 4;
-    unsigned address = start + column / 64 * leading + k / 8 * 1024 + k % 8 * 128 + column % 64 * 2;
-    uint16_t bits;
-    memcpy(&bits, at(swizzled(address), 2), 2);
-    return element(bits, is_bf16);
+    return element_at(start + column / 64 * leading + k / 8 * 1024 + k % 8 * 128 + column % 64 * 2, is_bf16);
 }
 // What a product reads of shared memory, read when the first thread of its warpgroup does its part: a warpgroup's
 // products are complete for all of it where one of its threads has waited for them.
@@ -63,17 +63,16 @@ inline const Matrices& matrices_of(const Product& product) {
 }
 inline void left_side(const Product& product, const Matrices& read, float (&a)[2][16]) {
     int row = thread_number() % 128 / 32 * 16 + lane() / 4;
-    for (int half = 0; half < 2; half++)
+    for (int upper = 0; upper < 2; upper++)
         for (int k = 0; k < 16; k++) {
             if (product.a_is_shared) {
-                a[half][k] = read.a[row + 8 * half][k];
+                a[upper][k] = read.a[row + 8 * upper][k];
                 continue;
             }
             Thread& owner = block->threads[thread_number() / 4 * 4 + k % 8 / 2];
             auto operand = owner.operands.find(product.number);
             if (operand == owner.operands.end()) fail("lanes of a warp multiply something else");
-            unsigned pair = operand->second[k / 8 * 2 + half];
-            a[half][k] = element(k % 2 ? pair >> 16 : pair & 0xffff, product.is_bf16);
+            a[upper][k] = element(half(operand->second[k / 8 * 2 + upper], k % 2), product.is_bf16);
         }
 }
 inline void carry_out(const Product& product) {
