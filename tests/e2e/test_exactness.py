@@ -19,6 +19,8 @@ from tests.support.thoroughness import count
 
 REQUESTS = count(120, in_ci=50)
 LONGEST = 60
+GROWING = 8
+"""Requests that come at once and grow to more than the pool holds: whatever else is drawn, some are preempted."""
 
 
 # Depth, block size, KV tokens: each pool holds little more than the longest sequence, so that eight slots preempt.
@@ -44,6 +46,18 @@ def random_options(rng: random.Random) -> Options:
     }
 
 
+def growing_options(rng: random.Random) -> Options:
+    return {
+        "n": 1,
+        "temperature": 1.0,
+        "seed": rng.randrange(1 << 64),
+        "max_tokens": LONGEST - 1,
+        "min_tokens": 0,
+        "stop_token_ids": [],
+        "ignore_eos": True,
+    }
+
+
 def expectation(prompt: list[int], options: Any, index: int) -> list[int]:
     stop_ids = list(options["stop_token_ids"]) + ([] if options["ignore_eos"] else [IM_END_ID])
     return expected_tokens(
@@ -61,8 +75,10 @@ async def test_streamed_tokens_equal_the_slow_twin(roster: RosterProcesses, wait
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    jobs = [
-        ([rng.randrange(256) for _ in range(rng.randrange(1, LONGEST))], random_options(rng)) for _ in range(REQUESTS)
+    jobs = [([rng.randrange(256) for _ in range(LONGEST // 3)], growing_options(rng), 0.0) for _ in range(GROWING)]
+    jobs += [
+        ([rng.randrange(256) for _ in range(rng.randrange(1, LONGEST))], random_options(rng), rng.expovariate(1.5))
+        for _ in range(REQUESTS - GROWING)
     ]
 
     async def run(client: RosterClient, prompt: list[int], options: Options, delay_s: float) -> Completion:
@@ -70,10 +86,8 @@ async def test_streamed_tokens_equal_the_slow_twin(roster: RosterProcesses, wait
         return await client.generate(prompt, **options).completion()
 
     async with RosterClient(roster.address) as client:
-        completions = await asyncio.gather(
-            *[run(client, prompt, options, rng.expovariate(1.5)) for prompt, options in jobs]
-        )
-    for (prompt, options), completion in zip(jobs, completions, strict=True):
+        completions = await asyncio.gather(*[run(client, *job) for job in jobs])
+    for (prompt, options, _), completion in zip(jobs, completions, strict=True):
         assert len(completion.choices) == options["n"]
         for choice in completion.choices:
             expected = expectation(prompt, options, choice.index)
@@ -86,4 +100,4 @@ async def test_streamed_tokens_equal_the_slow_twin(roster: RosterProcesses, wait
         assert completion.usage.completion_tokens == sum(len(choice.token_ids) for choice in completion.choices)
     status = await wait_idle(roster.admin_address)
     assert status.totals.preemptions > 0, "the pool was not tight enough to test preemption"
-    assert status.totals.finished == sum(options["n"] for _, options in jobs)
+    assert status.totals.finished == sum(options["n"] for _, options, _ in jobs)
