@@ -93,6 +93,7 @@ def is_refused(client: SyncRosterClient) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sigterm_lets_streams_finish_and_takes_nothing_new(tmp_path: Path, workers: int) -> None:
     with RosterProcesses(tmp_path, scheduler={"front_workers": workers}, runner=SLOW) as roster:
+        roster.await_workers(workers)
         with SyncRosterClient(roster.address) as client:
             stream = Stream(client, max_tokens=40)
             stream.await_tokens()

@@ -101,6 +101,14 @@ class RosterProcesses:
                 except UnavailableError:
                     time.sleep(0.05)
 
+    def await_workers(self, count: int) -> None:
+        """Until so many front workers know the model: one is enough to be ready, and another may take a connection."""
+        log = self._folder / "scheduler.log"
+        deadline = time.monotonic() + self._ready_s
+        while log.read_text(errors="replace").count("context_length=") < count:
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
     def settings(self, name: str) -> dict[str, object]:
         """The flags of "scheduler" or "runner", by setting."""
         return dict(self._settings[name])
