@@ -1,0 +1,1 @@
+"""What Roster promises about isolation, each promise tried and held against its bar: `python -m bench.trust`."""
