@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 
 from protos import engine_pb2
+from scheduler_svc.book_check import check_book
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.failure.attendance import Attendance
@@ -108,6 +109,8 @@ class Engine:
         self._apply(events)
         self._admit(commands)
         plans = self._plan()
+        if self.settings.check:
+            check_book(self.book, self.shares)
         self.phases.end(StepPhase.SCHEDULE)
         self._send(plans)
         self.phases.end(StepPhase.SEND)

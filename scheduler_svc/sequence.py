@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from protos import plan_pb2
 from scheduler_svc.failure.suspicion import Suspicion
+from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.rank import Rank
 from scheduler_svc.roster.token_log import TokenLog
 
@@ -93,7 +94,6 @@ class Sequence:
     """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     matcher: OutputMatcher | None = None
     """Where it stands in its request's grammar, once that is compiled."""
     num_matched: int = 0
@@ -154,8 +154,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
-    scores_prompt: bool = False
-    """Log-probabilities of its prompt are asked for: all of it is computed, whatever is cached."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Those of its prompt, if they are asked for: all of it is computed then, whatever is cached."""
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
     gone_until_s: float | None = None
@@ -178,6 +178,11 @@ class Request:
     def finished(self) -> bool:
         """Every choice has ended."""
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of its prompt are asked for."""
+        return self.prompt_logprobs is not None
 
     @property
     def num_tokens(self) -> int:

@@ -79,9 +79,8 @@ class ChoiceStream:
         self._stream.touched(not self._started)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
-        """Log-probabilities of some of the prompt's tokens; those of choice 0 stand for all."""
-        if self.index == 0:
-            self._stream.prompt_logprobs(row)
+        """Log-probabilities of some of the prompt's tokens, which this choice was the first to compute."""
+        self._stream.prompt_logprobs(row)
 
     def ended(self, end: engine_pb2.End) -> None:
         """The engine's last word on the sequence, which may echo a stop string found here."""
