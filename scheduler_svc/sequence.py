@@ -19,6 +19,7 @@ from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
     from scheduler_svc.constrained.masks import OutputMatcher
+    from scheduler_svc.intake import EngineRefusal
     from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
 
@@ -166,6 +167,11 @@ class Request:
     """What its output must match, as llguidance takes it; "" for anything."""
     rebuilt: bool = False
     """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
+    is_left: bool = False
+    """Its client is gone and did not come back in time, or was refused it after all: who asks for it later finds
+    nothing, and sends it again."""
+    refusal: EngineRefusal | None = None
+    """The status with which it ended, where that was no finish."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
@@ -183,6 +189,12 @@ class Request:
     def scores_prompt(self) -> bool:
         """Log-probabilities of its prompt are asked for."""
         return self.prompt_logprobs is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """It has ended, and some choice because it was cancelled."""
+        ends = [sequence.end for sequence in self.sequences]
+        return all(ends) and any(end is not None and end.reason is FinishReason.CANCELLED for end in ends)
 
     @property
     def num_tokens(self) -> int:

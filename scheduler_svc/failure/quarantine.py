@@ -161,6 +161,7 @@ class Quarantine:
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
         engine.totals.refuse(RefusalReason.CRASHES_RUNNERS)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        request.refusal = refusal
         engine.finish_request(request, End(FinishReason.ERROR, message=message))
 
     def absolve(self, session: int) -> None:

@@ -155,6 +155,7 @@ class Recovery:
         refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
         engine.book.abandon(request)  # whoever listened has heard all
+        request.is_left = True
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
         return None
 

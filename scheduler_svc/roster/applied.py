@@ -56,7 +56,7 @@ class Applied:
         return self.now_s - self.previous_s
 
     def keep_logprobs(self) -> None:
-        """Log-probabilities stay with the sequences that live, too, for Attach; of those of prompts only the new stay."""
+        """Log-probabilities stay with the sequences that live, too, for Attach; of prompts, only what is new stays."""
         if self.logprobs:
             sequences = self.sequences
             for index, logprobs in self.logprobs:

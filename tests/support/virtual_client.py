@@ -73,24 +73,38 @@ class VirtualService(Stack):
         self.clients.append(VirtualStream(self, request, constraint))
         return self.clients[-1]
 
+    def attach_to(self, request_id: str, received: list[int]) -> VirtualStream:
+        """Another client asks for a request, of which it has so many tokens a choice."""
+        self.clients.append(VirtualStream(self, pb.GenerateRequest(request_id=request_id), received=received))
+        return self.clients[-1]
+
 
 class VirtualStream:
     """One request as a client sees it, over however many connections."""
 
     def __init__(
-        self, service: VirtualService, request: pb.GenerateRequest, constraint: tuple[str, str] | None
+        self,
+        service: VirtualService,
+        request: pb.GenerateRequest,
+        constraint: tuple[str, str] | None = None,
+        received: list[int] | None = None,
     ) -> None:
+        """`received`: it begins with an Attach from these cursors."""
         self._service = service
         self._request = repeatable(request)
         self._grammar = grammar_text(*constraint) if constraint is not None else ""
-        self._assembler = Assembler((len(request.received_token_ids),))
-        self._resumption = Resumption(self._assembler, self._request, patience_s=1e9)
+        self._assembler = Assembler(tuple(received or [len(request.received_token_ids)]))
+        known = self._request if received is None else None
+        self._resumption = Resumption(self._assembler, known, patience_s=1e9)
         self._announced = False
         self.prompts: list[pb.PromptInfo] = []
         """What each connection told of the prompt."""
         self.error: RosterError | None = None
         """What ended it, if it was no usage."""
-        self._open(NextCall.GENERATE, self._request)
+        if received is None:
+            self._open(NextCall.GENERATE, self._request)
+        else:
+            self.attach()
 
     @property
     def completion(self) -> Completion:
@@ -102,10 +116,10 @@ class VirtualStream:
         """Nothing more comes."""
         return self.completion.usage is not None or self.error is not None
 
-    def attach(self, received: list[int] | None = None) -> None:
-        """Takes its own stream over with another call, from the tokens that have come, or from others."""
-        cursors = self._assembler.received if received is None else received
-        self._open(NextCall.ATTACH, pb.AttachRequest(request_id=self._request.request_id, received=cursors))
+    def attach(self) -> None:
+        """Takes its own stream over with another call, from the tokens that have come."""
+        attach = pb.AttachRequest(request_id=self._request.request_id, received=self._assembler.received)
+        self._open(NextCall.ATTACH, attach)
 
     def send_again(self) -> None:
         """The caller's own retry of a request that failed before it began."""
