@@ -13,6 +13,7 @@ A process that comes back as if nothing had been absolves those that its loss co
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -181,6 +182,17 @@ class Quarantine:
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
                 self._engine.queue.push(sequence)
+
+    def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
+        """Another policy is in force: `rank` gives a sequence its rank."""
+        for cohort in self._cohorts:
+            for request in cohort:
+                for sequence in request.sequences:
+                    rank(sequence)
+        if self._trial is not None:
+            for sequence in self._trial.queue.take_all():
+                rank(sequence)
+                self._trial.queue.push(sequence)
 
     # ------------------------------------------------------------------ trials
 

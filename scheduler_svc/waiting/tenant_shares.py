@@ -36,6 +36,10 @@ class _Share:
     """Sequences in the queue's order or in slots; counted only under a limit."""
     held: list[tuple[Rank, Sequence]] = field(default_factory=list)
     """A heap by rank; those that ended meanwhile are skipped."""
+    former: list[list[tuple[Rank, Sequence]]] = field(default_factory=list)
+    """Such heaps by ranks of earlier policies; those that have their new rank meanwhile are in `held`, too."""
+    ranking: int = 0
+    """Policy swaps before those of `held` were ranked."""
 
 
 class TenantShares:
@@ -50,6 +54,7 @@ class TenantShares:
         self._unstarted: set[Sequence] = set()
         self._entered: set[Sequence] = set()  # of tenants with a limit of running sequences
         self._held: set[Sequence] = set()
+        self._ranking = 0
         # Use at some time -> tenant, greatest first: uses that have shrunk since are corrected when they surface.
         self._order: list[tuple[float, str]] = []
 
@@ -116,7 +121,7 @@ class TenantShares:
             self._entered.add(sequence)
         else:
             self._held.add(sequence)
-            heapq.heappush(share.held, (sequence.rank, sequence))
+            self._hold(sequence, share)
             queue.step_aside(sequence)
 
     def resume(self, sequence: Sequence) -> bool:
@@ -153,26 +158,49 @@ class TenantShares:
             self._entered.remove(sequence)
             share.entered -= 1
             self._release(share, queue)
-        if not share.waiting and not share.entered and not share.held:
+        if not share.waiting and not share.entered and not share.held and not share.former:
             del self._shares[sequence.request.tenant]
 
     def _release(self, share: _Share, queue: Queue) -> None:
         limit = share.limits.running
-        while share.held and (limit is None or share.entered < limit):
-            sequence = heapq.heappop(share.held)[1]
-            if sequence.phase is not Phase.FINISHED:
-                self._held.remove(sequence)
-                self._entered.add(sequence)
-                share.entered += 1
-                queue.come_back(sequence)
+        while (limit is None or share.entered < limit) and (sequence := self._next_held(share)) is not None:
+            self._held.remove(sequence)
+            self._entered.add(sequence)
+            share.entered += 1
+            queue.come_back(sequence)
 
-    def requeued(self, queue: Queue) -> None:
-        """All that waits was put into a new queue under new ranks: those that are held step aside again."""
-        for share in self._shares.values():
-            share.held = [(s.rank, s) for _, s in share.held if s.phase is not Phase.FINISHED]
-            heapq.heapify(share.held)
-            for _, sequence in share.held:
-                queue.step_aside(sequence)
+    def _next_held(self, share: _Share) -> Sequence | None:
+        """Takes out who is held and goes first: by rank, those without their new rank last."""
+        self._follow_ranking(share)
+        while share.held or share.former:
+            heap = share.held or share.former[0]
+            sequence = heapq.heappop(heap)[1]
+            if not heap and heap is not share.held:
+                del share.former[0]
+            if sequence in self._held:
+                return sequence
+        return None
+
+    def _hold(self, sequence: Sequence, share: _Share) -> None:
+        self._follow_ranking(share)
+        heapq.heappush(share.held, (sequence.rank, sequence))
+
+    def _follow_ranking(self, share: _Share) -> None:
+        if share.ranking != self._ranking:
+            share.ranking = self._ranking
+            if share.held:
+                share.former.append(share.held)
+                share.held = []
+
+    def ranking_changes(self) -> None:
+        """Another policy is in force: all that wait are going to be `reranked`."""
+        self._ranking += 1
+
+    def reranked(self, sequence: Sequence, queue: Queue) -> None:
+        """A waiting sequence was put into the new queue under its new rank: if it is held it steps aside again."""
+        if sequence in self._held:
+            self._hold(sequence, self._shares[sequence.request.tenant])
+            queue.step_aside(sequence)
 
     def check(self, live: list[Sequence]) -> None:
         """Raises RuntimeError unless everything here is what a count over all sequences that live comes to. O(live)."""
