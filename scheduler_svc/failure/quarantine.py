@@ -44,6 +44,8 @@ class Trial:
     session: int
     marks: dict[Sequence, int]
     queue: WaitingQueue
+    beyond_limit: list[Sequence]
+    """Of the same requests, those that wait as their tenant runs as many as it may."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,7 +75,9 @@ class Quarantine:
     def num_waiting(self) -> int:
         """Sequences that wait for their trial."""
         held = sum(s.phase is Phase.WAITING for cohort in self._cohorts for r in cohort for s in r.sequences)
-        return held + (len(self._trial.queue) if self._trial else 0)
+        if self._trial is None:
+            return held
+        return held + len(self._trial.queue) + sum(s.phase is Phase.WAITING for s in self._trial.beyond_limit)
 
     # ------------------------------------------------------------------ crashes
 
@@ -181,7 +185,7 @@ class Quarantine:
     def _release(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
-                self._engine.queue.push(sequence)
+                self._engine.shares.enter(sequence, self._engine.queue)
 
     def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
         """Another policy is in force: `rank` gives a sequence its rank."""
@@ -190,6 +194,8 @@ class Quarantine:
                 for sequence in request.sequences:
                     rank(sequence)
         if self._trial is not None:
+            for sequence in self._trial.beyond_limit:
+                rank(sequence)
             for sequence in self._trial.queue.take_all():
                 rank(sequence)
                 self._trial.queue.push(sequence)
@@ -235,6 +241,9 @@ class Quarantine:
         for sequence in list(trial.queue):
             trial.queue.discard(sequence)
             self._engine.queue.push(sequence)
+        for sequence in trial.beyond_limit:
+            if sequence.phase is Phase.WAITING:
+                self._engine.shares.enter(sequence, self._engine.queue)
 
     def _begin_trial(self, cohort: list[Request]) -> None:
         """On an empty runner; while there is none, the least loaded one takes nobody until it is."""
@@ -250,11 +259,14 @@ class Quarantine:
             return
         self._cohorts.popleft()
         self._reserved = None
-        trial = self._trial = Trial(session, {}, WaitingQueue())
+        trial = self._trial = Trial(session, {}, WaitingQueue(), [])
         for request in cohort:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
                     self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
+                    if self._engine.shares.is_held(sequence):
+                        trial.beyond_limit.append(sequence)
+                        continue
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)

@@ -124,6 +124,10 @@ class TenantShares:
             self._hold(sequence, share)
             queue.step_aside(sequence)
 
+    def is_held(self, sequence: Sequence) -> bool:
+        """It waits because its tenant runs as many as it may."""
+        return sequence in self._held
+
     def resume(self, sequence: Sequence) -> bool:
         """A sequence of a submitted request is in a slot since before a restart, and in no queue; False if its tenant
         runs as many as it may: `enter` follows then."""

@@ -100,6 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_received=st.sampled_from([0, 0, 0, 1, 4]),
         priority=st.sampled_from([0, 0, 5, -5]),
         logprobs=st.sampled_from([None, None, None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
         constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
     )
     def submit(
@@ -116,11 +117,14 @@ class EngineMachine(RuleBasedStateMachine):
         num_received: int,
         priority: int,
         logprobs: int | None,
+        prompt_logprobs: int | None,
         constraint: tuple[str, str] | None,
     ) -> None:
         sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
         if logprobs is not None:
             sampling.logprobs = logprobs
+        if prompt_logprobs is not None:
+            sampling.prompt_logprobs = prompt_logprobs
         fields: dict[str, object] = {
             "cache_salt": cache_salt,
             "tenant": tenant,

