@@ -170,9 +170,10 @@ def test_a_slow_key_costs_a_turn_one_call() -> None:
 
 def test_no_turn_is_held_up() -> None:
     """The longest turn with swaps among 10,000 is at most 3 times the longest without."""
-    trial = SwapTrial(10_000)
-    gaps = [trial.measure(200) for _ in range(2)]
-    if min(found.ratio for found in gaps) > 3:
+    trial, gaps = SwapTrial(10_000), []
+    for _ in range(3):  # a single turn that the machine holds up makes a run worthless
         gaps.append(trial.measure(200))
-    assert all(found.turns_reordering > 40 for found in gaps)
-    assert min(found.ratio for found in gaps) <= 3, gaps
+        assert gaps[-1].turns_reordering > 40
+        if gaps[-1].ratio <= 3:
+            return
+    raise AssertionError(f"each time: {gaps}")
