@@ -210,6 +210,8 @@ class Quarantine:
         """A waiting sequence has ended."""
         if self._trial is not None:
             self._trial.queue.discard(sequence)
+            if sequence in self._trial.beyond_limit:
+                self._trial.beyond_limit.remove(sequence)
 
     def settle(self) -> None:
         """Acquits who got further, ends a trial when everybody has, and begins the next. Called each step if active."""
