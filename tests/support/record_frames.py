@@ -71,7 +71,7 @@ def submit_requests(stack: LinkedStack) -> list[Submitted]:
 
 
 def submit_constrained(stack: LinkedStack) -> list[Submitted]:
-    """Two with a constraint, one of them from received tokens on, and two without, one of them with logprobs."""
+    """Three with a constraint, one of them from received tokens on and one with log-probabilities, and one without."""
     greedy = plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=STOPS)
     drawn = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=STOPS, min_tokens=2)
     scored = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=STOPS, logprobs=1)
@@ -82,7 +82,7 @@ def submit_constrained(stack: LinkedStack) -> list[Submitted]:
             received=pack(list(b"ba")),
         ),
         stack.submit([8] * 7, 30, sampling=drawn, seed=3),
-        stack.submit([7] * 4, 16, sampling=scored, seed=4),
+        stack.submit([7] * 4, 16, sampling=scored, seed=4, grammar=grammar_text(*CONSTRAINTS[0])),
     ]  # fmt: skip
 
 

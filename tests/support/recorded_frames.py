@@ -71,9 +71,13 @@ class RecordedSchema:
             for name in ("ToRunner", "ToScheduler")
         }
 
+    def parse(self, name: str, frame: bytes) -> Message:
+        """A `name` (ToRunner, ToScheduler) as the version reads it."""
+        return self._classes[name].FromString(frame)
+
     def unknown(self, name: str, frame: bytes) -> list[str]:
-        """Paths of the fields of a `name` (ToRunner, ToScheduler) that the version does not know."""
-        return list(_unknown(self._classes[name].FromString(frame), name))
+        """Paths of the fields that the version does not know."""
+        return list(_unknown(self.parse(name, frame), name))
 
 
 def _unknown(message: Message, path: str) -> Iterable[str]:
