@@ -31,6 +31,7 @@ from google.protobuf.message import DecodeError
 from protos import plan_pb2
 from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient
+from runner_svc.features import OURS, TERMS, shared
 from runner_svc.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
@@ -77,6 +78,7 @@ class PlanSocket:
         self._silence_s = silence_s
         self._plan_timeout_s = plan_timeout_s
         self._hello = runner.hello()
+        self._hello.features[:] = sorted(OURS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
         self._wake = self._context.socket(zmq.PULL)
@@ -87,7 +89,8 @@ class PlanSocket:
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
         self._stopping = False
         self._session = 0
-        self._left: set[int] = set()  # sessions that are over
+        self._features: frozenset[str] = frozenset()  # what both sides of the session have
+        self._left: dict[int, frozenset[str]] = {}  # sessions that are over, with theirs
         self._next_plan = 1
         self._last_done = 0
         self._faulted = False
@@ -214,7 +217,7 @@ class PlanSocket:
             raise Rejected(message.rejection.reason)
         if message.session != self._session or self._session == 0:
             if self._hello.term and message.session:
-                self._fence(message.session)
+                self._fence(message.session, self._left.get(message.session, frozenset()))
             return
         self._heard()
         if kind == "plan":
@@ -222,6 +225,7 @@ class PlanSocket:
         elif kind == "masks":
             self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
+            self._know(message.ping.term, message.ping.term_id)
             if message.ping.last_plan >= self._next_plan and not self._faulted:
                 self._ask_again()
             pong = plan_pb2.Pong(last_plan=self._last_done)
@@ -232,12 +236,14 @@ class PlanSocket:
     def _begin(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
             return  # the Welcome that answered a second Hello
-        if session in self._left or welcome.term < self._hello.term:
-            self._fence(session)
+        features = shared(welcome.features)
+        if session in self._left or (welcome.term, welcome.term_id) < (self._hello.term, self._hello.term_id):
+            self._fence(session, features)
             return
         log.info("session begins", session=session, resume=welcome.resume)
-        self._left.add(self._session)
-        self._hello.term = welcome.term
+        self._left[self._session] = self._features
+        self._features = features
+        self._know(welcome.term, welcome.term_id)
         self._session = self._compute.session = session
         self._next_plan, self._last_done, self._faulted = 1, 0, False
         self._results.clear()
@@ -247,9 +253,16 @@ class PlanSocket:
         self._heard_s = time.monotonic()
         self._compute.submit(BeginSession(session, welcome.resume))
 
-    def _fence(self, session: int) -> None:
+    def _know(self, number: int, term_id: int) -> None:
+        """What it tells its next scheduler is the greatest term that it has heard of."""
+        if (number, term_id) > (self._hello.term, self._hello.term_id):
+            self._hello.term, self._hello.term_id = number, term_id
+
+    def _fence(self, session: int, features: frozenset[str]) -> None:
         """Whoever speaks of that session is told the term in force; its own sessions it knows to be over."""
         event = plan_pb2.Event(fenced=self._hello.term)
+        if TERMS in features:
+            event.fenced_id = self._hello.term_id
         self._post(plan_pb2.ToScheduler(session=session, event=event))
 
     def _ask_again(self) -> None:

@@ -60,7 +60,7 @@ class LinkedStack(Stack):
             assert time.monotonic() < deadline, "it does not come"
             self.step()
             turn()
-            self.link.socket.poll(2)
+            self.link.sockets[0].poll(2)
 
     def restart_scheduler(self) -> None:
         """The engine dies; the next one, at the same endpoint, has taken over what the runner holds when this returns.

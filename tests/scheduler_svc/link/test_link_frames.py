@@ -25,7 +25,7 @@ from tests.support.recorded_frames import FOLDER, VERSIONS, Frame, RecordedSchem
 from tests.support.replayed_runner import ReplayedRunner
 
 LEAST_REPLAYED = 8
-NEW_IN_HELLO: set[str] = set()
+NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14)}
 """Said before the peer is known; an older scheduler drops it."""
 
 
