@@ -29,6 +29,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
+from runner_svc.busy_watch import TICK_S, BusyWatch
 from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient
 from runner_svc.features import OURS, TERMS, shared
@@ -38,7 +39,7 @@ from runner_svc.runner import Runner
 from runner_svc.scheduler_connection import SchedulerConnection
 
 HELLO_INTERVAL_S = 1.0
-_LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
+_LONGEST_POLL_S = TICK_S  # `stop` is noticed this late at most, and plans are watched as often
 _UNANSWERED_HELLOS = 10  # after so many the socket is replaced
 _KEPT_RESULTS = 8  # more than any depth
 _RETRY_S = 0.05  # between attempts while not connected
@@ -73,10 +74,10 @@ class PlanSocket:
     ) -> None:
         """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear.
 
-        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more.
+        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more, pauses not counted.
         """
         self._silence_s = silence_s
-        self._plan_timeout_s = plan_timeout_s
+        self._watch = BusyWatch(plan_timeout_s)
         self._hello = runner.hello()
         self._hello.features[:] = sorted(OURS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -121,19 +122,15 @@ class PlanSocket:
             self._compute.submit(Stop())
             while self._compute.is_alive() or self._compute.finished:
                 self._turn()
-                if self._hangs():
+                if self._watch.over:
                     raise HungBackend
             self._connection.flush()
         finally:
-            if not self._hangs():
+            if not self._watch.over:
                 self._compute.submit(Stop())
                 self._connection.close(linger_ms=_LINGER_MS)
                 self._wake.close(linger=0)
                 self._context.term()
-
-    def _hangs(self) -> bool:
-        since_s = self._compute.busy_since_s
-        return since_s is not None and time.monotonic() - since_s > self._plan_timeout_s
 
     # ------------------------------------------------------------------ one turn of the loop
 
@@ -145,6 +142,7 @@ class PlanSocket:
         if under_way and now_s < self._next_turn_s and not self._connection.has_message:
             return
         self._next_turn_s = now_s + _WATCHING_TURN_S
+        self._watch.look(self._compute.busy_since_s, now_s)
         wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
@@ -188,7 +186,7 @@ class PlanSocket:
         if not self._seeking or now_s < self._next_hello_s or self._compute.broken:
             return
         if self._compute.busy_since_s is not None:
-            if self._hangs():
+            if self._watch.over:
                 raise HungBackend
             self._next_hello_s = now_s + _RETRY_S
             return
