@@ -33,7 +33,7 @@ from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
 PROTOCOL_VERSION = 1
 PING_INTERVAL_S = 1.0
 PAUSE_S = 2.0
-"""The engine looks here at least every half second; a longer silence means that it was stopped itself."""
+"""The engine looks here at least every half second; so long a gap means that it was stopped itself."""
 PROBES_S = (0.0, 0.02, 0.1)
 """When everybody is pinged after a connection broke: the monitor may be quicker than the socket."""
 
@@ -92,7 +92,7 @@ class RunnerLink:
     def receive(self) -> list[RunnerEvent]:
         """All that has come since the last call, in order, then whoever was lost. Never blocks."""
         now_s = self._clock()
-        if now_s - self._looked_s > PAUSE_S:
+        if now_s - self._looked_s > min(PAUSE_S, max(PAUSE_S / 2, self._silence_s / 2)):
             for peer in self._peers.values():
                 peer.forgive(now_s)
             self._contests.forgive(now_s)
