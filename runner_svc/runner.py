@@ -75,6 +75,7 @@ class Runner:
             tile_tokens=backend.tile_tokens,
             max_depth=self.max_depth,
             model=backend.model,
+            fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 
     def reset(self) -> None:

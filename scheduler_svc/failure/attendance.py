@@ -60,21 +60,29 @@ class Attendance:
         engine = self._engine
         if event.former:
             engine.quarantine.absolve(event.former)
-        reason = engine.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            engine.runners.reject(event.session, reason)
-        elif event.holds:
+        if self._refuses(event.session, event.hello):
+            return
+        if event.holds:
             self._resuming[event.session] = event.hello
             engine.runners.resume(event.session)
         else:
             engine.runners.welcome(event.session)
             self._enter(event.session, self._add(event.session, event.hello))
 
+    def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
+        """Whether the runner can't serve here, which it is told, and the log."""
+        reason = self._engine.pool.unfit(hello)
+        if reason:
+            log.error("a runner is refused", runner=hello.runner_id, reason=reason)
+            self._engine.runners.reject(session, reason)
+        elif doubt := self._engine.pool.likeness.doubt(hello):
+            log.warning("a runner differs in its rounding", runner=hello.runner_id, reason=doubt)
+        return bool(reason)
+
     def _resume(self, event: GotSnapshot) -> None:
         """The runner goes on with what it holds."""
         engine, hello = self._engine, self._resuming.pop(event.session, None)
-        if hello is None:
+        if hello is None or self._refuses(event.session, hello):  # others may have joined since its Hello
             return
         try:
             residents = read_snapshot(event.snapshot, hello)

@@ -67,7 +67,7 @@ async def test_a_stopped_scheduler_does_not_give_up_waiting_for_a_runner(tmp_pat
                     os.kill(roster.pid("scheduler"), signal.SIGSTOP)
                     roster.start_one("runner")
                     await asyncio.sleep(4.0)
-                    while roster.logs().count("ready") < 2:
+                    while roster.logs().count("] ready ") < 2:
                         await asyncio.sleep(0.05)
                     os.kill(roster.pid("scheduler"), signal.SIGCONT)
             assert tokens == expected_tokens([7, 8], 400, eos_probability=0)
