@@ -1,7 +1,7 @@
 """How long the backend has been at one plan, in time that this process ran: a pause is not a hang.
 
-A process that was stopped (SIGSTOP, a paused VM) finds minutes gone on the clock of the plan that it was at. So ticks of
-a tenth of a second are counted instead, and a gap, however long, counts as one.
+A process that was stopped (SIGSTOP, a paused VM) finds minutes gone since the plan that it was at began. So ticks of a
+tenth of a second are counted instead, and a gap, however long, counts as one.
 """
 
 from __future__ import annotations

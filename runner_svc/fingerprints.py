@@ -1,4 +1,4 @@
-"""What of a runner decides the tokens that it draws, by name: only equality is asked of the values (plan.proto's Hello).
+"""What of a runner decides the tokens that it draws, by name: only equality is asked of the values (plan.proto).
 
 A value may not change with the release alone, or runners could not be upgraded one at a time.
 """

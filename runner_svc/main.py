@@ -68,7 +68,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         signal.signal(number, _leave_at_once)
     try:
         curve = _curve(settings)  # before the model: a wrong path is told at once
-        name = settings.runner_id or default_name(settings.cache_dir)  # before the model too: others may start meanwhile
+        name = settings.runner_id or default_name(settings.cache_dir)  # before the model: others may start
         choice = choose_device(settings)
         choice.tell()
         with LoadingProgress() as progress:

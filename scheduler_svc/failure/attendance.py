@@ -89,6 +89,7 @@ class Attendance:
         except UnsoundSnapshot as error:
             engine.runners.drop(event.session, str(error))
             return
+        engine.commands.ids.pass_by(resident.sequence_id for resident in residents)
         scheduler = self._add(event.session, hello)
         self._recovering_until_s = engine.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)

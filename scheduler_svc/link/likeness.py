@@ -6,7 +6,7 @@
 | tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is made once for all runners |
 | block_size | equal: prefixes are named by whole blocks |
 | the fingerprint "numerics" | a warning: a sequence that moves goes on within rounding |
-| context_length, slots, blocks, max_step_tokens, max_depth, tile_tokens, prefix_positions | each runner's own: its capacity |
+| context_length, slots, blocks, what a step takes, depth, tiles, prefix_positions | each runner's own: its capacity |
 
 A fingerprint that a runner does not tell is unknown, and like any other.
 """

@@ -1,4 +1,4 @@
-"""The socket that runners connect to: a ROUTER, and the monitor that tells when a connection broke, though not whose."""
+"""The socket that runners connect to: a ROUTER, and the monitor that tells that a connection broke, not whose."""
 
 from __future__ import annotations
 

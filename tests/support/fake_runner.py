@@ -79,5 +79,3 @@ def join(link: RunnerLink, runner: FakeRunner, runner_id: str = "r", **fields: A
     welcome = runner.hear()
     assert welcome.session == event.session and welcome.HasField("welcome")
     return event.session
-
-

@@ -17,7 +17,6 @@ import json
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 from protos import plan_pb2
@@ -129,10 +128,7 @@ class RecordedRunner:
 
 def outputs(requests: list[Submitted]) -> list[list[dict[str, Any]]]:
     """What the clients got, by request and choice."""
-    return [
-        [{"tokens": s.tokens, "reason": s.end.reason} for s in request.streams if s.end]
-        for request in requests
-    ]
+    return [[{"tokens": s.tokens, "reason": s.end.reason} for s in request.streams if s.end] for request in requests]
 
 
 def ended(requests: list[Submitted]) -> bool:

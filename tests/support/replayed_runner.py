@@ -31,7 +31,7 @@ class ReplayedRunner:
         said = [frame.to_scheduler for frame in frames if frame.from_runner]
         heard = [frame.to_runner for frame in frames if not frame.from_runner]
         self._hello = next(message for message in said if message.HasField("hello"))
-        self._others = {kind: message for message in said if (kind := message.WhichOneof("body")) not in ("hello", "result")}
+        self._others = {message.WhichOneof("body"): message for message in said}
         self._results = {message.number: message for message in said if message.HasField("result")}
         self._plans = {message.number: message.plan for message in heard if message.HasField("plan")}
         self._session = 0

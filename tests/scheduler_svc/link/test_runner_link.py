@@ -12,6 +12,7 @@ from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import Term
 from tests.support.fake_runner import Clock, FakeRunner, await_events, join, settle
 
+
 def test_plans_go_out_and_results_of_the_session_come_in(
     context: zmq.Context,
     link: RunnerLink,  # type: ignore[type-arg]
