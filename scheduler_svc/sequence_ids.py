@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-
 MOST = 1 << 63
 """A column of ids is uint64: there is room behind the greatest that is believed."""
 

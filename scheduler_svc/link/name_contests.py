@@ -56,7 +56,7 @@ class NameContests:
     @property
     def due_s(self) -> float:
         """When an answer is overdue; infinity: none is awaited."""
-        return min((newcomer.until_s for newcomer in self._waiting.values()), default=math.inf)
+        return min(newcomer.until_s for newcomer in self._waiting.values()) if self._waiting else math.inf
 
     def holds_up(self, identity: bytes, hello: plan_pb2.ToScheduler, now_s: float) -> bool:
         """Whether the newcomer has to wait, as another runner has its id. A holder that can't be reached is dropped."""
@@ -98,6 +98,8 @@ class NameContests:
 
     def decided(self, now_s: float) -> list[Newcomer]:
         """Newcomers that wait no longer, as the holder is gone or did not answer in time."""
+        if not self._waiting:
+            return []
         free = []
         for newcomer in list(self._waiting.values()):
             holder = self._sessions.get(newcomer.holder)

@@ -58,6 +58,7 @@ class RunnerLink:
         self.endpoint = self._socket.endpoint
         self._own_term = OwnTerm()
         self._silence_s = silence_s
+        self._pause_s = min(PAUSE_S, max(PAUSE_S / 2, silence_s / 2))
         self._plan_timeout_s = plan_timeout_s
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
@@ -92,7 +93,7 @@ class RunnerLink:
     def receive(self) -> list[RunnerEvent]:
         """All that has come since the last call, in order, then whoever was lost. Never blocks."""
         now_s = self._clock()
-        if now_s - self._looked_s > min(PAUSE_S, max(PAUSE_S / 2, self._silence_s / 2)):
+        if now_s - self._looked_s > self._pause_s:
             for peer in self._peers.values():
                 peer.forgive(now_s)
             self._contests.forgive(now_s)

@@ -65,7 +65,9 @@ class RecordedSchema:
 
     def __init__(self, version: str) -> None:
         pool = descriptor_pool.DescriptorPool()
-        pool.Add(descriptor_pb2.FileDescriptorProto.FromString((FOLDER / version / SCHEMA).read_bytes()))
+        file = descriptor_pb2.FileDescriptorProto.FromString((FOLDER / version / SCHEMA).read_bytes())
+        pool.Add(file)
+        self._fields = {f"{message.name}.{field.name}" for message in file.message_type for field in message.field}
         self._classes = {
             name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"roster.plan.v1.{name}"))
             for name in ("ToRunner", "ToScheduler")
@@ -74,6 +76,11 @@ class RecordedSchema:
     def parse(self, name: str, frame: bytes) -> Message:
         """A `name` (ToRunner, ToScheduler) as the version reads it."""
         return self._classes[name].FromString(frame)
+
+    def fields_since(self) -> set[str]:
+        """Those of today's messages, as `Message.field`, that the version does not know."""
+        today = plan_pb2.DESCRIPTOR.message_types_by_name.values()
+        return {f"{message.name}.{field.name}" for message in today for field in message.fields} - self._fields
 
     def unknown(self, name: str, frame: bytes) -> list[str]:
         """Paths of the fields that the version does not know."""

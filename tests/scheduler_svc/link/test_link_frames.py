@@ -7,6 +7,7 @@ field of the link that is newer goes only to a peer that has named its feature.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from protos import plan_pb2
+from runner_svc import features as runner_features
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
+from scheduler_svc.link import features as scheduler_features
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted
 from tests.support.linked_stack import LinkedStack
@@ -24,6 +27,7 @@ from tests.support.record_frames import backend, ended, submit_constrained, subm
 from tests.support.recorded_frames import FOLDER, VERSIONS, Frame, RecordedSchema, read_frames
 from tests.support.replayed_runner import ReplayedRunner
 
+ROOT = Path(__file__).parents[3]
 LEAST_REPLAYED = 8
 NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14)}
 """Said before the peer is known; an older scheduler drops it."""
@@ -80,6 +84,15 @@ def test_the_recordings_hold_every_kind_of_message(folder: Path) -> None:
         "releases", "admissions", "append_slots", "append_indexes", "append_blocks", "copy_sources", "copy_targets",
         "extent_slots", "extent_starts", "extent_counts", "extent_flags",
     }  # fmt: skip
+
+
+def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schema: RecordedSchema) -> None:
+    text = (ROOT / "protos" / "plan.proto").read_text("utf-8")
+    table = dict(re.findall(r'^//   "(\w+)" +(.+)$', text, re.MULTILINE))
+    assert set(table) == scheduler_features.OURS == runner_features.OURS
+    featured = {field for fields in table.values() for field in fields.split(", ")}
+    told_first = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Welcome.features"}
+    assert schema.fields_since() <= featured | told_first
 
 
 def test_todays_scheduler_goes_on_with_an_earlier_runners_results(
