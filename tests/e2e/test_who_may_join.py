@@ -2,58 +2,93 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from roster_client.client import RosterClient
+import pytest
+import structlog
+
+from protos import plan_pb2
 from runner_svc.hash_model import expected_tokens
-from tests.support.chaos import settled
-from tests.support.processes import RosterProcesses
+from tests.support.linked_stack import LinkedStack
+from tests.support.record_frames import ended
 
 HOST = socket.gethostname()
-RUNNER = {"device": "hash", "slots": 4, "kv_tokens": 8192, "step_ms": 5, "eos_probability": 0}
-SCHEDULER = {"check": True}
 
 
-def another(folder: Path, roster: RosterProcesses, **settings: object) -> RosterProcesses:
-    """For one more runner, of the same settings but for these; it starts nothing."""
-    folder.mkdir()
-    return RosterProcesses(folder, runner={**roster.settings("runner"), **settings})
+class Machine:
+    """A host with runner processes, and a scheduler of theirs in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = LinkedStack()
+        self._folder = folder
+        self._begin_s = time.monotonic()
+        self.runners: list[subprocess.Popen[str]] = []
+
+    def start(self, **flags: object) -> subprocess.Popen[str]:
+        """A runner that has these settings besides the usual ones."""
+        settings = {
+            "link": self.stack.endpoint, "device": "hash", "slots": 4, "step-ms": 5, "eos-probability": 0,
+            "cache-dir": self._folder, **flags,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "runner_svc.main", *(f"--{name}={value}" for name, value in settings.items())]
+        self.runners.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return self.runners[-1]
+
+    @property
+    def ids(self) -> list[str]:
+        """Those of the runners that are there."""
+        return sorted(scheduler.hello.runner_id for scheduler in self.stack.engine.pool.schedulers.values())
+
+    def tick(self) -> None:
+        """The scheduler's time goes on."""
+        self.stack.now_s = time.monotonic() - self._begin_s
+
+    def close(self) -> None:
+        """Ends all."""
+        for runner in self.runners:
+            runner.kill()
+            runner.communicate()
+        self.stack.close()
 
 
-async def check(client: RosterClient, prompt: list[int]) -> None:
-    """The answer is the solo one."""
-    completion = await client.generate(prompt, max_tokens=200, ignore_eos=True, temperature=0.0).completion()
-    assert completion.choices[0].token_ids == expected_tokens(prompt, 200, eos_probability=0)
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
 
 
-async def test_who_may_join(tmp_path: Path) -> None:
-    """`none` as an id is the default one."""
-    runner = {**RUNNER, "runner_id": "none", "cache_dir": tmp_path / "cache"}
-    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=runner) as roster:
-        second = another(tmp_path / "second", roster)
-        twin = another(tmp_path / "twin", roster, runner_id=HOST)
-        unlike = another(tmp_path / "unlike", roster, vocab_size=300)
-        try:
-            second.start_one("runner")
-            status = await settled(roster, 2)
-            assert sorted(one.id for one in status.runners) == [HOST, f"{HOST}-2"]
-            async with RosterClient(roster.address) as client:
-                streams = [asyncio.create_task(check(client, [number])) for number in range(12)]
-                for refused, reason in ((twin, f"another runner is here as '{HOST}'"), (unlike, "has 300 tokens")):
-                    refused.start_one("runner")
-                    assert await asyncio.to_thread(refused.wait, "runner") == 1
-                    for logs in (refused.logs(), roster.logs()):
-                        assert reason in logs
-                assert "--runner-id" in twin.logs() and "--runner-id" in roster.logs()
-                await asyncio.gather(*streams)
-                assert "a runner is lost" not in roster.logs()
-                roster.end("runner", signal.SIGKILL)
-                roster.start_one("runner")
-                await check(client, [99])
-            status = await settled(roster, 2)
-            assert sorted(one.id for one in status.runners) == [HOST, f"{HOST}-2"], "a restart keeps its id"
-        finally:
-            second.stop()
+def test_who_may_join(machine: Machine) -> None:
+    stack = machine.stack
+    first = machine.start()
+    stack.step_until(lambda: machine.ids == [HOST], machine.tick)
+    machine.start()
+    stack.step_until(lambda: machine.ids == [HOST, f"{HOST}-2"], machine.tick)
+    sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
+    requests = [stack.submit([number], 150, sampling=sampling) for number in range(12)]
+    refused = {
+        "is here as": machine.start(**{"runner-id": HOST}),
+        "has 300 tokens": machine.start(**{"vocab-size": 300}),
+    }
+    with structlog.testing.capture_logs() as logs:
+        stack.step_until(lambda: all(runner.poll() is not None for runner in refused.values()), machine.tick)
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "a runner is refused"]
+    for says, runner in refused.items():
+        (reason,) = [one for one in reasons if says in one]
+        assert runner.stderr is not None and runner.returncode == 1 and reason in runner.stderr.read()
+    assert "--runner-id" in "".join(reasons)
+    stack.step_until(lambda: ended(requests), machine.tick)
+    for number, request in enumerate(requests):
+        assert request.streams[0].tokens == expected_tokens([number], 150, eos_probability=0)
+    assert not any(stack.engine.totals.losses.values()), "one that was there was given up"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    machine.start()
+    stack.step_until(lambda: stack.engine.totals.losses.total() and len(machine.ids) == 2, machine.tick)
+    assert machine.ids == [HOST, f"{HOST}-2"], "a restart keeps its id"

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from pathlib import Path
+
+import pytest
 
 from protos import plan_pb2
 from roster_client.client import RosterClient
 from roster_client.events import Delta
 from runner_svc.hash_model import HashBackend, expected_tokens
+from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.failure.own_pause import forgive
+from scheduler_svc.link.runner_link import PAUSE_S as LEAST_PAUSE_S
+from scheduler_svc.settings import SchedulerSettings
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import FULL
 
 PAUSE_S = 60.0
+LOOP_PAUSE_S = LEAST_PAUSE_S + 0.2
 
 
 def test_runners_clients_and_plans_get_the_time_again() -> None:
@@ -50,6 +59,33 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     assert len(kept.streams[0].tokens) == 90
 
 
+def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
+    """A turn that takes as long looks the same from inside."""
+    settings = SchedulerSettings(link="tcp://127.0.0.1:*", metrics_listen="", no_runner_s=60)
+    loop = EngineLoop(settings, f"ipc://{tmp_path}/engine")
+    step, since_s = loop.engine.step, loop.engine.attendance.alone_since_s
+    pauses = iter([LOOP_PAUSE_S])
+
+    def stopped() -> None:
+        time.sleep(next(pauses, 0.0))
+        step()
+
+    loop.engine.step = stopped  # type: ignore[method-assign]
+    engine = threading.Thread(target=loop.run)
+    engine.start()
+    try:
+        deadline = time.monotonic() + 20
+        while loop.engine.attendance.alone_since_s == since_s and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        loop.stop()
+        engine.join()
+        loop.close()
+    put_off_s = loop.engine.attendance.alone_since_s
+    assert since_s is not None and put_off_s is not None and put_off_s - since_s >= LOOP_PAUSE_S
+
+
+@pytest.mark.skipif(not FULL, reason="three processes for what the two tests above show")
 async def test_a_stopped_scheduler_does_not_give_up_waiting_for_a_runner(tmp_path: Path) -> None:
     runner = {"device": "hash", "eos_probability": 0, "step_ms": 10}
     with RosterProcesses(tmp_path, scheduler={"no_runner_s": 3.0}, runner=runner) as roster:
