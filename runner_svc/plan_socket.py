@@ -4,7 +4,7 @@
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | the same, while a plan computes | nothing yet: Hello means that plans can be taken |
-| the same, when that takes longer than `plan_timeout_s` | HungBackend: the process must be started again |
+| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must be started again |
 | Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
 | anything else of another session | the same: its scheduler may have been paused while a successor took over |
@@ -13,7 +13,7 @@
 | a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
 | an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
 | Masks | nothing: the plan's result follows; for a plan that is done they come again after a resend |
-| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came |
+| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came. Hello tells of its term |
 | silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
 
 Sequences and KV survive the scheduler: only a Welcome without `resume` releases them.

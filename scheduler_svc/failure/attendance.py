@@ -40,6 +40,12 @@ class Attendance:
         """A request that is not known may still turn up."""
         return bool(self._resuming) or self._engine.ledger.now_s < self._recovering_until_s
 
+    def forgive(self, pause_s: float) -> None:
+        """This process was stopped for so long: runners could not come meanwhile."""
+        self._recovering_until_s += pause_s
+        if self.alone_since_s is not None:
+            self.alone_since_s += pause_s
+
     def take(self, event: Joined | GotSnapshot | Leaving | Lost | Fenced) -> None:
         """Carries out one event."""
         if self.fenced:

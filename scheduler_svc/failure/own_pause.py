@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def forgive(engine: Engine, pause_s: float) -> None:
     """Puts off by `pause_s` seconds: the end of waiting for a runner, for clients to attach, and the age of plans."""
-    if engine.attendance.alone_since_s is not None:
-        engine.attendance.alone_since_s += pause_s
+    engine.attendance.forgive(pause_s)
     for request in engine.book.live():
         if request.gone_until_s is not None:
             request.gone_until_s += pause_s
