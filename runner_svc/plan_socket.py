@@ -4,7 +4,7 @@
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | the same, while a plan computes | nothing yet: Hello means that plans can be taken |
-| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must be started again |
+| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must begin anew |
 | Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
 | anything else of another session | the same: its scheduler may have been paused while a successor took over |

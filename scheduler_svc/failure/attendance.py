@@ -159,7 +159,7 @@ class Attendance:
     def _fence(self, event: Fenced) -> None:
         """Every stream ends: its tokens are the successor's to tell."""
         self.fenced = True
-        log.error("another scheduler has taken over: this one ends", term=event.term)
+        log.error("another scheduler has taken over: this one ends", term=event.term.number)
         engine = self._engine
         for session in list(engine.pool.schedulers):
             engine.runners.dismiss(session)
