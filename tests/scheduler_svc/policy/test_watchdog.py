@@ -97,12 +97,13 @@ def work():
         pass
     return "done"
 watchdog = Watchdog(3.0)
+watchdog.call("f", time.sleep, 0.2)
 print(watchdog.call("f", work), watchdog.overruns, flush=True)
 """
 
 
 def test_a_pause_of_the_process_is_no_slow_call() -> None:
-    """It is stopped within the call for longer than a call may take."""
+    """It is stopped within a call, while the watchdog is awake, for longer than a call may take."""
     with subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True) as paused:
         assert paused.stdout is not None and paused.stdout.readline() == "begins\n"
         time.sleep(0.02)
