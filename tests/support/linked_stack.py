@@ -63,10 +63,7 @@ class LinkedStack(Stack):
             self.link.sockets[0].poll(2)
 
     def restart_scheduler(self) -> None:
-        """The engine dies; the next one, at the same endpoint, has taken over what the runner holds when this returns.
-
-        `take_over` waits for that, and brings the clients back.
-        """
+        """The engine dies, and the next one begins at the same endpoint: `take_over` waits for the runner."""
         self.link.close()
         self.front.commands, self.front.messages = [], []
         self.restarts += 1
