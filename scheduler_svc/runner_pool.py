@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from protos import plan_pb2
 from scheduler_svc.ledger import Ledger
+from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
@@ -27,6 +28,7 @@ class RunnerPool:
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
+        self.likeness = Likeness()
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
@@ -47,26 +49,14 @@ class RunnerPool:
             return "it offers no slots or no KV blocks: give it more memory or a smaller model"
         if hello.max_step_tokens < hello.num_slots:
             return f"max_step_tokens ({hello.max_step_tokens}) must be at least its slots ({hello.num_slots})"
-        if self.model is None:
-            return ""
-        ours, theirs = self.model, hello.model
-        if (theirs.name, theirs.weights_version) != (ours.name, ours.weights_version):
-            return (
-                f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
-                f"({ours.weights_version}): start it with the same model, or restart the scheduler"
-            )
         other = next(iter(self.schedulers.values()), None)
-        if other is not None and other.hello.block_size != hello.block_size:
-            return (
-                f"it has KV blocks of {hello.block_size} tokens, the others of {other.hello.block_size}: "
-                "start all with the same block_size"
-            )
-        return ""
+        return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
         if self.model is None:
             self.model = hello.model
+        self.likeness.take(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
