@@ -18,7 +18,8 @@ from scheduler_svc.settings import SchedulerSettings
 
 
 class RunnerPool:
-    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives."""
+    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
+    the longest context that a runner had."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
@@ -33,7 +34,7 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+        """Most tokens (prompt and output) of one sequence that some runner can hold (see `Scheduler.most_tokens`).
 
         While no runner is there, what the last one could: it is expected back.
         """
@@ -65,8 +66,8 @@ class RunnerPool:
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
-        if self.model is None:
-            self.model = hello.model
+        if self.model is None or hello.model.context_length > self.model.context_length:
+            self.model = hello.model  # the same but for its context: a runner takes what its own holds
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
@@ -82,8 +83,7 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
-        sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=self._max_tokens)
+        self._max_tokens = max((s.most_tokens for s in self.schedulers.values()), default=self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""

@@ -180,6 +180,11 @@ class Request:
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
 
     @property
+    def limit(self) -> int:
+        """Most tokens of each of its sequences, prompt included."""
+        return self.prompt_len + self.max_tokens
+
+    @property
     def num_tokens(self) -> int:
         """Known tokens of all its choices: more of them is progress."""
         return sum(len(sequence.tokens) for sequence in self.sequences)

@@ -21,6 +21,9 @@ from scheduler_svc.waiting.waiting_line import WaitingLine
 if TYPE_CHECKING:
     from scheduler_svc.scheduler import Scheduler
 
+MISFITS = 16
+"""Sequences too long for the runner that step aside in one step, at most."""
+
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
     """Waiting sequences of a better rank than this. Each is out of the order before the next one is asked for."""
@@ -37,6 +40,8 @@ class Seating:
         self._pool = scheduler.pool
         self._prefix = scheduler.prefix
         self._ledger = ledger
+        self.misfits: list[Sequence] = []
+        """Sequences that stepped aside as this runner can never hold them, since somebody took them from here."""
 
     @property
     def reserve(self) -> int:
@@ -51,6 +56,12 @@ class Seating:
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
+            if sequence.limit > self._scheduler.most_tokens:  # it would keep blocks that it could not do with
+                queue.step_aside(sequence)
+                self.misfits.append(sequence)
+                if len(self.misfits) >= MISFITS:
+                    break
+                continue
             num_tokens = len(sequence.tokens)
             lag = num_tokens - len(hit) * size
             count = room.chunk(lag)
