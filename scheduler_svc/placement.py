@@ -53,7 +53,7 @@ class Placement:
         self._home: OrderedDict[bytes, int] = OrderedDict()  # name of a prefix -> where it was placed last
         self._closed: set[int] = set()
         self._overtaken = Overtaken()
-        self.misfits = misfits or Misfits(shared, Ledger(), math.inf)
+        self.misfits = Misfits(shared, Ledger(), math.inf) if misfits is None else misfits
 
     # ------------------------------------------------------------------ runners
 
@@ -232,12 +232,9 @@ class Placement:
 
     def _least_loaded(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
         """The least loaded runner that has room; of equally loaded ones the smallest."""
-        found: list[int] = []
-        for each in classes:
-            session = each.least_loaded(lambda session: self._has_room(session, sequence), CANDIDATES + len(self._closed))
-            if session is not None:
-                found.append(session)
-        return min(found, key=self._load_of, default=None)
+        most_asked = CANDIDATES + len(self._closed)
+        found = [each.least_loaded(lambda session: self._has_room(session, sequence), most_asked) for each in classes]
+        return min((session for session in found if session is not None), key=self._load_of, default=None)
 
     def _has_room(self, session: int, sequence: Sequence) -> bool:
         if session in self._closed:
@@ -245,11 +242,7 @@ class Placement:
         scheduler, queue = self._schedulers[session], self._queues[session]
         pool = scheduler.pool
         needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_placed
-        return (
-            not scheduler.leaving
-            and len(scheduler.table.free) > queue.num_placed
-            and needed <= pool.num_free
-        )
+        return not scheduler.leaving and len(scheduler.table.free) > queue.num_placed and needed <= pool.num_free
 
     # ------------------------------------------------------------------ too long for all that are there
 

@@ -2,8 +2,8 @@
 
 It comes to that when the runner that a sequence was accepted for has gone, and those that are left are too small. The
 sequence waits aside of the shared queue's order, so that it holds up nothing, and is back in it under its rank when a
-runner comes that can hold it. It waits for `no_runner_s` at most, like one that finds no runner at all. Its time goes on
-while runners come and go that give it no token; a token begins it anew.
+runner comes that can hold it. It waits for `no_runner_s` at most, like one that finds no runner at all. Its time goes
+on while runners come and go that give it no token; a token begins it anew.
 """
 
 from __future__ import annotations

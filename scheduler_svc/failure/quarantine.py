@@ -227,7 +227,7 @@ class Quarantine:
             self._engine.queue.push(sequence)
 
     def _put_off_misfits(self) -> None:
-        """Suspects that no runner can hold are in no cohort, so that the others are tried; they wait as `Misfits` do."""
+        """Suspects that no runner can hold are in no cohort, so that others are tried; they wait as `Misfits` do."""
         sizes = [s.most_tokens for s in self._engine.pool.schedulers.values() if not s.leaving]
         if not sizes:
             return
