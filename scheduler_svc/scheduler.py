@@ -240,7 +240,7 @@ class Scheduler:
     def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Might the policy displace somebody now? Not if nobody ranks below the first who waits, nor if it has just
         declined to, for the same who wait and run."""
-        declined, head, lowest = self._declined, queue.peek(), self.table.lowest
+        declined, head, lowest = self._declined, self.seating.first(queue), self.table.lowest
         if head is not None and lowest is not None and head.rank > lowest:
             return False
         return (

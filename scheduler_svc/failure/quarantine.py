@@ -228,12 +228,12 @@ class Quarantine:
 
     def _put_off_misfits(self) -> None:
         """Suspects that no runner can hold are in no cohort, so that others are tried; they wait as `Misfits` do."""
+        held = [request for cohort in self._cohorts for request in cohort]
+        self._put_off = [request for request in self._put_off if not request.finished and request not in held]
         sizes = [s.most_tokens for s in self._engine.pool.schedulers.values() if not s.leaving]
         if not sizes:
             return
-        most, misfits = max(sizes), self._engine.placement.misfits
-        held = [request for cohort in self._cohorts for request in cohort]
-        put_off = [request for request in self._put_off if not request.finished and request not in held]
+        most, misfits, put_off = max(sizes), self._engine.placement.misfits, self._put_off
         for request in put_off:
             if request.limit <= most:
                 self._cohorts.append([request])

@@ -1,4 +1,4 @@
-"""Random walks over runners of unlike sizes that come, go and are replaced: every request must end, rightly or told why.
+"""Random walks over runners of unlike sizes that come, go and are replaced: each request ends, rightly or told why.
 
 The real engine, schedulers and hash runners. After each plan the roster's invariants are proven (`settings.check`); in
 the end each stream is compared with its slow twin.
@@ -37,7 +37,13 @@ class Hung(AssertionError):
     """A request did not end."""
 
 
-def pool_backend(num_blocks: int, slots: int = 2, context_length: int = 256, max_step_tokens: int = 16) -> HashBackend:
+def pool_backend(
+    num_blocks: int,
+    slots: int = 2,
+    context_length: int = 256,
+    max_step_tokens: int = 16,
+    eos_probability: float = EOS_PROBABILITY,
+) -> HashBackend:
     """A runner whose pool holds so many blocks of `BLOCK_SIZE` tokens."""
     return HashBackend(
         num_slots=slots,
@@ -45,7 +51,7 @@ def pool_backend(num_blocks: int, slots: int = 2, context_length: int = 256, max
         num_blocks=num_blocks,
         max_step_tokens=max_step_tokens,
         context_length=context_length,
-        eos_probability=EOS_PROBABILITY,
+        eos_probability=eos_probability,
     )
 
 
@@ -133,7 +139,7 @@ class PoolWalk:
         rng, tenant = self._rng, self._rng.choice(["", "", "a"])
         length = rng.choice([rng.randint(1, 12), rng.randint(1, 60)])
         stemmed = rng.random() < 0.5
-        prompt = [*STEM, *STEM][: length - 1] + [rng.randrange(4)] if stemmed else rng.choices(range(4), k=length)
+        prompt = [*[*STEM, *STEM][: length - 1], rng.randrange(4)] if stemmed else rng.choices(range(4), k=length)
         sampling = plan_pb2.Sampling(
             temperature=rng.choice([0.0, 1.0]), top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS)
         )
