@@ -74,7 +74,7 @@ class JudgedStack(Stack):
         return found
 
     def step(self) -> None:
-        before = [(request, self._holding(limit_of(request))) for request in self._open()]
+        before = [(request, self._holding(limit_of(request))) for request in self.unfinished()]
         super().step()
         for request, holding in before:
             kept = holding & self._holding(limit_of(request))
@@ -84,7 +84,7 @@ class JudgedStack(Stack):
                 if stream.end is not None and "that holds" in stream.end.message:
                     assert not kept, f"given up, and runners {kept} hold it: {stream.end.message}"
 
-    def _open(self) -> list[Submitted]:
+    def unfinished(self) -> list[Submitted]:
         """Requests whose end has not been heard."""
         return [
             request
@@ -119,6 +119,11 @@ class PoolWalk:
     def num_requests(self) -> int:
         """Requests that were sent."""
         return len(self.stack.requests)
+
+    @property
+    def num_hung(self) -> int:
+        """Requests whose end was not told."""
+        return len(self.stack.unfinished())
 
     def go(self) -> PoolWalk:
         """Walks, and ends all that began on the way. Raises Hung, or AssertionError where an end is wrong."""
@@ -217,7 +222,7 @@ class PoolWalk:
                 stack.step()
                 assert not stack.engine.quarantine.active and not len(stack.engine.placement.misfits)
                 return stack.assert_clean()
-        hung = [request.submit.request_id for request in stack._open()]
+        hung = [request.submit.request_id for request in stack.unfinished()]
         raise Hung(f"{hung} never ended; {len(stack.engine.queue)} sequences wait")
 
     def _compare(self, request: Submitted) -> None:
