@@ -135,8 +135,8 @@ class Placement:
         """The runner has planned: who it did not take is placed anew, unless he waits for a block of this runner."""
         if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
             misfits = self._schedulers[session].seating.misfits
-            for sequence in misfits:
-                self.misfits.add(sequence)
+            for misfit in misfits:
+                self.misfits.add(misfit)
             misfits.clear()
             return
         queue = self._queues[session]
