@@ -261,16 +261,18 @@ class FromEngine(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelState, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., status_reply: _Optional[_Union[StatusReply, _Mapping]] = ..., step_report: _Optional[_Union[_admin_pb2.WatchStepsResponse, _Mapping]] = ..., policies_reply: _Optional[_Union[PoliciesReply, _Mapping]] = ..., policy_changed: _Optional[_Union[PolicyChanged, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., roster_reply: _Optional[_Union[RosterReply, _Mapping]] = ..., kv_subscribed: _Optional[_Union[KvSubscribed, _Mapping]] = ..., kv_changes: _Optional[_Union[KvChanges, _Mapping]] = ..., drain_progress: _Optional[_Union[DrainProgress, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("model", "ready", "draining", "pool_tokens")
+    __slots__ = ("model", "ready", "draining", "pool_tokens", "usual_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: _plan_pb2.Model
     ready: bool
     draining: bool
     pool_tokens: int
-    def __init__(self, model: _Optional[_Union[_plan_pb2.Model, _Mapping]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
+    usual_tokens: int
+    def __init__(self, model: _Optional[_Union[_plan_pb2.Model, _Mapping]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., pool_tokens: _Optional[int] = ..., usual_tokens: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("handle", "first_sequence_id", "seed")

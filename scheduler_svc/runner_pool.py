@@ -16,6 +16,9 @@ from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
 
+NEARLY = 0.9
+"""Part of what the largest runner holds from which on another counts as large, for requests that set no max_tokens."""
+
 
 class RunnerPool:
     """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
@@ -24,7 +27,7 @@ class RunnerPool:
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
-        self._max_tokens = 0
+        self._max_tokens = self._usual_tokens = 0
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
@@ -39,6 +42,15 @@ class RunnerPool:
         While no runner is there, what the last one could: it is expected back.
         """
         return self._max_tokens
+
+    @property
+    def usual_tokens(self) -> int:
+        """The same of all runners that are nearly as large as the largest.
+
+        A request that sets no max_tokens gets this: two runners of one kind differ by a few blocks, and it would be
+        bound to the one that has more of them.
+        """
+        return self._usual_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
         """Why a runner can't serve here, as a sentence; "" if it can."""
@@ -83,7 +95,10 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
-        self._max_tokens = max((s.most_tokens for s in self.schedulers.values()), default=self._max_tokens)
+        sizes = [s.most_tokens for s in self.schedulers.values()]
+        if sizes:
+            self._max_tokens = max(sizes)
+            self._usual_tokens = min(size for size in sizes if size >= NEARLY * self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""

@@ -273,6 +273,15 @@ def test_the_longest_context_is_announced() -> None:
     assert (stack.model.model.context_length, stack.model.pool_tokens) == (128, 64)
 
 
+def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> None:
+    """Runners of one kind differ by a few blocks: it must not be bound to the one that has more of them."""
+    stack = stack_of(LARGE, LARGE - 3, SMALL)
+    assert stack.model is not None and (stack.model.pool_tokens, stack.model.usual_tokens) == (161, 149)
+    stack.runners.kill(list(stack.runners.runners)[1])
+    stack.step()
+    assert (stack.model.pool_tokens, stack.model.usual_tokens) == (161, 161)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_preempted_for_a_sequence_that_the_runner_can_not_hold(first: bool) -> None:
     """Whether it goes first, or behind one that makes room for itself."""
