@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from scheduler_svc.failure.misfits import Misfits
 from scheduler_svc.ledger import Ledger
+from scheduler_svc.runner_pool import NEARLY
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.size_class import SizeClass
@@ -136,7 +137,7 @@ class Placement:
         if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
             misfits = self._schedulers[session].seating.misfits
             for misfit in misfits:
-                self.misfits.add(misfit)
+                self._strand(misfit)
             misfits.clear()
             return
         queue = self._queues[session]
@@ -188,7 +189,7 @@ class Placement:
                 self._wake(session)
             elif not self.can_hold(sequence.limit):
                 self._overtaken.discard(sequence)
-                self.misfits.add(sequence)
+                self._strand(sequence)
             else:
                 end = min(end, index)
                 if end:
@@ -254,18 +255,40 @@ class Placement:
             for session in each.members
         )
 
+    def _strand(self, sequence: Sequence) -> None:
+        """No open runner holds the sequence, a member of the shared queue: it steps aside, if it can't be shortened."""
+        self.misfits.add(sequence)
+        if self.shorten(sequence, NEARLY):
+            self.misfits.recall(sequence.limit)
+
+    def shorten(self, sequence: Sequence, least: float = 0.0) -> bool:
+        """Makes an open-ended sequence as long as the largest open runner holds, if that is `least` of its length at
+        least, and leaves room for a token."""
+        sizes = [each.most_tokens for each in self._classes if self.can_hold(each.most_tokens)]
+        most = max(sizes, default=0)
+        if not sequence.request.open_ended or most < least * sequence.limit or most <= len(sequence.tokens):
+            return False
+        sequence.limit = min(sequence.limit, most)
+        return True
+
     def given_up(self) -> list[Sequence]:
         """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
-        though it is closed or leaving, they wait on."""
+        though it is closed or leaving, they wait on; those that are open-ended make do with what is there."""
         over = self.misfits.due()
         if not over:
             return over
-        over = [sequence for sequence in over if not self.can_hold(sequence.limit)]
         busy = max((s.most_tokens for s in self._schedulers.values() if s.table.num_running), default=0)
+        lost = []
         for sequence in over:
-            if sequence.limit <= busy:
+            if self.can_hold(sequence.limit):
+                continue
+            if self.shorten(sequence):
+                self.misfits.recall(sequence.limit)
+            elif sequence.limit <= busy:
                 self.misfits.begin(sequence)
-        return [sequence for sequence in over if sequence.limit > busy]
+            else:
+                lost.append(sequence)
+        return lost
 
 
 def _size(each: SizeClass) -> int:

@@ -22,6 +22,7 @@ import structlog
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.runner_pool import NEARLY
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
@@ -239,11 +240,11 @@ class Quarantine:
                 self._cohorts.append([request])
                 for sequence in request.sequences:
                     misfits.forget(sequence)
-        too_long = [request for request in held if request.limit > most and not request.finished]
-        for request in too_long:
-            for sequence in request.sequences:
-                if sequence.phase is Phase.WAITING:
+        for request in held:
+            for sequence in request.sequences if request.limit > most else ():
+                if sequence.phase is Phase.WAITING and not self._engine.placement.shorten(sequence, NEARLY):
                     misfits.note(sequence)
+        too_long = [request for request in held if request.limit > most and not request.finished]
         self._put_off = [request for request in put_off if request.limit > most] + too_long
         self._cohorts = deque([r for r in cohort if r.limit <= most] for cohort in self._cohorts)
 

@@ -72,6 +72,7 @@ class ValidRequest:
             keep_ms=self.keep_ms,
             cache_salt=body.cache_salt,
             grammar=self.grammar,
+            open_ended=not body.stop.HasField("max_tokens"),
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed

@@ -282,6 +282,34 @@ def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> N
     assert (stack.model.pool_tokens, stack.model.usual_tokens) == (161, 161)
 
 
+@pytest.mark.parametrize(("size", "waits"), [(LARGE - 3, False), (24, True)])
+def test_a_request_without_max_tokens_makes_do_with_a_smaller_runner(size: int, waits: bool) -> None:
+    """At once where that is nearly as large; else when no other has come in time."""
+    stack = stack_of(LARGE)
+    open_ended = stack.submit([1] * 20, 141, open_ended=True, n=2)
+    advance(stack, 10)
+    replace(stack, next(iter(stack.runners.runners)), "kill", size)
+    advance(stack, 10)
+    assert all(len(stream.tokens) > 10 for stream in open_ended.streams) == (not waits)
+    stack.now_s += NO_RUNNER_S + 1
+    advance_until_idle(stack)
+    for index, stream in enumerate(open_ended.streams):
+        assert end_of(open_ended, index).reason == FinishReason.LENGTH
+        assert stream.tokens == open_ended.expected(index, NO_EOS)[: size * 4 + 1 - 20]
+    stack.assert_clean()
+
+
+def test_a_request_without_max_tokens_that_has_outgrown_all_runners_ends_with_the_reason() -> None:
+    stack = stack_of(LARGE)
+    open_ended = stack.submit([1] * 20, 141, open_ended=True)
+    advance(stack, 40)
+    replace(stack, next(iter(stack.runners.runners)), "kill", SMALL)
+    advance(stack, 3)
+    stack.now_s += NO_RUNNER_S + 1
+    advance_until_idle(stack)
+    assert end_of(open_ended).reason == FinishReason.UNAVAILABLE
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_preempted_for_a_sequence_that_the_runner_can_not_hold(first: bool) -> None:
     """Whether it goes first, or behind one that makes room for itself."""
