@@ -195,6 +195,17 @@ class Placement:
                 if end:
                     self._overtaken.add(sequence, index, shared)
 
+    def takes_now(self, sequence: Sequence) -> bool:
+        """Would a new sequence be placed at once, past all that wait for other runners than it would get?"""
+        if self._shared().peek() is not None:
+            return False
+        end = min(len(self._classes), self._overtaken.lowest)
+        return any(
+            self._has_room(session, sequence)
+            for each in self._classes[self._class_index(sequence.limit) : int(end)]
+            for session in each.members
+        )
+
     def _class_index(self, num_tokens: int) -> int:
         """Index of the first class that holds so many tokens of a sequence."""
         return bisect_left(self._classes, num_tokens, key=_size)

@@ -96,6 +96,8 @@ class Doorkeeper:
         engine, rate = self._engine, self._engine.rate
         if request.deadline_s is None or not engine.settings.early_refusal or not len(engine.queue) or not rate.known:
             return None
+        if engine.placement.takes_now(request.sequences[0]):  # who waits, waits for larger runners
+            return None
         running = sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values())
         tokens = request.max_tokens - request.num_received
         needed_s = rate.wait_s(self._ahead(request)) + rate.service_s(tokens, running)

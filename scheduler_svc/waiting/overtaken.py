@@ -6,6 +6,8 @@ size class: that of the smallest runners that hold it. Its rank and its tenant's
 
 from __future__ import annotations
 
+import math
+
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 
@@ -19,6 +21,11 @@ class Overtaken:
 
     def __len__(self) -> int:
         return len(self._class_of)
+
+    @property
+    def lowest(self) -> float:
+        """The least index of a class that sequences wait for here; infinity where none do."""
+        return min(self._queues, default=math.inf)
 
     def first(self, shared: Queue, end: int) -> Sequence | None:
         """The sequence that goes first among those in the order of `shared` and those here of classes before `end`."""

@@ -273,6 +273,26 @@ def test_the_longest_context_is_announced() -> None:
     assert (stack.model.model.context_length, stack.model.pool_tokens) == (128, 64)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_deadline_is_judged_by_the_runner_that_the_request_gets(gone: bool) -> None:
+    """However many wait for the larger runner, there or gone, the smaller one is idle."""
+    stack = stack_of(SMALL, LARGE, slots=1)
+    large = list(stack.runners.runners)[1]
+    long = [stack.submit([number] * 40, 8) for number in range(30)]
+    advance(stack, 120, turn_s=0.05)
+    assert stack.engine.rate.known and len(stack.engine.queue) > 10
+    if gone:
+        stack.runners.kill(large)
+        advance(stack, 2)
+    late, short = stack.submit([1] * 40, 8, timeout_ms=500), stack.submit([2], 5, timeout_ms=500)
+    advance(stack, 8, turn_s=0.05)
+    assert short.refused is None and end_of(short).reason == FinishReason.LENGTH
+    assert late.refused is not None
+    if gone:
+        add(stack, LARGE, slots=1)
+    finish(stack, *long, short)
+
+
 def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> None:
     """Runners of one kind differ by a few blocks: it must not be bound to the one that has more of them."""
     stack = stack_of(LARGE, LARGE - 3, SMALL)

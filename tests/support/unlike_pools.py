@@ -74,13 +74,16 @@ class JudgedStack(Stack):
         return found
 
     def step(self) -> None:
-        before = [(request, self._holding(limit_of(request))) for request in self.unfinished()]
+        before = [
+            (request, self._holding(limit_of(request)), [stream for stream in request.streams if not stream.end])
+            for request in self.unfinished()
+        ]
         super().step()
-        for request, holding in before:
+        for request, holding, streams in before:
             kept = holding & self._holding(limit_of(request))
             if request.refused is not None and request.refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]:
                 assert not kept, f"refused, and runners {kept} hold it: {request.refused.message}"
-            for stream in request.streams:
+            for stream in streams:
                 if stream.end is not None and "that holds" in stream.end.message:
                     assert not kept, f"given up, and runners {kept} hold it: {stream.end.message}"
 
