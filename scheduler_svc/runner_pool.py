@@ -17,14 +17,18 @@ from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
 
+NEARLY = 0.9
+"""Part of what the largest runner holds from which on another counts as large, for requests that set no max_tokens."""
+
 
 class RunnerPool:
-    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives."""
+    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
+    the longest context that a runner had."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
-        self._max_tokens = 0
+        self._max_tokens = self._usual_tokens = 0
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
@@ -35,11 +39,20 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+        """Most tokens (prompt and output) of one sequence that some runner can hold (see `Scheduler.most_tokens`).
 
         While no runner is there, what the last one could: it is expected back.
         """
         return self._max_tokens
+
+    @property
+    def usual_tokens(self) -> int:
+        """The same of all runners that are nearly as large as the largest.
+
+        A request that sets no max_tokens gets this: two runners of one kind differ by a few blocks, and it would be
+        bound to the one that has more of them.
+        """
+        return self._usual_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
         """Why a runner can't serve here, as a sentence; "" if it can."""
@@ -54,8 +67,8 @@ class RunnerPool:
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
-        if self.model is None:
-            self.model = hello.model
+        if self.model is None or hello.model.context_length > self.model.context_length:
+            self.model = hello.model  # the same but for its context: a runner takes what its own holds
         self.likeness.take(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
@@ -72,8 +85,10 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
-        sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=self._max_tokens)
+        sizes = [s.most_tokens for s in self.schedulers.values()]
+        if sizes:
+            self._max_tokens = max(sizes)
+            self._usual_tokens = min(size for size in sizes if size >= NEARLY * self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""

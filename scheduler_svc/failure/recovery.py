@@ -95,7 +95,8 @@ class Recovery:
         going_on = 0
         for resident in residents:
             sequence = self._wanted(resident, requests)
-            if sequence is None or not self._goes_on(sequence, resident) or sequence.request.grammar:
+            too_long = sequence is not None and sequence.limit > scheduler.most_tokens
+            if sequence is None or too_long or not self._goes_on(sequence, resident) or sequence.request.grammar:
                 scheduler.expel(resident.slot, resident.blocks)
                 continue
             scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
