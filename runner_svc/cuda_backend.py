@@ -28,6 +28,7 @@ from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device, Event
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_roster import DeviceRoster
+from runner_svc.fingerprints import fingerprints
 from runner_svc.kv_cache import FP8, KVCache
 from runner_svc.kv_scales import calibrated_scales
 from runner_svc.launchers import Launchers
@@ -98,6 +99,7 @@ class CudaBackend:
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
+            self.fingerprints = fingerprints(config.rope, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)

@@ -24,6 +24,7 @@ from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
+from runner_svc.runner_name import default_name
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
@@ -67,11 +68,12 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         signal.signal(number, _leave_at_once)
     try:
         curve = _curve(settings)  # before the model: a wrong path is told at once
+        name = settings.runner_id or default_name(settings.cache_dir)  # before the model: others may start
         choice = choose_device(settings)
         choice.tell()
         with LoadingProgress() as progress:
             backend = build_backend(settings, choice.device, progress)
-        runner = Runner(backend, settings.runner_id)
+        runner = Runner(backend, name)
         link = make_link(runner, settings.link, settings.silence_s, curve, settings.plan_timeout_s)
     except (UnusableSettings, UnusableKey, ModelNotFound, UnsupportedModel) as error:
         return _complain(str(error))
@@ -88,6 +90,7 @@ def serve(settings: RunnerSettings, make_link: MakeLink = PlanSocket) -> int:
         signal.signal(signal_number, finish)
     log.info(
         "ready",
+        runner_id=runner.runner_id,
         model=backend.model.name,
         device=backend.device,
         **choice.why,

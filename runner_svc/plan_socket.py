@@ -4,7 +4,7 @@
 | --- | --- |
 | no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
 | the same, while a plan computes | nothing yet: Hello means that plans can be taken |
-| the same, when that takes longer than `plan_timeout_s` | HungBackend: the process must be started again |
+| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must begin anew |
 | Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
 | Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
 | anything else of another session | the same: its scheduler may have been paused while a successor took over |
@@ -13,7 +13,7 @@
 | a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
 | an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
 | Masks | nothing: the plan's result follows; for a plan that is done they come again after a resend |
-| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came |
+| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came. Hello tells of its term |
 | silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
 
 Sequences and KV survive the scheduler: only a Welcome without `resume` releases them.
@@ -29,15 +29,17 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
+from runner_svc.busy_watch import TICK_S, BusyWatch
 from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient
+from runner_svc.features import OURS, TERMS, shared
 from runner_svc.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
 from runner_svc.scheduler_connection import SchedulerConnection
 
 HELLO_INTERVAL_S = 1.0
-_LONGEST_POLL_S = 0.2  # `stop` is noticed this late at most
+_LONGEST_POLL_S = TICK_S  # `stop` is noticed this late at most, and plans are watched as often
 _UNANSWERED_HELLOS = 10  # after so many the socket is replaced
 _KEPT_RESULTS = 8  # more than any depth
 _RETRY_S = 0.05  # between attempts while not connected
@@ -72,11 +74,12 @@ class PlanSocket:
     ) -> None:
         """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear.
 
-        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more.
+        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more, pauses not counted.
         """
         self._silence_s = silence_s
-        self._plan_timeout_s = plan_timeout_s
+        self._watch = BusyWatch(plan_timeout_s)
         self._hello = runner.hello()
+        self._hello.features[:] = sorted(OURS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wake_endpoint = f"inproc://wake-{id(self)}"
         self._wake = self._context.socket(zmq.PULL)
@@ -87,7 +90,8 @@ class PlanSocket:
         self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
         self._stopping = False
         self._session = 0
-        self._left: set[int] = set()  # sessions that are over
+        self._features: frozenset[str] = frozenset()  # what both sides of the session have
+        self._left: dict[int, frozenset[str]] = {}  # sessions that are over, with theirs
         self._next_plan = 1
         self._last_done = 0
         self._faulted = False
@@ -118,19 +122,15 @@ class PlanSocket:
             self._compute.submit(Stop())
             while self._compute.is_alive() or self._compute.finished:
                 self._turn()
-                if self._hangs():
+                if self._watch.over:
                     raise HungBackend
             self._connection.flush()
         finally:
-            if not self._hangs():
+            if not self._watch.over:
                 self._compute.submit(Stop())
                 self._connection.close(linger_ms=_LINGER_MS)
                 self._wake.close(linger=0)
                 self._context.term()
-
-    def _hangs(self) -> bool:
-        since_s = self._compute.busy_since_s
-        return since_s is not None and time.monotonic() - since_s > self._plan_timeout_s
 
     # ------------------------------------------------------------------ one turn of the loop
 
@@ -142,6 +142,7 @@ class PlanSocket:
         if under_way and now_s < self._next_turn_s and not self._connection.has_message:
             return
         self._next_turn_s = now_s + _WATCHING_TURN_S
+        self._watch.look(self._compute.busy_since_s, now_s)
         wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
             wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
@@ -185,7 +186,7 @@ class PlanSocket:
         if not self._seeking or now_s < self._next_hello_s or self._compute.broken:
             return
         if self._compute.busy_since_s is not None:
-            if self._hangs():
+            if self._watch.over:
                 raise HungBackend
             self._next_hello_s = now_s + _RETRY_S
             return
@@ -214,7 +215,7 @@ class PlanSocket:
             raise Rejected(message.rejection.reason)
         if message.session != self._session or self._session == 0:
             if self._hello.term and message.session:
-                self._fence(message.session)
+                self._fence(message.session, self._left.get(message.session, frozenset()))
             return
         self._heard()
         if kind == "plan":
@@ -222,6 +223,7 @@ class PlanSocket:
         elif kind == "masks":
             self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
+            self._know(message.ping.term, message.ping.term_id)
             if message.ping.last_plan >= self._next_plan and not self._faulted:
                 self._ask_again()
             pong = plan_pb2.Pong(last_plan=self._last_done)
@@ -232,12 +234,14 @@ class PlanSocket:
     def _begin(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
             return  # the Welcome that answered a second Hello
-        if session in self._left or welcome.term < self._hello.term:
-            self._fence(session)
+        features = shared(welcome.features)
+        if session in self._left or (welcome.term, welcome.term_id) < (self._hello.term, self._hello.term_id):
+            self._fence(session, features)
             return
         log.info("session begins", session=session, resume=welcome.resume)
-        self._left.add(self._session)
-        self._hello.term = welcome.term
+        self._left[self._session] = self._features
+        self._features = features
+        self._know(welcome.term, welcome.term_id)
         self._session = self._compute.session = session
         self._next_plan, self._last_done, self._faulted = 1, 0, False
         self._results.clear()
@@ -247,9 +251,16 @@ class PlanSocket:
         self._heard_s = time.monotonic()
         self._compute.submit(BeginSession(session, welcome.resume))
 
-    def _fence(self, session: int) -> None:
+    def _know(self, number: int, term_id: int) -> None:
+        """What it tells its next scheduler is the greatest term that it has heard of."""
+        if (number, term_id) > (self._hello.term, self._hello.term_id):
+            self._hello.term, self._hello.term_id = number, term_id
+
+    def _fence(self, session: int, features: frozenset[str]) -> None:
         """Whoever speaks of that session is told the term in force; its own sessions it knows to be over."""
         event = plan_pb2.Event(fenced=self._hello.term)
+        if TERMS in features:
+            event.fenced_id = self._hello.term_id
         self._post(plan_pb2.ToScheduler(session=session, event=event))
 
     def _ask_again(self) -> None:

@@ -28,7 +28,7 @@ class Runner:
 
     def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
         self._backend = backend
-        self._runner_id = runner_id
+        self.runner_id = runner_id
         self.max_depth = max_depth
         """Most plans that may be under way."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
@@ -66,7 +66,7 @@ class Runner:
         backend = self._backend
         return plan_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
-            runner_id=self._runner_id,
+            runner_id=self.runner_id,
             device=backend.device,
             num_slots=backend.num_slots,
             block_size=backend.block_size,
@@ -75,6 +75,7 @@ class Runner:
             tile_tokens=backend.tile_tokens,
             max_depth=self.max_depth,
             model=backend.model,
+            fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
         )
 
     def reset(self) -> None:

@@ -7,7 +7,6 @@ each ignores what it does not know.
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Literal, Self
 
@@ -40,10 +39,11 @@ class RunnerSettings(ServiceSettings):
     scheduler_key: Path | None = Field(
         None, description="File with the scheduler's public CURVE key; needed with a runner key."
     )
-    runner_id: str = Field(
-        default_factory=socket.gethostname,
+    runner_id: str | None = Field(
+        None,
         min_length=1,
-        description="Name of this runner, unique among the scheduler's and stable over restarts; default: host name.",
+        description="Name of this runner, unique among the scheduler's and stable over restarts; default: the host's, "
+        "and for others of this host with -2, -3, ..., by a lock file in the cache folder.",
     )
     model: str = Field(
         "smollm2",

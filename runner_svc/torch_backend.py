@@ -18,6 +18,7 @@ from torch import Tensor
 from protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backend import HeldDraw, StepBatch, StepOutput
+from runner_svc.fingerprints import fingerprints
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder import Decoder, DecoderInputs
@@ -51,6 +52,7 @@ class TorchBackend:
         self.num_slots = num_slots
         self.max_step_tokens = max_step_tokens
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
+        self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
         self._decoder = decoder
         self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.windows)
         self._sampler = Sampler(config.vocab_size, device)

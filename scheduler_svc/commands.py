@@ -25,7 +25,7 @@ class Commands:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._ids = SequenceIds()
+        self.ids = SequenceIds()
         self._doorkeeper = Doorkeeper(engine)
         self.policies = PolicyCommands(engine)
         self._table: dict[str, Callable[[bytes, Any], None]] = {
@@ -66,7 +66,7 @@ class Commands:
         if known is not None and known.digest == submit.digest:
             self._hand_over(known, submit.handle, worker)
             return
-        request = build_request(submit, worker, self._ids.take(submit.n), engine.ledger.now_s)
+        request = build_request(submit, worker, self.ids.take(submit.n), engine.ledger.now_s)
         refusal = self._doorkeeper.refusal(request, known)
         if refusal is not None:
             engine.totals.refuse(refusal.reason)

@@ -19,6 +19,7 @@ from scheduler_svc.book_check import check_book
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.failure.attendance import Attendance
+from scheduler_svc.failure.misfits import Misfits
 from scheduler_svc.failure.quarantine import Quarantine
 from scheduler_svc.failure.unattended import Unattended
 from scheduler_svc.kv_events.kv_feed import KvFeed
@@ -100,7 +101,8 @@ class Engine:
         self.attendance = Attendance(self)
         self.unattended = Unattended(self)
         self.shutdown = Shutdown(self)
-        self.placement = Placement(lambda: self.queue, self.pool.wake)
+        misfits = Misfits(lambda: self.queue, self.ledger, settings.no_runner_s)
+        self.placement = Placement(lambda: self.queue, self.pool.wake, misfits)
         self.quarantine = Quarantine(self)
         self.constraints = Constraints(self, settings.mask_threads)
 

@@ -10,9 +10,10 @@ import structlog
 import zmq
 
 from scheduler_svc.engine import Engine
+from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.curve import CurveServer
 from scheduler_svc.link.front_link import FrontLink
-from scheduler_svc.link.runner_link import RunnerLink
+from scheduler_svc.link.runner_link import PAUSE_S, RunnerLink
 from scheduler_svc.link.wake_pipe import WakePipe
 from scheduler_svc.metrics.snapshot_exchange import SnapshotExchange
 from scheduler_svc.metrics.step_phases import StepPhase
@@ -55,6 +56,7 @@ class EngineLoop:
         self._failures_told = 0
         self._told_s = -math.inf
         self._stops = 0
+        self._turned_s = time.monotonic()
 
     def stop(self) -> None:
         """Drains: nothing new, what runs gets `drain_s`. A second call ends it at once. Safe from a signal handler."""
@@ -71,8 +73,10 @@ class EngineLoop:
         poller.register(self._pipe.reader, zmq.POLLIN)
         for socket in self._runners.sockets:
             poller.register(socket, zmq.POLLIN)
+        self._turned_s = time.monotonic()
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.shutdown.is_due:
+            self._forgive_pause()
             self._pipe.settle()
             engine.step()
             self.snapshots.answer(engine)
@@ -83,6 +87,13 @@ class EngineLoop:
                 engine.shutdown.begin(None if self._stops == 1 else 0.0)
         engine.shutdown.finish()
         log.info("the engine has drained")
+
+    def _forgive_pause(self) -> None:
+        """A turn comes at least every half second, unless this process was stopped."""
+        now_s = time.monotonic()
+        if now_s - self._turned_s > PAUSE_S:
+            forgive(self.engine, now_s - self._turned_s)
+        self._turned_s = now_s
 
     @property
     def fenced(self) -> bool:

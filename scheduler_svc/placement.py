@@ -6,78 +6,55 @@ compute, and by its slots), and the one where the prefix of this prompt was plac
 that it spares outweigh its load. Both are found without looking at all runners: by a heap that is corrected lazily, and
 by a bounded map from names of prefixes to runners.
 
+Runners may differ in size: those that hold equally long sequences are a class, and a sequence goes to runners that can
+hold it to its end. One that finds all of those busy keeps its rank, and keeps them for itself: those behind it get
+smaller runners only, so that it is never passed for a place that it could have had. One that no open runner can hold
+steps aside until one comes, for a bounded time (`Misfits`).
+
 What a plan could not seat goes back to the shared queue, so nothing is stuck behind a runner that turned out to be
 full, and nothing has to be undone when a runner leaves. With a single runner the shared queue is its own.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 
+from scheduler_svc.failure.misfits import Misfits
+from scheduler_svc.ledger import Ledger
+from scheduler_svc.runner_pool import NEARLY
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
+from scheduler_svc.size_class import SizeClass
+from scheduler_svc.waiting.overtaken import Overtaken
+from scheduler_svc.waiting.placed_queue import PlacedQueue
 from scheduler_svc.waiting.tenant_queues import Queue
-from scheduler_svc.waiting.waiting_queue import WaitingQueue
 
 CANDIDATES = 4
-"""Least loaded runners that are asked for room; if none of them has any, the sequence waits."""
+"""Least loaded runners of a class that are asked for room; if none of them has any, the sequence waits."""
 KNOWN_PREFIXES = 1 << 16
 """Names of prefixes whose runner is remembered."""
-
-
-class PlacedQueue(WaitingQueue):
-    """The sequences that are to go to one runner. Whoever is preempted there goes back to the shared queue."""
-
-    def __init__(self, shared: Callable[[], Queue]) -> None:
-        super().__init__()
-        self._shared = shared
-
-    def __len__(self) -> int:
-        """All that wait, here and in the shared queue: what a policy sees."""
-        return super().__len__() + len(self._shared())
-
-    def __bool__(self) -> bool:
-        return self.num_placed > 0
-
-    @property
-    def num_placed(self) -> int:
-        """Sequences that wait here."""
-        return super().__len__()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all that wait, here and in the shared queue."""
-        return self._tokens + self._shared().num_tokens
-
-    @property
-    def placed_tokens(self) -> int:
-        """Tokens of the sequences that wait here."""
-        return self._tokens
-
-    def push(self, sequence: Sequence) -> None:
-        """See the class."""
-        self._shared().push(sequence)
-
-    def place(self, sequence: Sequence) -> None:
-        """Adds a sequence that is to go to the runner."""
-        super().push(sequence)
 
 
 class Placement:
     """The runners' own queues. `shared` is the engine's queue at the moment: a policy swap makes a new one."""
 
-    def __init__(self, shared: Callable[[], Queue], wake: Callable[[int], None]) -> None:
+    def __init__(
+        self, shared: Callable[[], Queue], wake: Callable[[int], None], misfits: Misfits | None = None
+    ) -> None:
         """`wake` is told each runner that somebody waits for."""
         self._shared = shared
         self._wake = wake
         self._schedulers: dict[int, Scheduler] = {}
         self._queues: dict[int, PlacedQueue] = {}
-        self._loads: dict[int, float] = {}
-        self._by_load: list[tuple[float, int]] = []  # a heap; entries whose load has changed are void
+        self._classes: list[SizeClass] = []  # the smallest first
+        self._class_of: dict[int, SizeClass] = {}
         self._home: OrderedDict[bytes, int] = OrderedDict()  # name of a prefix -> where it was placed last
         self._closed: set[int] = set()
+        self._overtaken = Overtaken()
+        self.misfits = Misfits(shared, Ledger(), math.inf) if misfits is None else misfits
 
     # ------------------------------------------------------------------ runners
 
@@ -87,15 +64,30 @@ class Placement:
             next(iter(self._schedulers.values())).prefix.dissolve()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
+        self._overtaken.recall(self._shared())
+        self._classify(session, scheduler.most_tokens)
+        self.misfits.recall(scheduler.most_tokens)
         for other in self._schedulers if len(self._schedulers) == 2 else (session,):
             self.touch(other)
+
+    def _classify(self, session: int, most_tokens: int) -> None:
+        found = next((each for each in self._classes if each.most_tokens == most_tokens), None)
+        if found is None:
+            found = SizeClass(most_tokens)
+            insort(self._classes, found, key=_size)
+        found.members.add(session)
+        self._class_of[session] = found
 
     def leave(self, session: int) -> None:
         """A runner is gone: who waited for it waits for any."""
         self._closed.discard(session)
         if self._schedulers.pop(session, None) is None:
             return
-        self._loads.pop(session, None)
+        self._overtaken.recall(self._shared())
+        its_class = self._class_of.pop(session)
+        its_class.remove(session)
+        if not its_class.members:
+            self._classes.remove(its_class)
         self._recall(self._queues.pop(session))
         if len(self._schedulers) == 1:
             self.recall_all()
@@ -107,13 +99,7 @@ class Placement:
         scheduler = self._schedulers.get(session)
         if scheduler is None:
             return
-        load = _load(scheduler, self._queues[session])
-        if self._loads.get(session) != load:
-            self._loads[session] = load
-            heapq.heappush(self._by_load, (load, session))
-            if len(self._by_load) > 64 + 4 * len(self._loads):
-                self._by_load = [(load, session) for session, load in self._loads.items()]
-                heapq.heapify(self._by_load)
+        self._class_of[session].note(session, _load(scheduler, self._queues[session]))
 
     def close(self, session: int) -> None:
         """The runner gets nothing from here, until `open`."""
@@ -125,6 +111,8 @@ class Placement:
     def open(self, session: int) -> None:
         """The runner is like any other again."""
         self._closed.discard(session)
+        if session in self._schedulers:
+            self.misfits.recall(self._schedulers[session].most_tokens)
 
     @property
     def num_placed(self) -> int:
@@ -147,6 +135,10 @@ class Placement:
     def settle(self, session: int) -> None:
         """The runner has planned: who it did not take is placed anew, unless he waits for a block of this runner."""
         if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
+            misfits = self._schedulers[session].seating.misfits
+            for misfit in misfits:
+                self._strand(misfit)
+            misfits.clear()
             return
         queue = self._queues[session]
         while queue and (sequence := queue.peek()) is not None:
@@ -156,11 +148,15 @@ class Placement:
 
     def discard(self, sequence: Sequence) -> None:
         """A waiting sequence has ended."""
+        self.misfits.discard(sequence)
+        self._overtaken.discard(sequence)
         for queue in self._queues.values() if len(self._schedulers) > 1 else ():
             queue.discard(sequence)
 
     def recall_all(self) -> None:
-        """Everybody who is placed waits in the shared queue again."""
+        """All that wait, here or aside, wait in the shared queue's order again."""
+        self._overtaken.recall(self._shared())
+        self.misfits.recall(math.inf)
         for session, queue in self._queues.items():
             if queue:
                 self._schedulers[session].prefix.dissolve()
@@ -181,23 +177,49 @@ class Placement:
                 for only in self._schedulers:
                     self._wake(only)
             return
-        while (sequence := shared.peek()) is not None and not sequence.stale:
-            session = self._choose(sequence)
-            if session is None:
-                return
-            shared.discard(sequence)
-            self._queues[session].place(sequence)
-            self.touch(session)
-            self._wake(session)
+        end = len(self._classes)  # runners of the classes from here on are kept for sequences that go first
+        while end and (sequence := self._overtaken.first(shared, end)) is not None:
+            index = self._class_index(sequence.limit)
+            session = None if sequence.stale else self._choose(sequence, self._classes[index:end])
+            if session is not None:
+                self._overtaken.discard(sequence)
+                shared.discard(sequence)
+                self._queues[session].place(sequence)
+                self.touch(session)
+                self._wake(session)
+            elif not self.can_hold(sequence.limit):
+                self._overtaken.discard(sequence)
+                self._strand(sequence)
+            else:
+                end = min(end, index)
+                if end:
+                    self._overtaken.add(sequence, index, shared)
 
-    def _choose(self, sequence: Sequence) -> int | None:
-        least = self._least_loaded(sequence)
+    def takes_now(self, sequence: Sequence) -> bool:
+        """Would a new sequence be placed at once, past all that wait for other runners than it would get?"""
+        if self._shared().peek() is not None:
+            return False
+        end = min(len(self._classes), self._overtaken.lowest)
+        return any(
+            self._has_room(session, sequence)
+            for each in self._classes[self._class_index(sequence.limit) : int(end)]
+            for session in each.members
+        )
+
+    def _class_index(self, num_tokens: int) -> int:
+        """Index of the first class that holds so many tokens of a sequence."""
+        return bisect_left(self._classes, num_tokens, key=_size)
+
+    def _choose(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
+        """A runner of one of these classes; None where none has room."""
+        least = self._least_loaded(sequence, classes)
         if least is None:
             return None
         names = self._schedulers[least].prefix.prompt_names(sequence)
         landmarks = _landmarks(names)
         home = next((self._home[name] for name in reversed(landmarks) if name in self._home), least)
-        chosen = home if home != least and self._is_worth(home, least, sequence) else least
+        is_better = home != least and self._class_of.get(home) in classes and self._is_worth(home, least, sequence)
+        chosen = home if is_better else least
         for name in landmarks:
             self._home[name] = chosen
             self._home.move_to_end(name)
@@ -207,32 +229,24 @@ class Placement:
 
     def _is_worth(self, home: int, least: int, sequence: Sequence) -> bool:
         """Does the prefix at `home` spare more positions than its load costs? A full runner costs a whole step more."""
-        if home not in self._schedulers or not self._has_room(home, sequence):
+        if not self._has_room(home, sequence):
             return False
         scheduler = self._schedulers[home]
         size = scheduler.pool.block_size
         spared = size * (len(scheduler.prefix.match(sequence).blocks) - self._hit(least, sequence))
-        return spared > (self._loads[home] - self._loads[least]) * scheduler.hello.max_step_tokens
+        return spared > (self._load_of(home) - self._load_of(least)) * scheduler.hello.max_step_tokens
+
+    def _load_of(self, session: int) -> float:
+        return self._class_of[session].loads[session]
 
     def _hit(self, session: int, sequence: Sequence) -> int:
         return len(self._schedulers[session].prefix.match(sequence).blocks)
 
-    def _least_loaded(self, sequence: Sequence) -> int | None:
-        """The least loaded runner that has room, among the first few."""
-        looked_at: list[tuple[float, int]] = []
-        found = None
-        while self._by_load and found is None and len(looked_at) < CANDIDATES + len(self._closed):
-            load, session = self._by_load[0]
-            if self._loads.get(session) != load:
-                heapq.heappop(self._by_load)
-                continue
-            if self._has_room(session, sequence):
-                found = session
-                break
-            looked_at.append(heapq.heappop(self._by_load))
-        for entry in looked_at:
-            heapq.heappush(self._by_load, entry)
-        return found
+    def _least_loaded(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
+        """The least loaded runner that has room; of equally loaded ones the smallest."""
+        most_asked = CANDIDATES + len(self._closed)
+        found = [each.least_loaded(lambda session: self._has_room(session, sequence), most_asked) for each in classes]
+        return min((session for session in found if session is not None), key=self._load_of, default=None)
 
     def _has_room(self, session: int, sequence: Sequence) -> bool:
         if session in self._closed:
@@ -240,11 +254,56 @@ class Placement:
         scheduler, queue = self._schedulers[session], self._queues[session]
         pool = scheduler.pool
         needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_placed
-        return (
-            not scheduler.leaving
-            and len(scheduler.table.free) > queue.num_placed
-            and (needed <= pool.num_free or not (scheduler.table.num_running or queue))
+        return not scheduler.leaving and len(scheduler.table.free) > queue.num_placed and needed <= pool.num_free
+
+    # ------------------------------------------------------------------ too long for all that are there
+
+    def can_hold(self, num_tokens: int) -> bool:
+        """Does some runner that is neither leaving nor closed hold so many tokens of one sequence?"""
+        return any(
+            session not in self._closed and not self._schedulers[session].leaving
+            for each in self._classes[self._class_index(num_tokens) :]
+            for session in each.members
         )
+
+    def _strand(self, sequence: Sequence) -> None:
+        """No open runner holds the sequence, a member of the shared queue: it steps aside, if it can't be shortened."""
+        self.misfits.add(sequence)
+        if self.shorten(sequence, NEARLY):
+            self.misfits.recall(sequence.limit)
+
+    def shorten(self, sequence: Sequence, least: float = 0.0) -> bool:
+        """Makes an open-ended sequence as long as the largest open runner holds, if that is `least` of its length at
+        least, and leaves room for a token."""
+        sizes = [each.most_tokens for each in self._classes if self.can_hold(each.most_tokens)]
+        most = max(sizes, default=0)
+        if not sequence.request.open_ended or most < least * sequence.limit or most <= len(sequence.tokens):
+            return False
+        sequence.limit = min(sequence.limit, most)
+        return True
+
+    def given_up(self) -> list[Sequence]:
+        """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
+        though it is closed or leaving, they wait on; those that are open-ended make do with what is there."""
+        over = self.misfits.due()
+        if not over:
+            return over
+        busy = max((s.most_tokens for s in self._schedulers.values() if s.table.num_running), default=0)
+        lost = []
+        for sequence in over:
+            if self.can_hold(sequence.limit):
+                continue
+            if self.shorten(sequence):
+                self.misfits.recall(sequence.limit)
+            elif sequence.limit <= busy:
+                self.misfits.begin(sequence)
+            else:
+                lost.append(sequence)
+        return lost
+
+
+def _size(each: SizeClass) -> int:
+    return each.most_tokens
 
 
 def _load(scheduler: Scheduler, queue: PlacedQueue) -> float:

@@ -12,7 +12,7 @@ class RefusalReason(Enum):
     DRAINING = "draining"
     NO_RUNNER = "no_runner"
     TOO_LONG = "too_long"
-    """It can never fit a runner's KV pool."""
+    """No runner that is there can ever hold it."""
     TENANT_LIMIT = "tenant_limit"
     DEADLINE = "deadline"
     """It would end too late at the present load."""

@@ -11,33 +11,48 @@ from collections.abc import Callable
 
 from protos import plan_pb2
 from scheduler_svc.ledger import Ledger
+from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
 
+NEARLY = 0.9
+"""Part of what the largest runner holds from which on another counts as large, for requests that set no max_tokens."""
+
 
 class RunnerPool:
-    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives."""
+    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
+    the longest context that a runner had."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
-        self._max_tokens = 0
+        self._max_tokens = self._usual_tokens = 0
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
+        self.likeness = Likeness()
         self._settings = settings
         self._clock = clock
         self._ledger = ledger
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold: the last one needs no KV.
+        """Most tokens (prompt and output) of one sequence that some runner can hold (see `Scheduler.most_tokens`).
 
         While no runner is there, what the last one could: it is expected back.
         """
         return self._max_tokens
+
+    @property
+    def usual_tokens(self) -> int:
+        """The same of all runners that are nearly as large as the largest.
+
+        A request that sets no max_tokens gets this: two runners of one kind differ by a few blocks, and it would be
+        bound to the one that has more of them.
+        """
+        return self._usual_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
         """Why a runner can't serve here, as a sentence; "" if it can."""
@@ -47,26 +62,14 @@ class RunnerPool:
             return "it offers no slots or no KV blocks: give it more memory or a smaller model"
         if hello.max_step_tokens < hello.num_slots:
             return f"max_step_tokens ({hello.max_step_tokens}) must be at least its slots ({hello.num_slots})"
-        if self.model is None:
-            return ""
-        ours, theirs = self.model, hello.model
-        if (theirs.name, theirs.weights_version) != (ours.name, ours.weights_version):
-            return (
-                f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
-                f"({ours.weights_version}): start it with the same model, or restart the scheduler"
-            )
         other = next(iter(self.schedulers.values()), None)
-        if other is not None and other.hello.block_size != hello.block_size:
-            return (
-                f"it has KV blocks of {hello.block_size} tokens, the others of {other.hello.block_size}: "
-                "start all with the same block_size"
-            )
-        return ""
+        return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
-        if self.model is None:
-            self.model = hello.model
+        if self.model is None or hello.model.context_length > self.model.context_length:
+            self.model = hello.model  # the same but for its context: a runner takes what its own holds
+        self.likeness.take(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
@@ -82,8 +85,10 @@ class RunnerPool:
         return scheduler
 
     def _note_sizes(self) -> None:
-        sizes = (s.hello.num_blocks * s.hello.block_size + 1 for s in self.schedulers.values())
-        self._max_tokens = max(sizes, default=self._max_tokens)
+        sizes = [s.most_tokens for s in self.schedulers.values()]
+        if sizes:
+            self._max_tokens = max(sizes)
+            self._usual_tokens = min(size for size in sizes if size >= NEARLY * self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`."""

@@ -29,6 +29,7 @@ from scheduler_svc.roster.preemption import DECLINED_STEPS, Declined, Displaceme
 from scheduler_svc.roster.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.roster.room import Room
 from scheduler_svc.roster.seating import Seating, better_ranked
+from scheduler_svc.roster.sequence_size import most_tokens
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.roster.step_clock import StepClock
 from scheduler_svc.sequence import Sequence
@@ -57,6 +58,8 @@ class Scheduler:
         self.hello = hello
         self.depth = min(depth, hello.max_depth or 1)
         """Most plans in flight."""
+        self.most_tokens = most_tokens(hello)
+        """Most tokens, prompt and output, of a sequence that is seated here."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixSharing(self.pool, hello.model, sharing)
@@ -226,7 +229,7 @@ class Scheduler:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
         free_blocks = self.pool.num_free - self.seating.reserve
         displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
-        victims = displacement.choose(queue.in_order())
+        victims = displacement.choose(s for s in queue.in_order() if s.limit <= self.most_tokens)
         for victim in victims:
             self._preempt(victim, queue)
         self.table.lowest = max((sequence.rank for sequence in self.table.running()), default=None)
@@ -237,7 +240,7 @@ class Scheduler:
     def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Might the policy displace somebody now? Not if nobody ranks below the first who waits, nor if it has just
         declined to, for the same who wait and run."""
-        declined, head, lowest = self._declined, queue.peek(), self.table.lowest
+        declined, head, lowest = self._declined, self.seating.first(queue), self.table.lowest
         if head is not None and lowest is not None and head.rank > lowest:
             return False
         return (

@@ -155,6 +155,8 @@ class Request:
     max_tokens: int
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    open_ended: bool = False
+    """Its client set no `max_tokens`: a sequence may be cut to what a runner holds."""
     prompt_logprobs: PromptLogprobs | None = None
     """Those of its prompt, if they are asked for: all of it is computed then, whatever is cached."""
     view: RequestView | None = None
@@ -184,6 +186,11 @@ class Request:
     def finished(self) -> bool:
         """Every choice has ended."""
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of one of its sequences, prompt included."""
+        return max((sequence.limit for sequence in self.sequences), default=0)
 
     @property
     def scores_prompt(self) -> bool:

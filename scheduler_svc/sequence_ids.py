@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+
+MOST = 1 << 63
+"""A column of ids is uint64: there is room behind the greatest that is believed."""
 
 
 class SequenceIds:
     """Counts up from the microsecond in which the process started, 4096 ids apart from the next one's.
 
-    So a process can't catch up with its successor's start, as long as it takes less than 4 billion a second.
+    So a process can't catch up with its successor's start, as long as it takes less than 4 billion a second. Where the
+    successor's clock is behind, it passes the ids that it finds on its runners (`pass_by`).
     """
 
     def __init__(self) -> None:
@@ -19,3 +24,7 @@ class SequenceIds:
         first = self._next
         self._next += count
         return first
+
+    def pass_by(self, taken: Iterable[int]) -> None:
+        """From now on ids are greater than these, which an earlier process has given; impossible ones aside."""
+        self._next = max((self._next, *(one + 1 for one in taken if one < MOST)))

@@ -100,7 +100,12 @@ class SchedulerSettings(ServiceSettings):
     plan_timeout_s: float = Field(
         120.0, gt=0, description="Age in seconds at which the oldest plan proves that its runner hangs."
     )
-    no_runner_s: float = Field(60.0, gt=0, description="Seconds without a runner after which streams end UNAVAILABLE.")
+    no_runner_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds without a runner, or without one that can hold the sequence, after which a stream ends "
+        "UNAVAILABLE.",
+    )
     retention_s: float = Field(60.0, ge=0, description="Seconds that a finished request stays attachable.")
     retention_requests: int = Field(4096, ge=0, description="Finished requests kept attachable, at most.")
     attach_s: float = Field(

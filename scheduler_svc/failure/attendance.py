@@ -40,6 +40,12 @@ class Attendance:
         """A request that is not known may still turn up."""
         return bool(self._resuming) or self._engine.ledger.now_s < self._recovering_until_s
 
+    def forgive(self, pause_s: float) -> None:
+        """This process was stopped for so long: runners could not come meanwhile."""
+        self._recovering_until_s += pause_s
+        if self.alone_since_s is not None:
+            self.alone_since_s += pause_s
+
     def take(self, event: Joined | GotSnapshot | Leaving | Lost | Fenced) -> None:
         """Carries out one event."""
         if self.fenced:
@@ -60,27 +66,36 @@ class Attendance:
         engine = self._engine
         if event.former:
             engine.quarantine.absolve(event.former)
-        reason = engine.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            engine.runners.reject(event.session, reason)
-        elif event.holds:
+        if self._refuses(event.session, event.hello):
+            return
+        if event.holds:
             self._resuming[event.session] = event.hello
             engine.runners.resume(event.session)
         else:
             engine.runners.welcome(event.session)
             self._enter(event.session, self._add(event.session, event.hello))
 
+    def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
+        """Whether the runner can't serve here, which it is told, and the log."""
+        reason = self._engine.pool.unfit(hello)
+        if reason:
+            log.error("a runner is refused", runner=hello.runner_id, reason=reason)
+            self._engine.runners.reject(session, reason)
+        elif doubt := self._engine.pool.likeness.doubt(hello):
+            log.warning("a runner differs in its rounding", runner=hello.runner_id, reason=doubt)
+        return bool(reason)
+
     def _resume(self, event: GotSnapshot) -> None:
         """The runner goes on with what it holds."""
         engine, hello = self._engine, self._resuming.pop(event.session, None)
-        if hello is None:
+        if hello is None or self._refuses(event.session, hello):  # others may have joined since its Hello
             return
         try:
             residents = read_snapshot(event.snapshot, hello)
         except UnsoundSnapshot as error:
             engine.runners.drop(event.session, str(error))
             return
+        engine.commands.ids.pass_by(resident.sequence_id for resident in residents)
         scheduler = self._add(event.session, hello)
         self._recovering_until_s = engine.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
@@ -144,7 +159,7 @@ class Attendance:
     def _fence(self, event: Fenced) -> None:
         """Every stream ends: its tokens are the successor's to tell."""
         self.fenced = True
-        log.error("another scheduler has taken over: this one ends", term=event.term)
+        log.error("another scheduler has taken over: this one ends", term=event.term.number)
         engine = self._engine
         for session in list(engine.pool.schedulers):
             engine.runners.dismiss(session)

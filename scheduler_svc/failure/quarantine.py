@@ -23,6 +23,7 @@ import structlog
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.runner_pool import NEARLY
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
@@ -65,16 +66,18 @@ class Quarantine:
         self._trial: Trial | None = None
         self._reserved: int | None = None
         self._incidents: OrderedDict[int, Incident] = OrderedDict()
+        self._put_off: list[Request] = []  # suspects that no runner can hold at the moment
 
     @property
     def active(self) -> bool:
         """Somebody is held or tried."""
-        return self._trial is not None or bool(self._cohorts) or self._reserved is not None
+        return self._trial is not None or bool(self._cohorts or self._put_off) or self._reserved is not None
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for their trial."""
-        held = sum(s.phase is Phase.WAITING for cohort in self._cohorts for r in cohort for s in r.sequences)
+        cohorts = (*self._cohorts, self._put_off)
+        held = sum(s.phase is Phase.WAITING for cohort in cohorts for r in cohort for s in r.sequences)
         if self._trial is None:
             return held
         return held + len(self._trial.queue) + sum(s.phase is Phase.WAITING for s in self._trial.beyond_limit)
@@ -189,7 +192,7 @@ class Quarantine:
 
     def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
         """Another policy is in force: `rank` gives a sequence its rank."""
-        for cohort in self._cohorts:
+        for cohort in (*self._cohorts, self._put_off):
             for request in cohort:
                 for sequence in request.sequences:
                     rank(sequence)
@@ -223,6 +226,7 @@ class Quarantine:
             if trial.marks:
                 return
             self._end_trial(trial)
+        self._put_off_misfits()
         while self._cohorts:
             cohort = [request for request in self._cohorts[0] if not request.finished]
             if cohort:
@@ -247,13 +251,37 @@ class Quarantine:
             if sequence.phase is Phase.WAITING:
                 self._engine.shares.enter(sequence, self._engine.queue)
 
+    def _put_off_misfits(self) -> None:
+        """Suspects that no runner can hold are in no cohort, so that others are tried; they wait as `Misfits` do."""
+        held = [request for cohort in self._cohorts for request in cohort]
+        self._put_off = [request for request in self._put_off if not request.finished and request not in held]
+        sizes = [s.most_tokens for s in self._engine.pool.schedulers.values() if not s.leaving]
+        if not sizes:
+            return
+        most, misfits, put_off = max(sizes), self._engine.placement.misfits, self._put_off
+        for request in put_off:
+            if request.limit <= most:
+                self._cohorts.append([request])
+                for sequence in request.sequences:
+                    misfits.forget(sequence)
+        for request in held:
+            for sequence in request.sequences if request.limit > most else ():
+                if sequence.phase is Phase.WAITING and not self._engine.placement.shorten(sequence, NEARLY):
+                    misfits.note(sequence)
+        too_long = [request for request in held if request.limit > most and not request.finished]
+        self._put_off = [request for request in put_off if request.limit > most] + too_long
+        self._cohorts = deque([r for r in cohort if r.limit <= most] for cohort in self._cohorts)
+
     def _begin_trial(self, cohort: list[Request]) -> None:
         """On an empty runner; while there is none, the least loaded one takes nobody until it is."""
+        most = max(request.limit for request in cohort)
         schedulers = self._engine.pool.schedulers.items()
-        runners = {session: scheduler for session, scheduler in schedulers if not scheduler.leaving}
+        runners = {session: s for session, s in schedulers if not s.leaving and s.most_tokens >= most}
         if not runners:
             return
         if self._reserved not in runners:
+            if self._reserved is not None:  # it is too small
+                self._engine.placement.open(self._reserved)
             self._reserved = min(runners, key=lambda session: runners[session].table.num_running)
             self._engine.placement.close(self._reserved)
         session = self._reserved

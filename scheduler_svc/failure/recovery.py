@@ -103,7 +103,8 @@ class Recovery:
         going_on = 0
         for resident in residents:
             sequence = self._wanted(resident, requests)
-            if sequence is not None and self._goes_on(sequence, resident) and self._may_run(sequence, requests):
+            fits = sequence is not None and sequence.limit <= scheduler.most_tokens
+            if sequence and fits and self._goes_on(sequence, resident) and self._may_run(sequence, requests):
                 scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
                 self._charge(sequence)
                 going_on += 1

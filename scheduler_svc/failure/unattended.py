@@ -50,6 +50,9 @@ class Unattended:
             elif request.gone_until_s is not None and request.gone_until_s <= now_s:
                 self._leave(request)
         engine.book.expire(now_s)
+        for sequence in engine.placement.given_up():
+            message = f"no runner came in time that holds its {sequence.limit} tokens (prompt and max_tokens)"
+            engine.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
         alone_since_s = engine.attendance.alone_since_s
         if alone_since_s is not None and now_s - alone_since_s > engine.settings.no_runner_s:
             engine.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))

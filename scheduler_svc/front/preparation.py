@@ -66,7 +66,8 @@ class Preparer:
         """`remaining_s`: seconds until the call's own deadline, None without one. Raises Refusal."""
         text = self._served.text_for_new()
         remaining_ms = None if remaining_s is None else int(remaining_s * 1000)
-        return PreparedRequest(validate(request, text, self._served.state.pool_tokens, remaining_ms), text)
+        state = self._served.state
+        return PreparedRequest(validate(request, text, state.pool_tokens, remaining_ms, state.usual_tokens), text)
 
     async def prepare(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:
         """The same, in a thread when it takes a while."""

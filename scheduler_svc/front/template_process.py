@@ -2,8 +2,8 @@
 
 A template is a program that came with a model. Jinja's sandbox keeps it from objects that it should not touch, but not
 from an endless loop, nor from `"x" * 10**10` (which may be one instruction, and no thread can interrupt that). So it
-runs where the kernel can: a timer ends this process with SIGALRM, a limit on address space makes it fail, and whoever
-asked starts another.
+runs where the kernel can: a timer of processor time, to which a pause adds nothing, ends this process with SIGPROF, a
+limit on address space makes it fail, and whoever asked starts another.
 
 Frames on stdin and stdout are JSON behind its length, 4 bytes, big-endian: first `{source, special_tokens, limit_s,
 most_characters}`, then any number of `{messages, add_generation_prompt}`. Each is answered by `{text}` or `{error}`.
@@ -54,7 +54,7 @@ def main() -> None:
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         if "source" in frame:
             limit_s, most_characters = frame["limit_s"], frame["most_characters"]
-        signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends a process that has no handler for it
+        signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends a process that has no handler for it
         try:
             if "source" in frame:
                 template = ChatTemplate(frame["source"], frame["special_tokens"])
@@ -65,7 +65,7 @@ def main() -> None:
             answer = {"error": str(error)}
         except (MemoryError, RecursionError) as error:
             answer = {"error": f"the model's chat template is too big: {type(error).__name__}"}
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(sys.stdout.buffer, answer)
 
 

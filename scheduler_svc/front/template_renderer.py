@@ -1,7 +1,7 @@
 """Renders chats in a process of their own (see template_process), and gives a template up that breaks its limits.
 
-Blocks for `LIMIT_S` at most, so it must not be called on the event loop. One chat at a time: rendering takes a fraction
-of a millisecond where the template is an honest one.
+Blocks for `LIMIT_S` or, where cores are scarce, some more, so it must not be called on the event loop. One chat at a
+time: rendering takes a fraction of a millisecond where the template is an honest one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -23,13 +22,16 @@ from scheduler_svc.front.chat_template import ChatTemplateError, TemplateUnusabl
 from scheduler_svc.front.template_process import LENGTH, write_frame
 
 LIMIT_S = 2.0
-"""Time for one chat."""
+"""Processor time for one chat."""
 
 START_S = 30.0
 """Time for the process to come up, where cores are scarce."""
 
-GRACE_S = 1.0
-"""Beyond that, for the process to end itself."""
+GRACE_S = 4.0
+"""Beyond that, for the process to get so much of a processor, and to end itself."""
+
+TICK_S = 0.1
+"""Waiting is counted in these, a gap as one: a pause of this process ends nothing."""
 
 STRIKES = 3
 """A template that broke its limits so often in a row gets no more chances."""
@@ -120,26 +122,26 @@ class TemplateRenderer:
             raise RuntimeError("the template's process was not started")
         try:
             write_frame(process.stdin, frame)  # type: ignore[arg-type]
-            body = self._receive(process.stdout, time.monotonic() + seconds + GRACE_S)
+            body = self._receive(process.stdout, seconds + GRACE_S)
         except BrokenPipeError:
             body = None
         if body is not None:
             answer: dict[str, Any] = json.loads(body)
             return answer
         status = process.wait()
-        if status == -signal.SIGALRM:
+        if status == -signal.SIGPROF:
             raise _Died(f"it takes longer than {self._limit_s:g} s")
         raise _Died(f"its process ended with status {status}, for lack of memory perhaps")
 
-    def _receive(self, stream: IO[bytes], deadline: float) -> bytes | None:
+    def _receive(self, stream: IO[bytes], seconds: float) -> bytes | None:
         """One frame's body; None at the end of the stream. Raises _Died when it is late or absurdly long."""
-        head = _read(stream, LENGTH.size, deadline)
+        head = _read(stream, LENGTH.size, seconds)
         if head is None:
             return None
         (length,) = LENGTH.unpack(head)
         if length > self._most_bytes:
             raise _Died("its process answers nonsense")
-        return _read(stream, length, deadline)
+        return _read(stream, length, seconds)
 
     def _end(self) -> None:
         if self._finalizer is not None:
@@ -147,14 +149,18 @@ class TemplateRenderer:
         self._process = self._finalizer = None
 
 
-def _read(stream: IO[bytes], length: int, deadline: float) -> bytes | None:
-    """That many bytes; None if the stream ends before. Raises _Died when they don't come in time."""
+def _read(stream: IO[bytes], length: int, seconds: float) -> bytes | None:
+    """That many bytes; None if the stream ends before. Raises _Died when they don't come in so many seconds."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     parts: list[bytes] = []
+    waited_s = 0.0
     while length:
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise _Died("it does not answer")
+        if not poller.poll(TICK_S * 1000):
+            waited_s += TICK_S
+            if waited_s > seconds:
+                raise _Died("it does not answer")
+            continue
         part = os.read(stream.fileno(), length)
         if not part:
             return None

@@ -72,6 +72,7 @@ class ValidRequest:
             keep_ms=self.keep_ms,
             cache_salt=body.cache_salt,
             grammar=self.grammar,
+            open_ended=not body.stop.HasField("max_tokens"),
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed
@@ -98,12 +99,17 @@ def digest(body: inference_pb2.GenerateRequest) -> bytes:
 
 
 def validate(
-    request: inference_pb2.GenerateRequest, text: ModelText, pool_tokens: int, remaining_ms: int | None = None
+    request: inference_pb2.GenerateRequest,
+    text: ModelText,
+    pool_tokens: int,
+    remaining_ms: int | None = None,
+    usual_tokens: int = 0,
 ) -> ValidRequest:
     """Checks a request against the API's ranges, the model and the pool.
 
-    `pool_tokens`: most tokens that one sequence can hold in the pool. `remaining_ms`: milliseconds until the call's own
-    deadline, None without one. Raises Refusal.
+    `pool_tokens`: most tokens of one sequence that some runner can hold. `remaining_ms`: milliseconds until the call's
+    own deadline, None without one. `usual_tokens`: `pool_tokens` for a request that sets no max_tokens; 0: the same.
+    Raises Refusal.
     """
     _check_envelope(request)
     n = request.n if request.HasField("n") else 1
@@ -115,7 +121,7 @@ def validate(
     check_ids(received, "received_token_ids", text.vocab_size)
     sampling = resolve_sampling(request, text)
     prompt = prompt_tokens(request.prompt, text)
-    max_tokens = _max_tokens(request, len(prompt), text.context_length, pool_tokens)
+    max_tokens = _max_tokens(request, len(prompt), text.context_length, pool_tokens, usual_tokens or pool_tokens)
     if sampling.min_tokens > max_tokens:
         raise invalid(
             "stop.min_tokens", f"{sampling.min_tokens} is more than the {max_tokens} tokens that can be generated"
@@ -172,23 +178,26 @@ def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
     check_ids(stop.token_ids, "stop.token_ids", vocab_size)
 
 
-def _max_tokens(request: inference_pb2.GenerateRequest, prompt_len: int, context_length: int, pool_tokens: int) -> int:
+def _max_tokens(
+    request: inference_pb2.GenerateRequest, prompt_len: int, context_length: int, pool_tokens: int, usual_tokens: int
+) -> int:
     """Tokens to generate at most: what was asked, cut to the context; by default all that context and pool allow."""
     most = context_length - prompt_len
     room = pool_tokens - prompt_len
     if room < 1:
         raise invalid(
             "prompt",
-            f"it has {prompt_len} tokens, and the server's KV pool holds at most {pool_tokens} of one sequence, output "
+            f"it has {prompt_len} tokens, and the largest runner holds at most {pool_tokens} of one sequence, output "
             "included; shorten it",
         )
     if not request.stop.HasField("max_tokens"):
-        return min(most, room)
+        usual = usual_tokens - prompt_len
+        return min(most, usual if usual > 0 else room)
     asked = min(request.stop.max_tokens, most)
     if asked > room:
         raise invalid(
             "stop.max_tokens",
-            f"the prompt's {prompt_len} tokens and {asked} generated ones can never fit the server's KV pool, which "
+            f"the prompt's {prompt_len} tokens and {asked} generated ones can never fit the largest runner, which "
             f"holds at most {pool_tokens} of one sequence; set it to at most {room}",
         )
     return asked

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protos import plan_pb2
+from scheduler_svc.link.terms import Term
 
 
 class Loss(Enum):
@@ -83,7 +84,7 @@ class Lost:
 class Fenced:
     """A scheduler of a later term has a runner of ours: this process has a successor."""
 
-    term: int
+    term: Term
 
 
 RunnerEvent = Joined | GotSnapshot | GotResult | Leaving | Lost | Fenced

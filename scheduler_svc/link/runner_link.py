@@ -5,17 +5,16 @@ dropped. Plans are kept until their results are here, and results are handed on 
 overtaken on the way is asked for again, at the latest with the next heartbeat. If this process itself was paused,
 nobody is declared dead for it: the timers start again.
 
-A killed process is noticed at once: the socket's monitor tells that some connection broke, though not whose, so
-everybody is pinged, and the ROUTER refuses to send to an identity that is gone.
+A killed process is noticed at once: the socket tells that some connection broke, though not whose, so every peer is
+pinged, and sending to one that is gone fails.
 
-Terms fence. Each scheduler takes a term when it meets its first runner: the time, or one more than that runner has
-seen. A runner answers only the greatest term, and whoever hears of a greater one has a successor.
+Terms fence (`terms`): a runner answers only the greatest, and whoever has sent plans and hears of a greater one has a
+successor. A newcomer whose id another runner has waits for what a ping of that one brings (`name_contests`).
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 
 import structlog
@@ -24,13 +23,17 @@ from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
 from scheduler_svc.link.curve import CurveServer
+from scheduler_svc.link.features import OURS, TERMS, shared
+from scheduler_svc.link.name_contests import NameContests
 from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.link.runner_peer import Peer
+from scheduler_svc.link.runner_socket import RunnerSocket
+from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
 
 PROTOCOL_VERSION = 1
 PING_INTERVAL_S = 1.0
 PAUSE_S = 2.0
-"""The engine looks here at least every half second; a longer silence means that it was stopped itself."""
+"""The engine looks here at least every half second; so long a gap means that it was stopped itself."""
 PROBES_S = (0.0, 0.02, 0.1)
 """When everybody is pinged after a connection broke: the monitor may be quicker than the socket."""
 
@@ -51,19 +54,11 @@ class RunnerLink:
         curve: CurveServer | None = None,
     ) -> None:
         """`curve`: only runners with an allowed key get in, encrypted; None: whoever reaches the endpoint."""
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        if curve is not None:
-            curve.protect(self.socket)
-        self.socket.bind(endpoint)
-        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.term = 0
-        """0 until the first runner says hello."""
+        self._socket = RunnerSocket(context, endpoint, curve)
+        self.endpoint = self._socket.endpoint
+        self._own_term = OwnTerm()
         self._silence_s = silence_s
+        self._pause_s = min(PAUSE_S, max(PAUSE_S / 2, silence_s / 2))
         self._plan_timeout_s = plan_timeout_s
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
@@ -72,45 +67,49 @@ class RunnerLink:
         self._looked_s = clock()
         self._probes: list[float] = []
         self._pending: list[RunnerEvent] = []  # found while sending; told at the next receive
+        self._contests = NameContests(self._sessions, self._ping, self.drop, self._socket.send)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         """What to poll for input."""
-        return self.socket, self._monitor
+        return self._socket.sockets
 
     @property
     def wake_s(self) -> float:
         """When `receive` has something to do even if nothing comes."""
-        return self._probes[0] if self._probes else float("inf")
+        return min(self._probes[0] if self._probes else float("inf"), self._contests.due_s)
+
+    @property
+    def term(self) -> Term:
+        """This scheduler's; without a number until the first runner says hello."""
+        return self._own_term.term
 
     def close(self) -> None:
         """Closes the sockets."""
-        self.socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self.socket.close()
+        self._socket.close()
 
     # ------------------------------------------------------------------ receiving
 
     def receive(self) -> list[RunnerEvent]:
         """All that has come since the last call, in order, then whoever was lost. Never blocks."""
         now_s = self._clock()
-        if now_s - self._looked_s > PAUSE_S:
+        if now_s - self._looked_s > self._pause_s:
             for peer in self._peers.values():
                 peer.forgive(now_s)
+            self._contests.forgive(now_s)
         self._looked_s = now_s
         events: list[RunnerEvent] = []
-        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) != 1:  # not a runner of ours
-                continue
+        for identity, frame in self._socket.frames():
             try:
-                message = plan_pb2.ToScheduler.FromString(frames[0])
+                message = plan_pb2.ToScheduler.FromString(frame)
             except DecodeError:
-                log.warning("runner link: a frame that is no message", bytes=len(frames[0]))
+                log.warning("runner link: a frame that is no message", bytes=len(frame))
                 continue
             events += self._take(identity, message, now_s)
         self._probe(now_s)
         self._look_after_peers(now_s)
+        for newcomer in self._contests.decided(now_s):
+            events += self._greet(newcomer.identity, newcomer.hello, None, now_s)
         events += self._pending
         self._pending = []
         return events
@@ -120,8 +119,8 @@ class RunnerLink:
         peer = self._peers.get(identity)
         if kind == "hello":
             return self._greet(identity, message, peer, now_s)
-        if kind == "event" and message.event.fenced > self.term:
-            return [Fenced(message.event.fenced)]
+        if kind == "event" and message.event.fenced:
+            return self._fenced(message, peer)
         if peer is None or message.session != peer.session:
             return []  # of an older session: whoever sends it is about to hear of the new one
         peer.heard_s = now_s
@@ -135,7 +134,27 @@ class RunnerLink:
             return [GotSnapshot(peer.session, message.snapshot)]
         if kind == "pong":
             self._send_again(peer, lambda number: number <= message.pong.last_plan)
+            self._contests.answered(peer, message.number)
         return []
+
+    def _meet(self, theirs: Term) -> list[RunnerEvent]:
+        """A runner tells of that term; what this process raised its own to, others hear at once."""
+        before = self.term
+        if not self._own_term.meet(theirs):
+            self._tell_term(theirs)
+            return [Fenced(theirs)]
+        if self.term != before:
+            self._tell_term(self.term)
+        return []
+
+    def _fenced(self, message: plan_pb2.ToScheduler, peer: Peer | None) -> list[RunnerEvent]:
+        """A runner is another scheduler's. That is so for good, unless this one can still raise its term."""
+        theirs = Term(message.event.fenced, message.event.fenced_id)
+        if theirs <= self.term or theirs.number > GREATEST_NUMBER:
+            return []
+        if peer is not None and peer.session == message.session:
+            self.drop(peer.session, "it is another scheduler's", Loss.SILENT)
+        return self._meet(theirs)
 
     def _result(self, peer: Peer, message: plan_pb2.ToScheduler) -> list[RunnerEvent]:
         if message.number > peer.last_plan:
@@ -151,9 +170,12 @@ class RunnerLink:
         self, identity: bytes, message: plan_pb2.ToScheduler, peer: Peer | None, now_s: float
     ) -> list[RunnerEvent]:
         hello = message.hello
-        if self.term and hello.term > self.term:
-            return [Fenced(hello.term)]
-        self.term = self.term or max(time.time_ns(), hello.term + 1)
+        theirs = Term(hello.term, hello.term_id)
+        if theirs.number > GREATEST_NUMBER:
+            log.warning("runner link: a term that can't be", runner=hello.runner_id, number=theirs.number)
+            return []
+        if fenced := self._meet(theirs):
+            return fenced
         if peer is not None:
             peer.heard_s = now_s
             if peer.welcome is None:
@@ -165,13 +187,16 @@ class RunnerLink:
                 self._welcome(peer, peer.welcome)
                 return []
             self.drop(peer.session, "it is in another session", Loss.SILENT)
-        for other in list(self._peers.values()):
-            if other.runner_id == hello.runner_id:
-                self.drop(other.session, "replaced by a new process of the same name", Loss.REPLACED)
+        if self._contests.holds_up(identity, message, now_s):
+            return []
+        return self._join(identity, message, now_s)
+
+    def _join(self, identity: bytes, message: plan_pb2.ToScheduler, now_s: float) -> list[RunnerEvent]:
+        hello, former = message.hello, message.session
         lost, self._pending = self._pending, []
-        peer = Peer(identity, secrets.randbits(63) | 1, hello.runner_id, now_s, now_s)
+        features = shared(hello.features)
+        peer = Peer(identity, secrets.randbits(63) | 1, hello.runner_id, now_s, now_s, features)
         self._peers[identity] = self._sessions[peer.session] = peer
-        former = message.session
         holds = former != 0 and former not in self._opened
         self._opened.add(peer.session)
         return [*lost, Joined(peer.session, hello, former, holds)]
@@ -193,8 +218,7 @@ class RunnerLink:
 
     def _probe(self, now_s: float) -> None:
         """Finds out whose connection broke, once the monitor says that one did."""
-        while self._monitor.poll(0):
-            self._monitor.recv_multipart()
+        if self._socket.connection_broke():
             self._probes = [now_s + delay_s for delay_s in PROBES_S]
         if self._probes and self._probes[0] <= now_s:
             self._probes = [at_s for at_s in self._probes if at_s > now_s]
@@ -220,14 +244,14 @@ class RunnerLink:
         """Opens the session: the runner drops whatever it held. Nothing happens if the session was lost meanwhile."""
         peer = self._sessions.get(session)
         if peer is not None:
-            self._welcome(peer, plan_pb2.Welcome(term=self.term))
+            self._welcome(peer, plan_pb2.Welcome())
 
     def resume(self, session: int) -> None:
         """Opens the session with what the runner holds; GotSnapshot says what that is."""
         peer = self._sessions.get(session)
         if peer is not None:
             peer.snapshot_asked_s = self._clock()
-            self._welcome(peer, plan_pb2.Welcome(term=self.term, resume=True))
+            self._welcome(peer, plan_pb2.Welcome(resume=True))
 
     def reject(self, session: int, reason: str) -> None:
         """Tells the runner why it can't serve here, and forgets it."""
@@ -243,6 +267,7 @@ class RunnerLink:
         peer = self._sessions.get(session)
         if peer is None:
             return
+        self._own_term.settle()
         frame = plan_pb2.ToRunner(session=session, number=number, plan=plan).SerializeToString()
         peer.sent(number, frame, self._clock())
         self._send(peer, frame)
@@ -271,6 +296,11 @@ class RunnerLink:
 
     def _welcome(self, peer: Peer, welcome: plan_pb2.Welcome) -> None:
         peer.welcome = welcome
+        welcome.term = self.term.number
+        if peer.features:
+            welcome.features[:] = sorted(OURS)
+        if TERMS in peer.features:
+            welcome.term_id = self.term.id
         self._send(peer, plan_pb2.ToRunner(session=peer.session, welcome=welcome).SerializeToString())
         if peer.snapshot_asked_s is not None:
             self._ask_for_snapshot(peer)
@@ -284,14 +314,20 @@ class RunnerLink:
             if wanted(number):
                 self._send(peer, frame)
 
-    def _ping(self, peer: Peer, now_s: float) -> None:
+    def _tell_term(self, term: Term) -> None:
+        """Runners that can take it tell their next scheduler of this term, whichever of them it meets first."""
+        for peer in list(self._peers.values()):
+            if peer.welcome is not None and TERMS in peer.features:
+                self._ping(peer, self._clock(), term)
+
+    def _ping(self, peer: Peer, now_s: float, term: Term | None = None) -> None:
         peer.pinged_s = now_s
         peer.pings += 1
         ping = plan_pb2.Ping(last_plan=peer.last_plan)
+        if TERMS in peer.features:
+            ping.term, ping.term_id = (term or self.term).number, (term or self.term).id
         self._send(peer, plan_pb2.ToRunner(session=peer.session, number=peer.pings, ping=ping).SerializeToString())
 
     def _send(self, peer: Peer, frame: bytes) -> None:
-        try:
-            self.socket.send_multipart((peer.identity, frame), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self.drop(peer.session, f"unreachable: {error}", Loss.GONE)
+        if problem := self._socket.send(peer.identity, frame):
+            self.drop(peer.session, f"unreachable: {problem}", Loss.GONE)

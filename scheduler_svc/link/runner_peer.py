@@ -16,6 +16,8 @@ class Peer:
     runner_id: str
     heard_s: float
     pinged_s: float
+    features: frozenset[str] = frozenset()
+    """What both sides of this link have (`features`)."""
     welcome: plan_pb2.Welcome | None = None
     """What opened the session; None until the engine has decided."""
     entered: bool = False

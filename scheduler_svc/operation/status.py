@@ -70,6 +70,7 @@ def model_state(engine: Engine) -> engine_pb2.FromEngine:
         ready=bool(engine.pool.schedulers) and not engine.drain.begun,
         draining=engine.drain.begun,
         pool_tokens=engine.pool.max_tokens,
+        usual_tokens=engine.pool.usual_tokens,
     )
     if engine.pool.model is not None:
         state.model.CopyFrom(engine.pool.model)

@@ -19,6 +19,9 @@ from typing import Any
 
 import structlog
 
+PAUSE_S = 1.0
+"""If the thread did not look for so long, and the process used no processor, it was stopped: nothing is slow."""
+
 log = structlog.get_logger()
 
 
@@ -100,7 +103,17 @@ class Watchdog:
             overrun_s = self._strike(time.monotonic())
             if overrun_s:
                 log.warning("the policy takes too long", function=self._function, seconds=round(overrun_s, 3))
+            looked_s, used_s = time.monotonic(), time.process_time()
             self._closed.wait(self.timeout_s / 4)
+            gap_s = time.monotonic() - looked_s - self.timeout_s / 4
+            if gap_s > PAUSE_S and time.process_time() - used_s < gap_s / 2:
+                self._forgive(time.monotonic())
+
+    def _forgive(self, now_s: float) -> None:
+        """The open call begins anew."""
+        with self._lock:
+            if self._since_s is not None:
+                self._since_s = now_s
 
     def _sleep(self, seen: int) -> None:
         """Until the next call; one that begins meanwhile sees `_asleep` or is seen here."""

@@ -73,3 +73,5 @@ def _fill(submit: engine_pb2.Submit, request: Request) -> None:
         submit.keep_ms = round(request.keep_s * 1000)
     if request.grammar:
         submit.grammar = request.grammar
+    if request.open_ended:
+        submit.open_ended = True

@@ -30,6 +30,8 @@ def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
         raise RuntimeError(f"sequence {sequence.id}: the columns and the sequence differ")
     if not int(table.computed[slot]) <= planned <= capacity:
         raise RuntimeError(f"sequence {sequence.id}: computed, planned and capacity are out of order")
+    if sequence.limit > scheduler.most_tokens:
+        raise RuntimeError(f"sequence {sequence.id} may have {sequence.limit} tokens, which this runner can't hold")
     if not planned < known <= int(table.limit[slot]):
         raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
     epoch = table.epoch[slot]

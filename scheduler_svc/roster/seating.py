@@ -21,6 +21,9 @@ from scheduler_svc.waiting.waiting_line import WaitingLine
 if TYPE_CHECKING:
     from scheduler_svc.scheduler import Scheduler
 
+MISFITS = 16
+"""Sequences too long for the runner that step aside in one step, at most."""
+
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
     """Waiting sequences of a better rank than this. Each is out of the order before the next one is asked for."""
@@ -37,6 +40,8 @@ class Seating:
         self._pool = scheduler.pool
         self._prefix = scheduler.prefix
         self._ledger = ledger
+        self.misfits: list[Sequence] = []
+        """Sequences that stepped aside as this runner can never hold them; the caller takes them from here."""
 
     @property
     def reserve(self) -> int:
@@ -51,6 +56,11 @@ class Seating:
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
+            if sequence.limit > self._scheduler.most_tokens:  # it would keep blocks that it could not do with
+                self._put_aside(sequence, queue)
+                if len(self.misfits) >= MISFITS:
+                    break
+                continue
             num_tokens = len(sequence.tokens)
             lag = num_tokens - len(hit) * size
             count = room.chunk(lag)
@@ -66,6 +76,16 @@ class Seating:
     def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: Room) -> None:
         """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
         self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, room)
+
+    def first(self, queue: Queue) -> Sequence | None:
+        """The sequence that goes first; those before it that the runner can never hold step aside."""
+        while (sequence := queue.peek()) is not None and sequence.limit > self._scheduler.most_tokens:
+            self._put_aside(sequence, queue)
+        return sequence
+
+    def _put_aside(self, sequence: Sequence, queue: Queue) -> None:
+        queue.step_aside(sequence)
+        self.misfits.append(sequence)
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
         """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""

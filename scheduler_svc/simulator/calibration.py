@@ -243,7 +243,7 @@ class Calibrator:
 
     def _turn(self) -> None:
         self._engine.step()
-        self._link.socket.poll(100 if not self._front.unfinished else 500)
+        self._link.sockets[0].poll(100 if not self._front.unfinished else 500)
 
     def _fit(self, name: str, source: str, shape: RunnerShape, tile_tokens: int) -> Calibration:
         recorder = self._recorder

@@ -4,7 +4,7 @@
 |--------------------|----------------------------------------------------------------------------|
 | ALREADY_EXISTS     | the id is in use with another body                                         |
 | UNAVAILABLE        | the service drains, or no runner was ever there                            |
-| INVALID_ARGUMENT   | the request can never fit a runner's pool                                  |
+| INVALID_ARGUMENT   | no runner that is there can ever hold the request                          |
 | RESOURCE_EXHAUSTED | a limit of its tenant; its deadline can't be met; the policy; the queue is full |
 
 The checks go from certain to costly; only the last one, a full queue, may shed somebody else's request instead.
@@ -70,9 +70,12 @@ class Doorkeeper:
             return EngineRefusal(
                 grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0, RefusalReason.NO_RUNNER
             )
-        most, needed = engine.pool.max_tokens, request.prompt_len + request.max_tokens
+        most, needed = engine.pool.max_tokens, request.limit
         if engine.pool.schedulers and needed > most:
-            message = f"prompt and max_tokens ({needed} tokens) can never fit the KV pool of {most}: lower max_tokens"
+            message = (
+                f"prompt and max_tokens ({needed} tokens) can never fit a runner that is there: the largest holds "
+                f"{most} tokens of one sequence; lower max_tokens"
+            )
             return EngineRefusal(
                 grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens", reason=RefusalReason.TOO_LONG
             )
@@ -92,6 +95,8 @@ class Doorkeeper:
         """Its deadline would pass before it is served: better told now than then."""
         engine, rate = self._engine, self._engine.rate
         if request.deadline_s is None or not engine.settings.early_refusal or not len(engine.queue) or not rate.known:
+            return None
+        if engine.placement.takes_now(request.sequences[0]):  # who waits, waits for larger runners
             return None
         running = sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values())
         tokens = request.max_tokens - request.num_received

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard
@@ -36,6 +36,15 @@ class TenantQueues:
 
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for queue in self._queues.values() for sequence in queue)
+
+    def like(self) -> TenantQueues:
+        """An empty queue of the same order."""
+        return TenantQueues(self._key_of, self._lift)
+
+    def order(self, sequence: Sequence) -> Any:
+        """Where the sequence stands in this order now, whatever queue it is in: of two, the smaller goes first."""
+        tenant = sequence.request.tenant
+        return self._key_of(tenant), tenant, sequence.rank
 
     def arrive(self, tenant: str) -> None:
         """A new request of the tenant comes. One that has nothing waiting is lifted to the least key that has, or to

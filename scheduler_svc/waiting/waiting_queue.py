@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler_svc.rank import Rank
 from scheduler_svc.sequence import Phase, Sequence
@@ -46,6 +46,14 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members)
+
+    def like(self) -> WaitingQueue:
+        """An empty queue of the same order."""
+        return WaitingQueue()
+
+    def order(self, sequence: Sequence) -> Any:
+        """Where the sequence stands in this order, whatever queue it is in: of two, the smaller goes first."""
+        return sequence.rank
 
     def arrive(self, tenant: str) -> None:
         """A new request of the tenant comes: `push` of its sequences follows."""

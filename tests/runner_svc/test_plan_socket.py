@@ -11,6 +11,7 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc import plan_socket
+from runner_svc.features import OURS, TERMS
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler
@@ -395,3 +396,41 @@ def test_a_plan_that_does_not_end_ends_the_process_once_nobody_wants_it(schedule
     runner.join()
     assert isinstance(runner.error, HungBackend)
     release()
+
+
+def test_terms_are_pairs_and_an_id_is_told_only_to_who_knows_of_them(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    hello = scheduler.expect("hello").hello
+    assert (hello.term, hello.term_id, list(hello.features)) == (0, 0, sorted(OURS))
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=10, term_id=5, features=[TERMS, "of a later release"]))
+    answers = [
+        ({"session": 2, "welcome": plan_pb2.Welcome(term=10, term_id=4, features=[TERMS])}, (10, 5)),
+        ({"session": 3, "welcome": plan_pb2.Welcome(term=9, term_id=7)}, (10, 0)),
+        ({"session": 4, "welcome": plan_pb2.Welcome(term=10)}, (10, 0)),
+        ({"session": 5, "ping": plan_pb2.Ping()}, (10, 0)),
+    ]
+    for message, told in answers:
+        scheduler.send(**message)  # type: ignore[arg-type]
+        event = scheduler.expect("event").event
+        assert (event.fenced, event.fenced_id) == told
+    scheduler.send(session=6, welcome=plan_pb2.Welcome(term=10, term_id=6, features=[TERMS]))
+    scheduler.send(session=6, number=1, ping=plan_pb2.Ping())
+    scheduler.expect("pong")
+    scheduler.send(session=1, number=1, plan=BEGIN)  # of its first session, whose scheduler knows ids
+    event = scheduler.expect("event").event
+    assert (event.fenced, event.fenced_id) == (10, 6)
+
+
+def test_it_tells_its_next_scheduler_of_the_greatest_term_that_a_ping_named(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start(silence_s=0.3)
+    scheduler.expect("hello")
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, term_id=5, features=[TERMS]))
+    for term, term_id in ((7, 3), (6, 9), (0, 0)):
+        scheduler.send(session=1, number=1, ping=plan_pb2.Ping(term=term, term_id=term_id))
+        scheduler.expect("pong")
+    hello = scheduler.expect("hello").hello
+    assert (hello.term, hello.term_id) == (7, 3)
+    scheduler.send(session=2, welcome=plan_pb2.Welcome(term=7, term_id=2))
+    assert scheduler.expect("event").event.fenced == 7

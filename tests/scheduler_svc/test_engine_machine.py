@@ -31,11 +31,11 @@ STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
 STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
 
 
-def make_backend() -> HashBackend:
+def make_backend(num_blocks: int = NUM_BLOCKS) -> HashBackend:
     return HashBackend(
         num_slots=3,
         block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         max_step_tokens=10,
         context_length=128,
         eos_probability=EOS_PROBABILITY,
@@ -82,7 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.step()
 
     def _add_runner(self) -> None:
-        self.stack.add_runner(make_backend())
+        """Every third one is larger: all hold each request, and still they are of two size classes."""
+        larger = self.stack._sessions % 3 == 2
+        self.stack.add_runner(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
 
     @rule(
         prompt=st.one_of(

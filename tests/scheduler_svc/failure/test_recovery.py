@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 
 import numpy as np
 import pytest
@@ -359,3 +360,19 @@ def test_received_tokens_stay_received() -> None:
     assert request.num_received == len(tokens) // 2
     advance_until_idle(stack)
     assert np.frombuffer(rest.submit.received, "<i4").tolist() + rest.streams[0].tokens == tokens
+
+
+def test_ids_are_greater_than_those_of_a_scheduler_whose_clock_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests of one id the one with the greater sequence ids is the later one."""
+    stack = Stack()
+    stack.add_runner(backend())
+    request = stack.submit([1, 2, 3], 60, sampling=sampling(), seed=1)
+    advance(stack, 3)
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 86_400 * 10**9)
+    stack.restart_scheduler()
+    later = stack.submit([4, 5], 5, sampling=sampling(), seed=2)
+    advance_until_idle(stack)
+    assert_whole([request, later])
+    assert request.first_sequence_id is not None and later.first_sequence_id is not None
+    assert later.first_sequence_id > request.first_sequence_id

@@ -21,6 +21,7 @@ from hypothesis.stateful import precondition, rule
 
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
+from scheduler_svc.link.terms import Term
 from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
 
 NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
@@ -111,7 +112,7 @@ class RecoveryMachine(EngineMachine):
                 pass
         for _ in range(rng.randint(0, 2)):
             former.step()
-        former.runners.events.append(Fenced(2))
+        former.runners.events.append(Fenced(Term(2)))
         former.step()
         num_plans = former.engine.totals.plans
         former.step()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +17,7 @@ from protos import inference_pb2
 from runner_svc.byte_tokenizer import byte_model
 from scheduler_svc.front.chat_template import ChatTemplate, ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.refusal import Refusal
-from scheduler_svc.front.template_renderer import STRIKES, TemplateRenderer
+from scheduler_svc.front.template_renderer import GRACE_S, STRIKES, TemplateRenderer
 from scheduler_svc.front.tokenizer import ModelText
 
 MESSAGES = [{"role": "user", "content": "hello 🙂"}]
@@ -99,6 +101,27 @@ def test_a_template_that_breaks_its_limits_again_and_again_is_given_up() -> None
         moody.render(MESSAGES, True)
     assert time.monotonic() - began < 0.3
     moody.close()
+
+
+PAUSED = """
+from scheduler_svc.front.template_renderer import TemplateRenderer
+source = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+renderer = TemplateRenderer(source, {}, most_characters=1000, limit_s=1.0)
+renderer.check()
+print("begins", flush=True)
+print(renderer.render([{"role": "user", "content": "fine"}], True), flush=True)
+"""
+
+
+def test_a_pause_of_the_machine_is_no_time_of_the_template() -> None:
+    """Both processes are stopped in the middle for longer than both may take."""
+    with subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True, process_group=0) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == "begins\n"
+        time.sleep(0.05)
+        os.killpg(worker.pid, signal.SIGSTOP)
+        time.sleep(1.0 + GRACE_S + 0.5)
+        os.killpg(worker.pid, signal.SIGCONT)
+        assert worker.stdout.readline() == "fine\n"
 
 
 def test_a_process_that_stops_or_dies_is_replaced() -> None:

@@ -197,6 +197,14 @@ def test_max_tokens_defaults_to_what_context_and_pool_leave() -> None:
     assert accept(put("stop.max_tokens", 10**6), pool_tokens=10_000).max_tokens == CONTEXT - len(PROMPT)
 
 
+def test_max_tokens_defaults_to_what_nearly_equal_runners_hold() -> None:
+    made = validate(request(), text(), POOL, usual_tokens=POOL - 3)
+    assert made.max_tokens == POOL - 3 - len(PROMPT) and made.to_submit(1, "").open_ended
+    assert validate(request(put("prompt.text", "x" * (POOL - 2))), text(), POOL, usual_tokens=POOL - 3).max_tokens == 2
+    asked = validate(request(put("stop.max_tokens", POOL - len(PROMPT))), text(), POOL, usual_tokens=POOL - 3)
+    assert asked.max_tokens == POOL - len(PROMPT) and not asked.to_submit(1, "").open_ended
+
+
 def test_the_longest_prompt_leaves_one_token() -> None:
     assert accept(put("prompt.text", "x" * (CONTEXT - 1)), pool_tokens=10_000).max_tokens == 1
 

@@ -58,7 +58,7 @@ def knock(link: RunnerLink, curve: CurveClient | None, wait_s: float) -> list[Ru
     events: list[RunnerEvent] = []
     deadline = time.monotonic() + wait_s
     while not events and time.monotonic() < deadline:
-        link.socket.poll(20)
+        link.sockets[0].poll(20)
         events += link.receive()
     socket.close()
     context.term()

@@ -3,90 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-import pytest
 import zmq
 
 from protos import plan_pb2
 from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.link.runner_link import RunnerLink
-
-SILENCE_S = 5.0
-PLAN_S = 20.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class FakeRunner:
-    """A DEALER that says what the test wants."""
-
-    def __init__(self, context: zmq.Context, endpoint: str) -> None:  # type: ignore[type-arg]
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-
-    def say(self, session: int = 0, number: int = 0, **body: object) -> None:
-        message = plan_pb2.ToScheduler(session=session, number=number, **body)  # type: ignore[arg-type]
-        self.socket.send(message.SerializeToString())
-
-    def hello(self, runner_id: str = "r", session: int = 0) -> None:
-        self.say(session, hello=plan_pb2.Hello(protocol_version=1, runner_id=runner_id))
-
-    def hear(self) -> plan_pb2.ToRunner:
-        assert self.socket.poll(2000), "the runner hears nothing"
-        return plan_pb2.ToRunner.FromString(self.socket.recv())
-
-    def hears_nothing(self) -> bool:
-        return not self.socket.poll(100)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context]:  # type: ignore[type-arg]
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-@pytest.fixture
-def link(context: zmq.Context, clock: Clock) -> RunnerLink:  # type: ignore[type-arg]
-    return RunnerLink(context, "tcp://127.0.0.1:*", silence_s=SILENCE_S, plan_timeout_s=PLAN_S, clock=clock)
-
-
-def await_events(link: RunnerLink, count: int = 1) -> list[RunnerEvent]:
-    events: list[RunnerEvent] = []
-    for _ in range(400):
-        events += link.receive()
-        if len(events) >= count:
-            return events
-        time.sleep(0.005)
-    raise AssertionError(f"{len(events)} events of {count}")
-
-
-def settle(link: RunnerLink) -> list[RunnerEvent]:
-    time.sleep(0.1)
-    return link.receive()
-
-
-def join(link: RunnerLink, runner: FakeRunner, runner_id: str = "r") -> int:
-    runner.hello(runner_id)
-    (event,) = await_events(link)
-    assert isinstance(event, Joined) and event.hello.runner_id == runner_id
-    link.welcome(event.session)
-    welcome = runner.hear()
-    assert welcome.session == event.session and welcome.HasField("welcome")
-    return event.session
+from scheduler_svc.link.terms import Term
+from tests.support.fake_runner import Clock, FakeRunner, await_events, join, settle
 
 
 def test_plans_go_out_and_results_of_the_session_come_in(
@@ -119,20 +43,6 @@ def test_a_gap_is_sent_again_and_what_was_answered_is_not(
     settle(link)
     assert [(m.number, len(m.plan.releases)) for m in (runner.hear(), runner.hear())] == [(2, 2), (3, 3)]
     assert runner.hears_nothing()
-
-
-def test_a_new_process_of_the_same_name_replaces_the_old_session(
-    context: zmq.Context,
-    link: RunnerLink,  # type: ignore[type-arg]
-) -> None:
-    old, new = FakeRunner(context, link.endpoint), FakeRunner(context, link.endpoint)
-    session = join(link, old)
-    new.hello()
-    lost, joined = await_events(link, 2)
-    assert isinstance(lost, Lost) and lost.session == session and "same name" in lost.reason
-    assert isinstance(joined, Joined) and joined.session != session
-    old.say(session, 1, result=plan_pb2.Result())
-    assert settle(link) == []
 
 
 def test_a_fault_ends_the_session(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
@@ -203,7 +113,7 @@ def test_a_runner_of_an_earlier_scheduler_is_asked_what_it_holds(
     assert isinstance(joined, Joined) and joined.holds and joined.former == 77
     link.resume(joined.session)
     welcome = runner.hear().welcome
-    assert welcome.resume and welcome.term == link.term > 9
+    assert welcome.resume and welcome.term == link.term.number > 9
     assert runner.hear().HasField("snapshot_request")
     clock.now_s += 1.5  # the request, or its answer, was lost
     settle(link)
@@ -214,21 +124,25 @@ def test_a_runner_of_an_earlier_scheduler_is_asked_what_it_holds(
     # After the loss of this session, which was ours, nothing is left to resume.
     runner.say(joined.session, event=plan_pb2.Event(fault="x"))
     await_events(link)
-    runner.say(joined.session, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=link.term))
+    runner.say(joined.session, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=link.term.number))
     (again,) = await_events(link)
     assert isinstance(again, Joined) and not again.holds and again.former == joined.session
 
 
-def test_whoever_hears_of_a_later_term_is_fenced(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
+def test_once_it_has_sent_a_plan_a_later_term_fences_it(context: zmq.Context, link: RunnerLink) -> None:  # type: ignore[type-arg]
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
-    runner.say(session, event=plan_pb2.Event(fenced=link.term))  # an old message of our own
+    link.send_plan(session, 1, plan_pb2.Plan())
+    runner.hear()
+    number = link.term.number
+    runner.say(session, event=plan_pb2.Event(fenced=number, fenced_id=link.term.id))  # an old message of our own
     assert settle(link) == []
-    runner.say(session, event=plan_pb2.Event(fenced=link.term + 1))
-    assert await_events(link) == [Fenced(link.term + 1)]
+    runner.say(session, event=plan_pb2.Event(fenced=number + 1))
+    fenced, lost = await_events(link, 2)
+    assert fenced == Fenced(Term(number + 1)) and isinstance(lost, Lost)
     other = FakeRunner(context, link.endpoint)
-    other.say(5, hello=plan_pb2.Hello(protocol_version=1, runner_id="other", term=link.term + 2))
-    assert await_events(link) == [Fenced(link.term + 2)]
+    other.say(5, hello=plan_pb2.Hello(protocol_version=1, runner_id="other", term=number + 2))
+    assert await_events(link) == [Fenced(Term(number + 2))]
 
 
 def test_a_runner_that_went_into_another_session_begins_anew(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -82,6 +85,32 @@ def test_a_call_that_hangs_in_c_is_reported_and_interrupted_when_it_is_back(watc
         watchdog.call("f", time.sleep, 0.2)
     assert time.monotonic() - begin >= 0.2
     assert watchdog.overruns == 1
+
+
+PAUSED = """
+import time
+from scheduler_svc.policy.watchdog import Watchdog
+def work():
+    print("begins", flush=True)
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    return "done"
+watchdog = Watchdog(3.0)
+watchdog.call("f", time.sleep, 0.2)
+print(watchdog.call("f", work), watchdog.overruns, flush=True)
+"""
+
+
+def test_a_pause_of_the_process_is_no_slow_call() -> None:
+    """It is stopped within a call, while the watchdog is awake, for longer than a call may take."""
+    with subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True) as paused:
+        assert paused.stdout is not None and paused.stdout.readline() == "begins\n"
+        time.sleep(0.02)
+        paused.send_signal(signal.SIGSTOP)
+        time.sleep(4.5)
+        paused.send_signal(signal.SIGCONT)
+        assert paused.stdout.readline() == "done 0\n"
 
 
 def test_the_interrupt_never_strikes_outside_the_call() -> None:

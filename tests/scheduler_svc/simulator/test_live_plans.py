@@ -80,7 +80,7 @@ def live_plans(trace: Trace, endpoint: str) -> list[plan_pb2.Plan]:
                 if recorder.hello is not None:
                     clock.now_s = 1.0
                 engine.step()
-                link.socket.poll(50)
+                link.sockets[0].poll(50)
     finally:
         link.close()
         context.term()

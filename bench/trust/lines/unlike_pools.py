@@ -1,0 +1,36 @@
+"""Runners of unlike sizes, replaced at random: every request ends, in bounded steps."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import structlog
+
+from bench.trust.line import Line
+from scheduler_svc.operation.logs import configure_logs
+from tests.support.unlike_pools import Hung, PoolWalk
+
+
+def run(quick: bool) -> Line:
+    """Walks of the property test, by their seeds; a wrong token or a wrong refusal raises AssertionError."""
+    num_walks, num_requests, num_hung = (12 if quick else 600), 0, 0
+    outcomes: Counter[str] = Counter()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # runners by the hundred
+    for seed in range(1, num_walks + 1):
+        walk = PoolWalk(seed)
+        try:
+            walk.go()
+        except Hung:
+            num_hung += walk.num_hung
+        num_requests += walk.num_requests
+        outcomes += walk.outcomes
+    configure_logs("console", "error")
+    told = sum(outcomes.values()) - outcomes["whole"]
+    return Line(
+        promise="with pools of unlike sizes each request ends whole, or with a status that says why",
+        figure=f"{num_walks} walks, {num_requests} requests, {num_hung} hung "
+        f"({outcomes['whole']} choices whole, {told} told why)",
+        bar="0 hung",
+        met=num_hung == 0,
+    )

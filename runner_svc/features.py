@@ -1,0 +1,18 @@
+"""What the link has got since runners were first served: used only with a scheduler that has named it (plan.proto).
+
+`scheduler_svc/link/features.py` is its twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TERMS = "terms"
+"""Terms have ids, and pings tell the greatest."""
+
+OURS = frozenset({TERMS})
+
+
+def shared(theirs: Iterable[str]) -> frozenset[str]:
+    """The features that both sides have."""
+    return OURS.intersection(theirs)

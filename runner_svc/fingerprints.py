@@ -1,0 +1,30 @@
+"""What of a runner decides the tokens that it draws, by name: only equality is asked of the values (plan.proto).
+
+A value may not change with the release alone, or runners could not be upgraded one at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runner_svc.model.rope_config import RopeConfig
+
+
+def fingerprints(rope: RopeConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype) -> dict[str, str]:
+    """Those of a model that is computed in one type, with KV in another. The weights' own is in Model."""
+    return {
+        "rope": f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions",
+        "kv": _name(cached),
+        "numerics": f"{_processor(device)} {_name(computed)}",
+    }
+
+
+def _processor(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,88 @@
+"""Is a runner like the others? What decides answers must be equal, or a request's tokens would depend on its runner.
+
+| of Hello | |
+| --- | --- |
+| name, architecture, weights_version, and the fingerprints "weights", "rope" and "kv" | equal: they decide the tokens |
+| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is made once for all runners |
+| block_size | equal: prefixes are named by whole blocks |
+| the fingerprint "numerics" | a warning: a sequence that moves goes on within rounding |
+| context_length, slots, blocks, what a step takes, depth, tiles, prefix_positions | each runner's own: its capacity |
+
+A fingerprint that a runner does not tell is unknown, and like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protos import plan_pb2
+
+_REMEDY = "start it with the same model, or restart the scheduler"
+_FLAGS = {
+    "weights": "start it with the same --model and --dtype, or restart the scheduler",
+    "rope": "give all the same config.json, or restart the scheduler",
+    "kv": "start it with the same --kv-cache-dtype, or restart the scheduler",
+}
+
+
+class Likeness:
+    """What the runners of one service have in common: that of the first, and what later ones told besides."""
+
+    def __init__(self) -> None:
+        self._model: plan_pb2.Model | None = None
+        self._fingerprints: dict[str, str] = {}
+
+    def take(self, hello: plan_pb2.Hello) -> None:
+        """A runner that is not unlike has joined."""
+        if self._model is None:
+            self._model = hello.model
+        for name, value in hello.fingerprints.items():
+            self._fingerprints.setdefault(name, value)
+
+    def unlike(self, hello: plan_pb2.Hello, block_size: int | None) -> str:
+        """What differs and what to change, as a sentence; "" where nothing does. `block_size`: the others'."""
+        return next(self._differences(hello, block_size), "")
+
+    def _differences(self, hello: plan_pb2.Hello, block_size: int | None) -> Iterator[str]:
+        if self._model is not None:
+            yield from _model_differences(hello.model, self._model)
+        for name, remedy in _FLAGS.items():
+            theirs, ours = hello.fingerprints.get(name), self._fingerprints.get(name)
+            if theirs is not None and ours is not None and theirs != ours:
+                yield f"its fingerprint {name!r} is {theirs!r}, this service's {ours!r}: {remedy}"
+        if block_size is not None and hello.block_size != block_size:
+            yield (
+                f"it has KV blocks of {hello.block_size} tokens, the others of {block_size}: "
+                "start all with the same --block-size"
+            )
+
+    def doubt(self, hello: plan_pb2.Hello) -> str:
+        """How its answers may differ by rounding, as a sentence; "" where they don't, or nothing is known."""
+        theirs, ours = hello.fingerprints.get("numerics"), self._fingerprints.get("numerics")
+        if theirs is None or ours is None or theirs == ours:
+            return ""
+        return f"it computes with {theirs!r}, the others with {ours!r}: answers may differ where logits nearly tie"
+
+
+def _model_differences(theirs: plan_pb2.Model, ours: plan_pb2.Model) -> Iterator[str]:
+    if (theirs.name, theirs.weights_version) != (ours.name, ours.weights_version):
+        yield (
+            f"it serves {theirs.name!r} ({theirs.weights_version}), this service {ours.name!r} "
+            f"({ours.weights_version}): {_REMEDY}"
+        )
+    if theirs.architecture != ours.architecture:
+        yield f"its architecture is {theirs.architecture!r}, this service's {ours.architecture!r}: {_REMEDY}"
+    if theirs.vocab_size != ours.vocab_size:
+        yield f"its vocabulary has {theirs.vocab_size} tokens, this service's {ours.vocab_size}: {_REMEDY}"
+    if set(theirs.eos_token_ids) != set(ours.eos_token_ids):
+        yield (
+            f"its end-of-sequence tokens are {sorted(theirs.eos_token_ids)}, this service's "
+            f"{sorted(ours.eos_token_ids)}: {_REMEDY}"
+        )
+    for what, different in (
+        ("tokenizer", theirs.tokenizer != ours.tokenizer),
+        ("chat template", theirs.chat_template != ours.chat_template),
+        ("set of special tokens", dict(theirs.special_tokens) != dict(ours.special_tokens)),
+    ):
+        if different:
+            yield f"its model's {what} differs from this service's: give all the same files, or restart the scheduler"

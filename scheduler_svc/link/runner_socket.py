@@ -1,0 +1,60 @@
+"""The socket that runners connect to: a ROUTER, and the monitor that tells that a connection broke, not whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import zmq
+
+from scheduler_svc.link.curve import CurveServer
+
+
+class RunnerSocket:
+    """Frames in and out, by the identity of their connection. Nothing blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveServer | None) -> None:
+        """Binds. `curve`: only runners with an allowed key get in, encrypted; None: whoever reaches the endpoint."""
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if curve is not None:
+            curve.protect(self._socket)
+        self._socket.bind(endpoint)
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What to poll for input."""
+        return self._socket, self._monitor
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+
+    def frames(self) -> Iterator[tuple[bytes, bytes]]:
+        """Identity and frame of all that is here; what has more than one frame is not of a runner of ours."""
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) == 1:
+                yield identity, frames[0]
+
+    def connection_broke(self) -> bool:
+        """Whether one did since the last call."""
+        broke = False
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            broke = True
+        return broke
+
+    def send(self, identity: bytes, frame: bytes) -> str:
+        """Sends to that connection; returns why that can't be, "" if it can."""
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return str(error)
+        return ""

@@ -1,0 +1,94 @@
+"""Whom a scheduler takes: each runner of a host by its own id, of two of one id the first, and none that is unlike."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from protos import plan_pb2
+from runner_svc.hash_model import expected_tokens
+from tests.support.linked_stack import LinkedStack
+from tests.support.record_frames import ended
+
+HOST = socket.gethostname()
+
+
+class Machine:
+    """A host with runner processes, and a scheduler of theirs in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = LinkedStack()
+        self._folder = folder
+        self._begin_s = time.monotonic()
+        self.runners: list[subprocess.Popen[str]] = []
+
+    def start(self, **flags: object) -> subprocess.Popen[str]:
+        """A runner that has these settings besides the usual ones."""
+        settings = {
+            "link": self.stack.endpoint, "device": "hash", "slots": 4, "step-ms": 5, "eos-probability": 0,
+            "cache-dir": self._folder, **flags,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "runner_svc.main", *(f"--{name}={value}" for name, value in settings.items())]
+        self.runners.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return self.runners[-1]
+
+    @property
+    def ids(self) -> list[str]:
+        """Those of the runners that are there."""
+        return sorted(scheduler.hello.runner_id for scheduler in self.stack.engine.pool.schedulers.values())
+
+    def tick(self) -> None:
+        """The scheduler's time goes on."""
+        self.stack.now_s = time.monotonic() - self._begin_s
+
+    def close(self) -> None:
+        """Ends all."""
+        for runner in self.runners:
+            runner.kill()
+            runner.communicate()
+        self.stack.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+def test_who_may_join(machine: Machine) -> None:
+    stack = machine.stack
+    first = machine.start()
+    stack.step_until(lambda: machine.ids == [HOST], machine.tick)
+    machine.start()
+    stack.step_until(lambda: machine.ids == [HOST, f"{HOST}-2"], machine.tick)
+    sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
+    requests = [stack.submit([number], 150, sampling=sampling) for number in range(12)]
+    refused = {
+        "is here as": machine.start(**{"runner-id": HOST}),
+        "has 300 tokens": machine.start(**{"vocab-size": 300}),
+    }
+    with structlog.testing.capture_logs() as logs:
+        stack.step_until(lambda: all(runner.poll() is not None for runner in refused.values()), machine.tick)
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "a runner is refused"]
+    for says, runner in refused.items():
+        (reason,) = [one for one in reasons if says in one]
+        assert runner.stderr is not None and runner.returncode == 1 and reason in runner.stderr.read()
+    assert "--runner-id" in "".join(reasons)
+    stack.step_until(lambda: ended(requests), machine.tick)
+    for number, request in enumerate(requests):
+        assert request.streams[0].tokens == expected_tokens([number], 150, eos_probability=0)
+    assert not any(stack.engine.totals.losses.values()), "one that was there was given up"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    machine.start()
+    stack.step_until(lambda: stack.engine.totals.losses.total() and len(machine.ids) == 2, machine.tick)
+    assert machine.ids == [HOST, f"{HOST}-2"], "a restart keeps its id"
