@@ -60,6 +60,9 @@ class Commands:
     def _submit(self, worker: bytes, submit: engine_pb2.Submit) -> None:
         engine = self._engine
         known = engine.book.by_key(submit.tenant, submit.request_id)
+        if known is not None and known.cancelled:  # its id is free again
+            engine.book.forget(known)
+            known = None
         if known is not None and known.digest == submit.digest:
             self._hand_over(known, submit.handle, worker)
             return
@@ -112,8 +115,14 @@ class Commands:
         self._hand_over(request, attach.handle, worker)
 
     def _hand_over(self, request: Request, handle: int, worker: bytes) -> None:
-        """The request goes to another stream, of this worker or another; tokens so far go with it."""
+        """The request goes to another stream, of this worker or another; tokens so far go with it.
+
+        One that ended with a status is answered with that.
+        """
         outbox = self._engine.outbox
+        if request.refusal is not None:
+            outbox.message(worker, request.refusal.to_message(handle))
+            return
         detached = engine_pb2.Detached(handle=request.handle)
         outbox.message(request.owner, engine_pb2.FromEngine(detached=detached))
         self._engine.book.rename(request, handle, worker)
@@ -162,5 +171,5 @@ def _not_yet() -> EngineRefusal:
 
 
 def _unknown(request_id: str) -> EngineRefusal:
-    message = f"there is no request {request_id!r}: it never was, was cancelled, or its retention time is over"
+    message = f"there is no request {request_id!r}: it never was, its client left it, or its retention time is over"
     return EngineRefusal(grpc.StatusCode.NOT_FOUND, message, "request_id")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 
 from protos import engine_pb2
+from scheduler_svc.book_check import check_book
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.failure.attendance import Attendance
@@ -47,8 +48,9 @@ from scheduler_svc.roster.roster_check import check_roster
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.waiting.reordered_queue import MOST_RANKED, ReorderedQueue
 from scheduler_svc.waiting.service_rate import ServiceRate
-from scheduler_svc.waiting.tenant_queues import queue_for
+from scheduler_svc.waiting.tenant_queues import Queue, queue_for
 from scheduler_svc.waiting.tenant_shares import TenantShares
 
 log = structlog.get_logger()
@@ -76,7 +78,10 @@ class Engine:
         self.started_s = clock()
         self.ledger = Ledger()
         self.pool = RunnerPool(settings, clock, self.ledger)
-        self.queue = queue_for(self.policy, self.ledger)
+        self.queue: Queue = queue_for(self.policy, self.ledger)
+        self.most_ranked = MOST_RANKED
+        """Waiting sequences that a turn ranks anew after a policy swap, at most."""
+        self._reordered: ReorderedQueue | None = None
         self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
         self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
@@ -110,6 +115,8 @@ class Engine:
         self._apply(events)
         self._admit(commands)
         plans = self._plan()
+        if self.settings.check:
+            check_book(self.book, self.shares)
         self.phases.end(StepPhase.SCHEDULE)
         self._send(plans)
         self.phases.end(StepPhase.SEND)
@@ -139,6 +146,8 @@ class Engine:
         plans = []
         if self.quarantine.active:
             self.quarantine.settle()
+        if self._reordered is not None:
+            self._reorder()
         self.placement.place()
         for session, scheduler in self.pool.ready():
             trial = self.quarantine.trial_queue(session)
@@ -195,6 +204,8 @@ class Engine:
     @property
     def wake_s(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
+        if self._reordered is not None:
+            return self.clock()
         latest = self.clock() + (0.01 if self.commands.policies.busy else 0.5)
         dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
         return min(due for due in dues if due is not None)
@@ -274,18 +285,29 @@ class Engine:
     # ------------------------------------------------------------------ the policy
 
     def change_policy(self, policy: Policy) -> None:
-        """From the next plan on `policy` decides: all that waits or runs is ranked anew, and nothing else changes."""
+        """From the next plan on `policy` decides: what runs is ranked anew, what waits is from now on, in slices, and
+        nothing else changes."""
         self.placement.recall_all()
-        waiting = list(self.queue)
         self.policy.install(policy)
-        self.queue = queue_for(self.policy, self.ledger)
         self.results.forget_ends()
-        for request in self.book.live():
-            for sequence in request.sequences:
+        self.shares.ranking_changes()
+        for scheduler in self.pool.schedulers.values():
+            for sequence in scheduler.table.running():
                 self.rank_anew(sequence)
-        for sequence in waiting:
-            self.queue.push(sequence)
-        self.shares.requeued(self.queue)
+        self.quarantine.rank_anew(self.rank_anew)
+        ordered = queue_for(self.policy, self.ledger)
+        self.queue = self._reordered = ReorderedQueue(ordered, self.queue, self.rank_anew, self.shares)
+        self._reorder()
+
+    @property
+    def reordering(self) -> bool:
+        """Not all that waits is ranked by the policy in force yet."""
+        return self._reordered is not None
+
+    def _reorder(self) -> None:
+        reordered = self._reordered
+        if reordered is not None and reordered.advance(self.clock, self.most_ranked):
+            self.queue, self._reordered = reordered.ordered, None
 
     def rank_anew(self, sequence: Sequence) -> None:
         """The key is the new policy's; the serial number, which settles ties, stays."""

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from protos import engine_pb2
+from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.token_log import token_log
 from scheduler_svc.sequence import Request, Sequence
@@ -65,7 +66,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
         grammar=submit.grammar,
         open_ended=submit.open_ended,
-        scores_prompt=submit.sampling.HasField("prompt_logprobs"),
+        prompt_logprobs=PromptLogprobs() if submit.sampling.HasField("prompt_logprobs") else None,
     )
     limit = prompt_len + submit.max_tokens
     request.sequences = [

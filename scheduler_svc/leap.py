@@ -45,7 +45,7 @@ def possible_leap(engine: Engine) -> Leap | None:
         return None
     if engine.watchers or engine.roster_queries or engine.kv_feed.active or engine.quarantine.active:
         return None
-    if engine.commands.policies.busy or engine.constraints.busy:
+    if engine.commands.policies.busy or engine.constraints.busy or engine.reordering:
         return None
     ((session, scheduler),) = engine.pool.schedulers.items()
     turns = scheduler.most_turns(engine.queue, engine.policy)

@@ -48,6 +48,12 @@ class Ledger:
         """The tenant had `tokens` prompt tokens computed."""
         self._prompt[self.index_of(tenant)] += tokens
 
+    def restore(self, tenant: str, prompt_tokens: int, sampled_tokens: int) -> None:
+        """The tenant had this computed by a former scheduler."""
+        index = self.index_of(tenant)
+        self._prompt[index] += prompt_tokens
+        self._sampled[index] += sampled_tokens
+
     def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
         """A token for each of these rows of `tenants` (a tenant may occur often)."""
         if len(self._index) == 1:

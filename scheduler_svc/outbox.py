@@ -6,8 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from protos import engine_pb2, plan_pb2
+from protos import engine_pb2
 from scheduler_svc.link.links import Fronts
+from scheduler_svc.prompt_logprobs import joined
 from scheduler_svc.roster.applied import Applied
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import NOBODY, Sequence
@@ -130,20 +131,10 @@ def attached_message(handle: int, sequences: list[Sequence]) -> engine_pb2.FromE
             sequence_id=sequence.id, tokens=sequence.column(request.prompt_len, len(sequence.tokens))
         )
         if sequence.logprobs:
-            record.logprobs.CopyFrom(_joined(sequence.logprobs))
+            record.logprobs.CopyFrom(joined(sequence.logprobs))
         if sequence.end is not None:
             record.end.CopyFrom(end_message(sequence))
-    if sequences[0].prompt_logprobs:
-        attached.prompt_logprobs.CopyFrom(_joined(sequences[0].prompt_logprobs))
+    known = request.prompt_logprobs.joined() if request.prompt_logprobs is not None else None
+    if known is not None:
+        attached.prompt_logprobs.CopyFrom(known)
     return engine_pb2.FromEngine(attached=attached)
-
-
-def _joined(parts: list[plan_pb2.RowLogprobs]) -> plan_pb2.RowLogprobs:
-    """Consecutive log-probabilities as one."""
-    return plan_pb2.RowLogprobs(
-        first_position=parts[0].first_position,
-        top=parts[0].top,
-        values=b"".join(part.values for part in parts),
-        top_ids=b"".join(part.top_ids for part in parts),
-        top_values=b"".join(part.top_values for part in parts),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 
-from scheduler_svc.sequence import NOBODY, FinishReason, Request, Sequence
+from scheduler_svc.sequence import NOBODY, Request, Sequence
 
 
 class RequestBook:
@@ -83,28 +83,29 @@ class RequestBook:
             del self._owners[request.owner]
 
     def retire(self, request: Request, now_s: float) -> None:
-        """The request has finished: kept attachable for a time, unless the client itself ended it.
+        """The request has finished: kept attachable for a time, unless it was left.
 
-        Also one of several choices: a client that lost its connection, and so its request, must not find the rest cut
-        short when it comes back, but send it again.
+        A client that lost its connection, and so its request, must not find it cut short when it comes back, but send
+        it again.
         """
         self._disown(request)
-        cancelled = any(s.end is not None and s.end.reason is FinishReason.CANCELLED for s in request.sequences)
-        if cancelled or not self._retention_requests:
-            self._forget(request)
+        if request.is_left or not self._retention_requests:
+            self.forget(request)
             return
         self._retired.append((now_s, request))
         if len(self._retired) > self._retention_requests:
-            self._forget(self._retired.popleft()[1])
+            self.forget(self._retired.popleft()[1])
 
     def expire(self, now_s: float) -> None:
         """Forgets finished requests whose retention time is over."""
         while self._retired and self._retired[0][0] + self._retention_s <= now_s:
-            self._forget(self._retired.popleft()[1])
+            self.forget(self._retired.popleft()[1])
 
-    def _forget(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
+        """Nobody finds a finished request any more; its id may be used again. Harmless when repeated."""
         self._by_handle.pop(request.handle, None)
-        self._by_key.pop(request.key, None)
+        if self._by_key.get(request.key) is request:
+            del self._by_key[request.key]
         for sequence in request.sequences:
             self._by_sequence.pop(sequence.id, None)
         request.dissolve()

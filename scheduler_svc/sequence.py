@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from protos import plan_pb2
 from scheduler_svc.failure.suspicion import Suspicion
+from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.rank import Rank
 from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
     from scheduler_svc.constrained.masks import OutputMatcher
+    from scheduler_svc.intake import EngineRefusal
     from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
 
@@ -93,7 +95,6 @@ class Sequence:
     """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     matcher: OutputMatcher | None = None
     """Where it stands in its request's grammar, once that is compiled."""
     num_matched: int = 0
@@ -156,8 +157,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     open_ended: bool = False
     """Its client set no `max_tokens`: a sequence may be cut to what a runner holds."""
-    scores_prompt: bool = False
-    """Log-probabilities of its prompt are asked for: all of it is computed, whatever is cached."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Those of its prompt, if they are asked for: all of it is computed then, whatever is cached."""
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
     gone_until_s: float | None = None
@@ -168,6 +169,11 @@ class Request:
     """What its output must match, as llguidance takes it; "" for anything."""
     rebuilt: bool = False
     """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
+    is_left: bool = False
+    """Its client is gone and did not come back in time, or was refused it after all: who asks for it later finds
+    nothing, and sends it again."""
+    refusal: EngineRefusal | None = None
+    """The status with which it ended, where that was no finish."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
@@ -185,6 +191,17 @@ class Request:
     def limit(self) -> int:
         """Most tokens of one of its sequences, prompt included."""
         return max((sequence.limit for sequence in self.sequences), default=0)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of its prompt are asked for."""
+        return self.prompt_logprobs is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """It has ended, and some choice because it was cancelled."""
+        ends = [sequence.end for sequence in self.sequences]
+        return all(ends) and any(end is not None and end.reason is FinishReason.CANCELLED for end in ends)
 
     @property
     def num_tokens(self) -> int:

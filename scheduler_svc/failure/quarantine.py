@@ -13,6 +13,7 @@ A process that comes back as if nothing had been absolves those that its loss co
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ class Trial:
     session: int
     marks: dict[Sequence, int]
     queue: WaitingQueue
+    beyond_limit: list[Sequence]
+    """Of the same requests, those that wait as their tenant runs as many as it may."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +78,9 @@ class Quarantine:
         """Sequences that wait for their trial."""
         cohorts = (*self._cohorts, self._put_off)
         held = sum(s.phase is Phase.WAITING for cohort in cohorts for r in cohort for s in r.sequences)
-        return held + (len(self._trial.queue) if self._trial else 0)
+        if self._trial is None:
+            return held
+        return held + len(self._trial.queue) + sum(s.phase is Phase.WAITING for s in self._trial.beyond_limit)
 
     # ------------------------------------------------------------------ crashes
 
@@ -164,6 +169,7 @@ class Quarantine:
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
         engine.totals.refuse(RefusalReason.CRASHES_RUNNERS)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        request.refusal = refusal
         engine.finish_request(request, End(FinishReason.ERROR, message=message))
 
     def absolve(self, session: int) -> None:
@@ -182,7 +188,20 @@ class Quarantine:
     def _release(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
-                self._engine.queue.push(sequence)
+                self._engine.shares.enter(sequence, self._engine.queue)
+
+    def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
+        """Another policy is in force: `rank` gives a sequence its rank."""
+        for cohort in self._cohorts:
+            for request in cohort:
+                for sequence in request.sequences:
+                    rank(sequence)
+        if self._trial is not None:
+            for sequence in self._trial.beyond_limit:
+                rank(sequence)
+            for sequence in self._trial.queue.take_all():
+                rank(sequence)
+                self._trial.queue.push(sequence)
 
     # ------------------------------------------------------------------ trials
 
@@ -194,6 +213,8 @@ class Quarantine:
         """A waiting sequence has ended."""
         if self._trial is not None:
             self._trial.queue.discard(sequence)
+            if sequence in self._trial.beyond_limit:
+                self._trial.beyond_limit.remove(sequence)
 
     def settle(self) -> None:
         """Acquits who got further, ends a trial when everybody has, and begins the next. Called each step if active."""
@@ -226,6 +247,9 @@ class Quarantine:
         for sequence in list(trial.queue):
             trial.queue.discard(sequence)
             self._engine.queue.push(sequence)
+        for sequence in trial.beyond_limit:
+            if sequence.phase is Phase.WAITING:
+                self._engine.shares.enter(sequence, self._engine.queue)
 
     def _put_off_misfits(self) -> None:
         """Suspects that no runner can hold are in no cohort, so that others are tried; they wait as `Misfits` do."""
@@ -265,11 +289,14 @@ class Quarantine:
             return
         self._cohorts.popleft()
         self._reserved = None
-        trial = self._trial = Trial(session, {}, WaitingQueue())
+        trial = self._trial = Trial(session, {}, WaitingQueue(), [])
         for request in cohort:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
                     self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
+                    if self._engine.shares.is_held(sequence):
+                        trial.beyond_limit.append(sequence)
+                        continue
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)

@@ -4,6 +4,14 @@ The runner tells each sequence's tokens, how many of them it has computed, its b
 former scheduler gave it. What it does not tell is made again: choices of the same request that were waiting or had
 ended, and all that asked for log-probabilities, are computed from the prompt (the noise is keyed by position, so they
 come out the same), and a request that no runner holds is sent again by its client.
+
+What a sequence keeps of what the runner holds:
+
+| the request                                            | slot and KV | tokens |
+|--------------------------------------------------------|-------------|--------|
+| asks for log-probabilities, of its tokens or prompt    | no          | no     |
+| has a grammar, or its tenant runs as many as it may    | no          | yes    |
+| is any other                                           | yes         | yes    |
 """
 
 from __future__ import annotations
@@ -95,12 +103,18 @@ class Recovery:
         going_on = 0
         for resident in residents:
             sequence = self._wanted(resident, requests)
-            too_long = sequence is not None and sequence.limit > scheduler.most_tokens
-            if sequence is None or too_long or not self._goes_on(sequence, resident) or sequence.request.grammar:
+            fits = sequence is not None and sequence.limit <= scheduler.most_tokens
+            if (
+                sequence is not None
+                and fits
+                and self._goes_on(sequence, resident)
+                and self._may_run(sequence, requests)
+            ):
+                scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
+                self._charge(sequence)
+                going_on += 1
+            else:
                 scheduler.expel(resident.slot, resident.blocks)
-                continue
-            scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
-            going_on += 1
         for request in requests.values():
             if request.grammar:  # they keep their tokens, and are computed again with their matchers
                 self._engine.constraints.prepare(request, self._queue_missing)
@@ -119,6 +133,7 @@ class Recovery:
         if request is None:
             request = requests[first_id] = self._rebuild(resident, first_id)
             self._engine.enter(request)
+            self._engine.shares.submitted(request)
         sequence = request.sequences[context.index] if context.index < len(request.sequences) else None
         if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
             return None
@@ -126,13 +141,12 @@ class Recovery:
             return None  # it began again on another runner, whose rows on their way bring the same tokens
         if len(sequence.tokens) > len(resident.tokens):
             return None
+        if request.sampling.HasField("logprobs") or request.scores_prompt:
+            return None  # no runner keeps log-probabilities: computing all again brings them back
         if request.grammar:  # what was rebuilt keeps its tokens; others wait, or will once their grammar is compiled
             return sequence if first_id in requests else None
         if resident.computed >= len(resident.tokens) or request.suspicion.is_held:
             return None  # its last row failed, or it may end runners: that shows again, elsewhere
-        sampling = request.sampling
-        if sampling.HasField("logprobs") or sampling.HasField("prompt_logprobs"):
-            return None  # no runner keeps log-probabilities: computing all again brings them back
         return sequence
 
     def _known(self, submit: engine_pb2.Submit, first_id: int) -> Request | None:
@@ -147,6 +161,7 @@ class Recovery:
         refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
         engine.book.abandon(request)  # whoever listened has heard all
+        request.is_left = True
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
         return None
 
@@ -170,6 +185,22 @@ class Recovery:
             engine.finish(sequence, end)
         return end is None
 
+    def _may_run(self, sequence: Sequence, requests: dict[int, Request]) -> bool:
+        """Does it go on in its slot, as far as its matcher and its tenant's limit are concerned? Else it waits."""
+        request, shares = sequence.request, self._engine.shares
+        if request.grammar:
+            return False
+        if shares.resume(sequence):
+            return True
+        if requests.get(request.sequences[0].id) is not request:  # its other choices are queued already
+            shares.enter(sequence, self._engine.queue)
+        return False
+
+    def _charge(self, sequence: Sequence) -> None:
+        """The tenant's account begins with what its running sequences were served by the former scheduler."""
+        served = sequence.prompt_len - sequence.cached_tokens
+        self._engine.ledger.restore(sequence.request.tenant, served, sequence.num_generated)
+
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """The request as it was, with all its choices at their beginning, waiting for its client."""
         engine, context = self._engine, resident.context
@@ -190,4 +221,4 @@ class Recovery:
         """Choices that no runner has told of (yet) begin again."""
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
-                self._engine.queue.push(sequence)
+                self._engine.shares.enter(sequence, self._engine.queue)

@@ -22,8 +22,10 @@ class Unattended:
 
     def cut(self, request: Request) -> None:
         """The client's stream is gone."""
-        if request.finished or not request.keep_s:
-            self._engine.finish_request(request, End(FinishReason.CANCELLED))
+        if request.finished:
+            return
+        if not request.keep_s:
+            self._leave(request)
         else:
             self._keep(request, request.keep_s)
 
@@ -35,6 +37,10 @@ class Unattended:
         request.gone_until_s = self._engine.ledger.now_s + for_s
         self._engine.book.remind(request.gone_until_s, request)
 
+    def _leave(self, request: Request) -> None:
+        request.is_left = True
+        self._engine.finish_request(request, End(FinishReason.CANCELLED))
+
     def expire(self) -> None:
         """Ends the requests whose time is up; forgets finished ones after their retention time."""
         engine, now_s = self._engine, self._engine.ledger.now_s
@@ -42,7 +48,7 @@ class Unattended:
             if request.deadline_s is not None and request.deadline_s <= now_s:
                 engine.finish_request(request, End(FinishReason.DEADLINE))
             elif request.gone_until_s is not None and request.gone_until_s <= now_s:
-                engine.finish_request(request, End(FinishReason.CANCELLED))
+                self._leave(request)
         engine.book.expire(now_s)
         for sequence in engine.placement.given_up():
             message = f"no runner came in time that holds its {sequence.limit} tokens (prompt and max_tokens)"

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from scheduler_svc.front.request_stream import RequestStream
 
 
+_WHOLE = (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH)
+"""Ends of choices that lack nothing."""
+
+
 class ChoiceStream:
     """State of one choice. `incoming`, always the same list, holds tokens that are not text yet: the engine client
     appends to it, and calls `arrived` when it was empty."""
@@ -79,19 +83,17 @@ class ChoiceStream:
         self._stream.touched(not self._started)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
-        """Log-probabilities of some of the prompt's tokens; those of choice 0 stand for all."""
-        if self.index == 0:
-            self._stream.prompt_logprobs(row)
+        """Log-probabilities of some of the prompt's tokens, which this choice was the first to compute."""
+        self._stream.prompt_logprobs(row)
 
     def ended(self, end: engine_pb2.End) -> None:
         """The engine's last word on the sequence, which may echo a stop string found here."""
         self._push()
         if self._waiting is not None:
-            if end.reason in (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH):
+            if end.reason in _WHOLE:
                 self._stream.cursor_missed(self.index, self._cursor, len(self._waiting))
                 return
-            end.num_tokens += self._cursor - len(self._waiting)  # cut short on the way to what the client has
-            self._waiting = None
+            self._cut_short(end, self._waiting)
         self._match_stop()
         self._end(end)
         if self._stream.trace is not None:
@@ -101,20 +103,28 @@ class ChoiceStream:
     def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:
         """Takes up a sequence from its `tokens`, received ones left out, of which the client has the first `cursor`.
 
-        Where there are fewer (a new engine computes them again), the choice waits until it has come so far. Raises
-        ValueError when it has ended before.
+        Where there are fewer (a new engine computes them again), the choice waits until it has come so far, and ends
+        with whatever keeps it from that. Raises ValueError when it is whole and has fewer.
         """
         if self.logprobs is not None:
             self.logprobs.leave_out = cursor
             self.logprobs.extend(record.logprobs)
-        if len(tokens) < cursor and not record.HasField("end"):
+        if len(tokens) < cursor and record.end.reason not in _WHOLE:
             self._cursor, self._waiting = cursor, tokens
+            if record.HasField("end"):
+                self._cut_short(record.end, tokens)
+                self._end(record.end)
             return
         self._text.resume(tokens, cursor)
         if self._match_stop() and not record.HasField("end"):
             self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
         if record.HasField("end"):
             self._end(record.end)
+
+    def _cut_short(self, end: engine_pb2.End, tokens: list[int]) -> None:
+        """It ended with these `tokens`, on the way to what the client has."""
+        end.num_tokens += self._cursor - len(tokens)
+        self._waiting = None
 
     def take(self) -> Piece | None:
         """Removes and returns what is decided and not delivered; None when there is nothing."""

@@ -56,14 +56,16 @@ class Applied:
         return self.now_s - self.previous_s
 
     def keep_logprobs(self) -> None:
-        """Log-probabilities stay with the sequences that live, too, for Attach."""
+        """Log-probabilities stay with the sequences that live, too, for Attach; of prompts, only what is new stays."""
         if self.logprobs:
             sequences = self.sequences
             for index, logprobs in self.logprobs:
                 sequences[index].logprobs.append(logprobs)
-        self.prompt_logprobs = [(s, p) for s, p in self.prompt_logprobs if s.phase is not Phase.FINISHED]
-        for sequence, logprobs in self.prompt_logprobs:
-            sequence.prompt_logprobs.append(logprobs)
+        rows, self.prompt_logprobs = self.prompt_logprobs, []
+        for sequence, row in rows:
+            known = sequence.request.prompt_logprobs
+            if known is not None and sequence.phase is not Phase.FINISHED and (new := known.add(row)) is not None:
+                self.prompt_logprobs.append((sequence, new))
 
     @property
     def sequences(self) -> list[Sequence]:

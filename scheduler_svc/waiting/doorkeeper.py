@@ -144,6 +144,7 @@ class Doorkeeper:
         engine = self._engine
         engine.totals.refuse(RefusalReason.SHED)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        request.is_left = True
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     def _retry_s(self, ended: int) -> float:

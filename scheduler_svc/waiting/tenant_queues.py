@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.waiting.waiting_queue import Place, WaitingQueue
 
 
 class TenantQueues:
@@ -111,6 +111,15 @@ class TenantQueues:
         queue.discard(sequence)
         self._length -= length - len(queue)
         self.num_tokens -= tokens - queue.num_tokens
+
+    def take_all(self) -> dict[Sequence, Place]:
+        """Everything that waits; the queue is empty then."""
+        members: dict[Sequence, Place] = {}
+        for queue in self._queues.values():
+            members.update(queue.take_all())
+        self._queues, self._order, self._ordered = {}, [], set()
+        self._length = self.num_tokens = 0
+        return members
 
     def _enter(self, tenant: str) -> None:
         if tenant not in self._ordered:

@@ -36,6 +36,10 @@ class _Share:
     """Sequences in the queue's order or in slots; counted only under a limit."""
     held: list[tuple[Rank, Sequence]] = field(default_factory=list)
     """A heap by rank; those that ended meanwhile are skipped."""
+    former: list[list[tuple[Rank, Sequence]]] = field(default_factory=list)
+    """Such heaps by ranks of earlier policies; those that have their new rank meanwhile are in `held`, too."""
+    ranking: int = 0
+    """Policy swaps before those of `held` were ranked."""
 
 
 class TenantShares:
@@ -50,6 +54,7 @@ class TenantShares:
         self._unstarted: set[Sequence] = set()
         self._entered: set[Sequence] = set()  # of tenants with a limit of running sequences
         self._held: set[Sequence] = set()
+        self._ranking = 0
         # Use at some time -> tenant, greatest first: uses that have shrunk since are corrected when they surface.
         self._order: list[tuple[float, str]] = []
 
@@ -91,7 +96,8 @@ class TenantShares:
             share = self._shares[request.tenant] = _Share(self.limits_of(request.tenant))
         share.waiting += len(request.sequences)
         share.tokens += request.prompt_len * len(request.sequences)
-        share.sheddable[request] = None
+        if not request.rebuilt:  # of one that a former scheduler had, its client may have tokens
+            share.sheddable[request] = None
         self._unstarted.update(request.sequences)
         if len(self._order) > 2 * len(self._shares) + 64:
             self._order = [(-self._use(share), tenant) for tenant, share in self._shares.items()]
@@ -100,18 +106,39 @@ class TenantShares:
             heapq.heappush(self._order, (-self._use(share), request.tenant))
 
     def enter(self, sequence: Sequence, queue: Queue) -> None:
-        """Queues a sequence of a submitted request; aside of the order if its tenant runs as many as it may."""
+        """Queues a sequence of a submitted request; aside of the order if its tenant runs as many as it may.
+
+        One that has entered before, or is held, stays what it is.
+        """
         queue.push(sequence)
         share = self._shares.get(sequence.request.tenant)
-        if share is None or share.limits.running is None:
+        if share is None or share.limits.running is None or sequence in self._entered:
             return
-        if share.entered < share.limits.running:
+        if sequence in self._held:
+            queue.step_aside(sequence)
+        elif share.entered < share.limits.running:
             share.entered += 1
             self._entered.add(sequence)
         else:
             self._held.add(sequence)
-            heapq.heappush(share.held, (sequence.rank, sequence))
+            self._hold(sequence, share)
             queue.step_aside(sequence)
+
+    def is_held(self, sequence: Sequence) -> bool:
+        """It waits because its tenant runs as many as it may."""
+        return sequence in self._held
+
+    def resume(self, sequence: Sequence) -> bool:
+        """A sequence of a submitted request is in a slot since before a restart, and in no queue; False if its tenant
+        runs as many as it may: `enter` follows then."""
+        share = self._shares.get(sequence.request.tenant)
+        if share is not None and share.limits.running is not None and sequence not in self._entered:
+            if share.entered >= share.limits.running:
+                return False
+            share.entered += 1
+            self._entered.add(sequence)
+        self.started(sequence)
+        return True
 
     def started(self, sequence: Sequence) -> None:
         """The sequence got its first slot. Harmless when repeated."""
@@ -135,26 +162,91 @@ class TenantShares:
             self._entered.remove(sequence)
             share.entered -= 1
             self._release(share, queue)
-        if not share.waiting and not share.entered and not share.held:
+        if not share.waiting and not share.entered and not share.held and not share.former:
             del self._shares[sequence.request.tenant]
 
     def _release(self, share: _Share, queue: Queue) -> None:
         limit = share.limits.running
-        while share.held and (limit is None or share.entered < limit):
-            sequence = heapq.heappop(share.held)[1]
-            if sequence.phase is not Phase.FINISHED:
-                self._held.remove(sequence)
-                self._entered.add(sequence)
-                share.entered += 1
-                queue.come_back(sequence)
+        while (limit is None or share.entered < limit) and (sequence := self._next_held(share)) is not None:
+            self._held.remove(sequence)
+            self._entered.add(sequence)
+            share.entered += 1
+            queue.come_back(sequence)
 
-    def requeued(self, queue: Queue) -> None:
-        """All that waits was put into a new queue under new ranks: those that are held step aside again."""
-        for share in self._shares.values():
-            share.held = [(s.rank, s) for _, s in share.held if s.phase is not Phase.FINISHED]
-            heapq.heapify(share.held)
-            for _, sequence in share.held:
-                queue.step_aside(sequence)
+    def _next_held(self, share: _Share) -> Sequence | None:
+        """Takes out who is held and goes first: by rank, those without their new rank last."""
+        self._follow_ranking(share)
+        while share.held or share.former:
+            heap = share.held or share.former[0]
+            sequence = heapq.heappop(heap)[1]
+            if not heap and heap is not share.held:
+                del share.former[0]
+            if sequence in self._held:
+                return sequence
+        return None
+
+    def _hold(self, sequence: Sequence, share: _Share) -> None:
+        self._follow_ranking(share)
+        heapq.heappush(share.held, (sequence.rank, sequence))
+
+    def _follow_ranking(self, share: _Share) -> None:
+        if share.ranking != self._ranking:
+            share.ranking = self._ranking
+            if share.held:
+                share.former.append(share.held)
+                share.held = []
+
+    def ranking_changes(self) -> None:
+        """Another policy is in force: all that wait are going to be `reranked`."""
+        self._ranking += 1
+
+    def reranked(self, sequence: Sequence, queue: Queue) -> None:
+        """A waiting sequence was put into the new queue under its new rank: if it is held it steps aside again."""
+        if sequence in self._held:
+            self._hold(sequence, self._shares[sequence.request.tenant])
+            queue.step_aside(sequence)
+
+    def check(self, live: list[Sequence]) -> None:
+        """Raises RuntimeError unless everything here is what a count over all sequences that live comes to. O(live)."""
+        counted: dict[str, _Share] = {}
+        for sequence in live:
+            self._count(sequence, counted)
+        if self._unstarted != {sequence for sequence in live if not sequence.admitted}:
+            raise RuntimeError("the sequences that have not started are others than those that never had a slot")
+        if not (self._entered | self._held) <= set(live) or self._entered & self._held:
+            raise RuntimeError("a sequence counts against its tenant's limit and has ended, or counts twice")
+        for tenant in self._shares.keys() | counted.keys():
+            share, count = self._shares.get(tenant), counted.get(tenant)
+            if share is None:
+                share = _Share(self.limits_of(tenant))
+            if count is None:
+                count = _Share(self.limits_of(tenant))
+            if (share.waiting, share.tokens, share.entered) != (count.waiting, count.tokens, count.entered):
+                raise RuntimeError(f"tenant {tenant!r}: {share} is not what a count comes to: {count}")
+            if share.sheddable.keys() != count.sheddable.keys():
+                raise RuntimeError(f"tenant {tenant!r}: requests can be shed that have started, or the other way round")
+            limit = share.limits.running
+            if limit is not None and (share.entered > limit or (count.held and share.entered < limit)):
+                raise RuntimeError(f"tenant {tenant!r}: {share.entered} run or may, {len(count.held)} wait for {limit}")
+
+    def _count(self, sequence: Sequence, counted: dict[str, _Share]) -> None:
+        request = sequence.request
+        share = counted.setdefault(request.tenant, _Share(self.limits_of(request.tenant)))
+        if not sequence.admitted:
+            share.waiting += 1
+            share.tokens += request.prompt_len
+            if not request.rebuilt and not any(choice.admitted or choice.end for choice in request.sequences):
+                share.sheddable[request] = None
+        if share.limits.running is None:
+            return
+        if sequence in self._held:
+            share.held.append((sequence.rank, sequence))
+            if sequence.phase is Phase.RUNNING:
+                raise RuntimeError(f"sequence {sequence.id} runs beyond its tenant's limit")
+        elif sequence in self._entered:
+            share.entered += 1
+        elif sequence.phase is Phase.RUNNING:
+            raise RuntimeError(f"sequence {sequence.id} runs, and does not count against its tenant's limit")
 
     # ------------------------------------------------------------------ who gives way
 

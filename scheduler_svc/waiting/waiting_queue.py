@@ -11,7 +11,7 @@ from scheduler_svc.rank import Rank
 from scheduler_svc.sequence import Phase, Sequence
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a sequence stands: the number of its heap entry, 0 while it stepped aside; and its tokens when pushed."""
 
     entry: int
@@ -32,7 +32,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._front: list[_Entry] = []
         self._heap: list[_Entry] = []  # none goes before the last of the front
-        self._members: dict[Sequence, _Place] = {}
+        self._members: dict[Sequence, Place] = {}
         self._entries = 0
         self._tokens = 0
 
@@ -105,7 +105,7 @@ class WaitingQueue:
     def step_aside(self, sequence: Sequence) -> None:
         """Takes a sequence out of the order, if it waits here; it still waits."""
         if sequence in self._members:
-            self._members[sequence] = _Place(0, self._members[sequence].tokens)
+            self._members[sequence] = Place(0, self._members[sequence].tokens)
 
     def come_back(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
@@ -127,9 +127,15 @@ class WaitingQueue:
             self._heap = [(s.rank, place.entry, s) for s, place in self._members.items() if place.entry]
             heapq.heapify(self._heap)
 
+    def take_all(self) -> dict[Sequence, Place]:
+        """Everything that waits; the queue is empty then."""
+        members, self._members = self._members, {}
+        self._front, self._heap, self._tokens = [], [], 0
+        return members
+
     def _enter(self, sequence: Sequence, tokens: int) -> None:
         self._entries += 1
-        self._members[sequence] = _Place(self._entries, tokens)
+        self._members[sequence] = Place(self._entries, tokens)
         entry = (sequence.rank, self._entries, sequence)
         if self._front and entry < self._front[-1]:
             insort(self._front, entry)

@@ -102,6 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_received=st.sampled_from([0, 0, 0, 1, 4]),
         priority=st.sampled_from([0, 0, 5, -5]),
         logprobs=st.sampled_from([None, None, None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
         constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
     )
     def submit(
@@ -118,11 +119,14 @@ class EngineMachine(RuleBasedStateMachine):
         num_received: int,
         priority: int,
         logprobs: int | None,
+        prompt_logprobs: int | None,
         constraint: tuple[str, str] | None,
     ) -> None:
         sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
         if logprobs is not None:
             sampling.logprobs = logprobs
+        if prompt_logprobs is not None:
+            sampling.prompt_logprobs = prompt_logprobs
         fields: dict[str, object] = {
             "cache_salt": cache_salt,
             "tenant": tenant,
@@ -183,6 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(available_policies()))
     def swap_policy(self, policy: str) -> None:
+        self.stack.engine.most_ranked = 2  # so that what happens next happens while the queue is being reordered
         self.stack.engine.change_policy(policy_named(policy))
 
     @rule(seconds=st.floats(0.1, 2))

@@ -74,6 +74,7 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     start, waited = time.monotonic(), 0
     for _ in range(NUM_SWAPS):
         chosen = rng.choice(policies)
+        stack.engine.most_ranked = rng.choice((1, 3, 256))
         stack.engine.change_policy(chosen(chosen.Parameters(**rng.choice(PARAMETERS))))
         while len(stack.engine.queue) < 20:
             submit(stack, rng)
@@ -133,6 +134,7 @@ def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
             stack.step()
         elif happens == "swap":
             chosen = rng.choice(policies)
+            stack.engine.most_ranked = rng.choice((1, 3, 256))
             stack.engine.change_policy(chosen(chosen.Parameters()))
         else:
             stack.runners.kill(rng.choice(sorted(stack.runners.runners)))

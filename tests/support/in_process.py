@@ -23,6 +23,7 @@ from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners, Inline
 from tests.support.policies import policy_named
+from tests.support.scored_streams import ScoredStream
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Stack:
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
         self.requests: dict[int, Submitted] = {}
         self.streams: dict[int, Stream] = {}
+        self.scored: dict[int, ScoredStream] = {}
         self.model: engine_pb2.ModelState | None = None
         self.others: list[engine_pb2.FromEngine] = []
         self._sessions = 0
@@ -137,7 +139,7 @@ class Stack:
         self.step()
         self.step()
         self.now_s += RECOVERY_S  # from now on an unknown request is unknown
-        self.streams = {}
+        self.streams, self.scored = {}, {}
         for request in self.requests.values():
             if request.refused is None and not (request.streams and all(s.end for s in request.streams)):
                 self.attach(request)
@@ -145,7 +147,7 @@ class Stack:
     def succeed(self) -> Stack:
         """A new scheduler takes over while this one is stopped. Returns the old one, with its clients, to be woken."""
         old = copy.copy(self)
-        old.requests, old.streams = copy.deepcopy((self.requests, self.streams))
+        old.requests, old.streams, old.scored = copy.deepcopy((self.requests, self.streams, self.scored))
         old._attaching = set(self._attaching)
         self.front, self.runners = FakeFront(), FakeRunners()
         self.runners.runners, old.runners.runners = old.runners.runners, {}
@@ -214,6 +216,9 @@ class Stack:
                 else:
                     stream.go_on()
                 self.streams[request.first_sequence_id + index] = stream
+            begun = len(request.submit.prompt + request.submit.received) // 4
+            lengths = [begun + stream.at for stream in request.streams]
+            self._follow(ScoredStream(request.submit, request.first_sequence_id, lengths), request)
         elif kind == "refused":
             if message.refused.handle in self.requests:
                 self._refused(self.requests[message.refused.handle], message.refused)
@@ -250,6 +255,7 @@ class Stack:
         if not request.streams:
             request.streams = [Stream() for _ in range(request.submit.n)]
         request.first_sequence_id = attached.choices[0].sequence_id
+        self._follow(ScoredStream.attached(request.submit, attached), request)
         for stream, record in zip(request.streams, attached.choices, strict=True):
             self.streams[record.sequence_id] = stream
             stream.begin_again()
@@ -259,10 +265,19 @@ class Stack:
             if record.HasField("end"):
                 stream.finish(record.end)
 
+    def _follow(self, scored: ScoredStream, request: Submitted) -> None:
+        for index in range(request.submit.n):
+            self.scored[(request.first_sequence_id or 0) + index] = scored
+
     def _take_step(self, step: engine_pb2.Step) -> None:
         ids = np.frombuffer(step.sequence_ids, "<u8").tolist()
         tokens = np.frombuffer(step.tokens, "<i4").tolist()
-        for sequence_id, token in zip(ids, tokens, strict=True):
+        scores = {row.row: row for row in step.logprobs}
+        prompt_ids = np.frombuffer(step.prompt_sequence_ids, "<u8").tolist()
+        for sequence_id, row in zip(prompt_ids, step.prompt_logprobs, strict=True):
+            self.scored[sequence_id].take_prompt(row)
+        for index, (sequence_id, token) in enumerate(zip(ids, tokens, strict=True)):
+            self.scored[sequence_id].take(sequence_id, token, scores.get(index))
             self.streams[sequence_id].take(token)
         for end in step.ends:
             self.streams[end.sequence_id].finish(end)

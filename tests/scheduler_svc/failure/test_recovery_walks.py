@@ -34,10 +34,11 @@ def _request(rng: random.Random) -> dict[str, Any]:
     prompt = (
         [rng.randrange(4) for _ in range(length)] if rng.random() < 0.5 else [*STEM[: length - 1], rng.randrange(4)]
     )
+    all_at_once = rng.random() < 0.1  # structured, scored, and several choices
     return {
         "prompt": prompt,
         "max_tokens": rng.randint(1, 26),
-        "n": rng.choice([1, 1, 2]),
+        "n": 2 if all_at_once else rng.choice([1, 1, 2]),
         "temperature": rng.choice([0.0, 1.0]),
         "timeout_ms": rng.choice([None, None, None, rng.randint(1, 3000)]),
         "keep_ms": rng.choice([0, 0, 1500]),
@@ -46,8 +47,9 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "tenant": rng.choice(["", "a"]),
         "num_received": rng.choice([0, 0, 0, 1, 4]),
         "priority": rng.choice([0, 0, 5, -5]),
-        "logprobs": rng.choice([None, None, None, 1]),
-        "constraint": rng.choice([None] * 8 + CONSTRAINTS),
+        "logprobs": 1 if all_at_once else rng.choice([None, None, None, 1]),
+        "prompt_logprobs": 1 if all_at_once else rng.choice([None, None, None, 0, 2]),
+        "constraint": rng.choice(CONSTRAINTS if all_at_once else [None] * 8 + CONSTRAINTS),
     }
 
 

@@ -1,0 +1,64 @@
+"""Follows what the engine tells of log-probabilities: each token comes with its own, and each position of a prompt that
+is to be scored comes once and in order, before the first token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protos import engine_pb2, plan_pb2
+from runner_svc.byte_tokenizer import NUM_TOKENS
+from runner_svc.hash_model import expected_logprobs
+
+
+def assert_scored(row: plan_pb2.RowLogprobs, tokens: list[int], position: int, top: int) -> None:
+    """The row holds what a hash backend says of these tokens, the first of which is at `position`."""
+    expected = [expected_logprobs(token, position + index, top, NUM_TOKENS) for index, token in enumerate(tokens)]
+    assert np.array_equal(np.frombuffer(row.values, "<f4"), np.array([value for value, _, _ in expected], "<f4"))
+    assert np.frombuffer(row.top_ids, "<i4").tolist() == [token for _, ids, _ in expected for token in ids]
+
+
+class ScoredStream:
+    """One request as a worker follows it; `submit` is as it was first sent."""
+
+    def __init__(self, submit: engine_pb2.Submit, first_id: int, lengths: list[int]) -> None:
+        """`lengths`: tokens of each choice that are known, prompt included."""
+        self._sampling = submit.sampling
+        self._prompt = np.frombuffer(submit.prompt, "<i4").tolist()
+        self._lengths = {first_id + index: length for index, length in enumerate(lengths)}
+        self._next = 1
+
+    @classmethod
+    def attached(cls, submit: engine_pb2.Submit, attached: engine_pb2.Attached) -> ScoredStream:
+        """From the answer to Attach, all of which is checked."""
+        prompt_len = len(submit.prompt) // 4
+        lengths = [prompt_len + len(record.tokens) // 4 for record in attached.choices]
+        stream = cls(submit, attached.choices[0].sequence_id, lengths)
+        if attached.HasField("prompt_logprobs"):
+            stream.take_prompt(attached.prompt_logprobs)
+        if submit.sampling.HasField("logprobs"):
+            for record in attached.choices:
+                tokens = np.frombuffer(record.tokens, "<i4").tolist()[attached.num_received :]
+                assert_scored(
+                    record.logprobs,
+                    tokens,
+                    prompt_len + attached.num_received,
+                    submit.sampling.logprobs if tokens else 0,
+                )
+        return stream
+
+    def take(self, sequence_id: int, token: int, row: plan_pb2.RowLogprobs | None) -> None:
+        """The sequence has its next token."""
+        position = self._lengths[sequence_id]
+        self._lengths[sequence_id] += 1
+        if self._sampling.HasField("prompt_logprobs"):
+            assert self._next == len(self._prompt), "a token came before its prompt was scored"
+        assert (row is not None) == self._sampling.HasField("logprobs")
+        if row is not None:
+            assert_scored(row, [token], position, self._sampling.logprobs)
+
+    def take_prompt(self, row: plan_pb2.RowLogprobs) -> None:
+        """Some of the prompt's positions are scored."""
+        count = len(row.values) // 4
+        assert row.first_position == self._next and count, "a gap or a repetition"
+        assert_scored(row, self._prompt[self._next : self._next + count], self._next, self._sampling.prompt_logprobs)
+        self._next += count
