@@ -30,6 +30,7 @@ class Results:
         engine = self._engine
         scheduler = engine.pool.schedulers.get(event.session)
         if scheduler is None:
+            engine.probation.take(event)
             return
         try:
             applied = scheduler.apply(event.number, event.result)
