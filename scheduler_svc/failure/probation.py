@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protos import plan_pb2
+from protos import engine_pb2, plan_pb2
 from scheduler_svc.failure.runner_illness import Illness, RunnerIllness
 from scheduler_svc.link.runner_events import GotResult, Loss, Lost
 from scheduler_svc.roster.plan_draft import pack
@@ -26,6 +26,8 @@ from scheduler_svc.scheduler import Scheduler
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
 
+PROBE_ID = 0
+"""Id of the probe's sequence: no sequence of a request has it."""
 _PROBE, _RELEASE = 1, 2  # numbers of the plans
 
 log = structlog.get_logger()
@@ -153,7 +155,16 @@ class Probation:
 def _probe() -> plan_pb2.Plan:
     """A prompt of one token in slot 0, of which one token is sampled."""
     sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
-    sequence = plan_pb2.Admission(slot=0, tokens=pack([0]), prompt_len=1, sampling=sampling, blocks=pack([1]))
+    context = engine_pb2.SequenceContext(submit=engine_pb2.Submit(n=1, max_tokens=1))
+    sequence = plan_pb2.Admission(
+        slot=0,
+        sequence_id=PROBE_ID,
+        tokens=pack([0]),
+        prompt_len=1,
+        sampling=sampling,
+        blocks=pack([1]),
+        context=context.SerializeToString(),
+    )
     return plan_pb2.Plan(
         admissions=[sequence],
         extent_slots=pack([0]),
