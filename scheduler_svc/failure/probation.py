@@ -66,16 +66,11 @@ class Probation:
         """Is this runner there, on probation?"""
         return any(patient.hello.runner_id == runner_id for patient in self._patients.values())
 
-    def ill(self) -> list[Illness]:
-        """The runners that have lost several plans in a row, there or not, and have finished none since."""
-        self._settle_accounts()
-        return [illness for illness in self.illness if illness.is_held]
-
-    def _settle_accounts(self) -> None:
+    def held_back(self) -> list[Illness]:
+        """The runners that have lost plans several times in a row, and do not serve; connected or not."""
         self.illness.forget(self._engine.ledger.now_s)
-        for scheduler in self._engine.pool.schedulers.values():
-            if scheduler.has_finished:
-                self.illness.recovered(scheduler.hello.runner_id)
+        serving = {scheduler.hello.runner_id for scheduler in self._engine.pool.schedulers.values()}
+        return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]
 
     # ------------------------------------------------------------------ runners
 

@@ -265,7 +265,7 @@ class Quarantine:
             self._engine.queue.push(sequence)
 
     def _begin_trial(self) -> None:
-        """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody until it is."""
+        """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody else."""
         schedulers = self._engine.pool.schedulers
         session = self._choose_runner()
         if session is not None and self._has_failed_on(self._cohorts[0], schedulers[session]):
