@@ -56,7 +56,7 @@ _STORIES = {
     Loss.REPLACED: "the process that computed it was replaced by a new one",
     Loss.UNSOUND: "the runner that computed it answered what can't be",
 }
-_OUT_OF_MEMORY = re.compile(r"out ?of ?memory|MemoryError|allocate memory|ALLOC_FAILED", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"out.?of.?memory|MemoryError|allocate memory|ALLOC_FAILED", re.IGNORECASE)
 
 
 @dataclass(slots=True, frozen=True)
