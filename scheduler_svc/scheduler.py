@@ -83,8 +83,13 @@ class Scheduler:
         return self._line.last_number
 
     def begin_after(self, number: int) -> None:
-        """The session's plans up to this number were not this roster's, and are answered."""
+        """The session's plans up to this number were probes, and are answered."""
         self._line.last_number = self._first_number = number
+
+    @property
+    def probed(self) -> bool:
+        """The runner has computed a probe in this session."""
+        return self._first_number > 0
 
     @property
     def has_finished(self) -> bool:

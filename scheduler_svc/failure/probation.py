@@ -59,6 +59,8 @@ class Probation:
     @property
     def next_due_s(self) -> float:
         """When the next hold ends; infinity where nothing is held."""
+        if not self._patients:
+            return math.inf
         dues = (patient.illness.until_s for patient in self._patients.values() if not patient.probing)
         return min(dues, default=math.inf)
 
@@ -68,17 +70,31 @@ class Probation:
 
     def held_back(self) -> list[Illness]:
         """The runners that have lost plans several times in a row, and do not serve; connected or not."""
-        self.illness.forget(self._engine.ledger.now_s)
+        self._forget()
         serving = {scheduler.hello.runner_id for scheduler in self._engine.pool.schedulers.values()}
         return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]
+
+    def _forget(self) -> None:
+        """Drops what no longer counts against runners."""
+        self.illness.forget(self._engine.ledger.now_s)
+        for scheduler in self._engine.pool.schedulers.values():
+            if scheduler.has_finished:
+                self.illness.recovered(scheduler.hello.runner_id)
 
     # ------------------------------------------------------------------ runners
 
     def takes(self, session: int, hello: plan_pb2.Hello) -> bool:
-        """Must the runner, which was welcomed, prove itself first? If so it is on probation from now on."""
+        """Must the runner, which was welcomed, prove itself first? If so it is on probation from now on.
+
+        While plans of any runner were lost lately, newcomers must too: an ill machine may come with a new name each
+        time.
+        """
+        self._forget()
         illness = self.illness.of(hello.runner_id)
         if illness is None:
-            return False
+            if not self.illness:
+                return False
+            illness = Illness(hello.runner_id)
         self._patients[session] = Patient(hello, illness)
         log.info("a runner is probed", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
         return True

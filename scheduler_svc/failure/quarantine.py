@@ -48,9 +48,9 @@ class Trial:
     marks: dict[Sequence, int]
     queue: WaitingQueue
     probed: bool
-    """The runner had computed something in this session before."""
+    """The runner had computed a probe in this session."""
     worked: bool
-    """That was more than a probe."""
+    """It had finished a plan of other requests."""
 
     def proves(self, request: Request, loss: Loss) -> bool:
         """Does this loss count against the request, which was alone? Not a second one of a runner that may be ill."""
@@ -281,8 +281,8 @@ class Quarantine:
         if scheduler.table.num_running or scheduler.in_flight:
             return
         self._reserved = None
-        probed, worked = scheduler.last_plan > 0, scheduler.has_finished
-        trial = self._trial = Trial(session, runner_id, {}, WaitingQueue(), probed, worked)
+        trial = Trial(session, runner_id, {}, WaitingQueue(), scheduler.probed, scheduler.has_finished)
+        self._trial = trial
         for request in self._cohorts.popleft():
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
@@ -292,15 +292,15 @@ class Quarantine:
         self._engine.pool.wake(session)
 
     def _choose_runner(self) -> int | None:
-        """For the first cohort: one that was not lost to it before, and was not lately held back, if there is any; the
-        one that is reserved already, then the least loaded."""
+        """For the first cohort: one that was not lost to it before, and has shown that it computes, if there is any;
+        the one that is reserved already, then the least loaded."""
         illness, cohort = self._engine.probation.illness, self._cohorts[0]
 
         def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
             session, scheduler = item
-            is_ill = not scheduler.has_finished and illness.is_held(scheduler.hello.runner_id)
+            computes = scheduler.has_finished or (scheduler.probed and not illness.is_held(scheduler.hello.runner_id))
             failed, is_reserved = self._has_failed_on(cohort, scheduler), session == self._reserved
-            return failed, is_ill, not is_reserved, scheduler.table.num_running
+            return failed, not computes, not is_reserved, scheduler.table.num_running
 
         runners = [item for item in self._engine.pool.schedulers.items() if not item[1].leaving]
         return min(runners, key=cost)[0] if runners else None

@@ -58,6 +58,9 @@ class RunnerIllness:
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Illness] = OrderedDict()  # the latest loss last
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def __iter__(self) -> Iterator[Illness]:
         return iter(list(self._by_id.values()))
 

@@ -155,7 +155,7 @@ def test_a_runner_that_computes_probes_only_is_held_back_too() -> None:
     """Each real plan is lost: the row goes on, whatever probes come back in between."""
     hospital = Hospital("a", "ill")
     losses_s: list[float] = []
-    requests = [hospital.submit(number, 100) for number in range(40)]
+    requests = [hospital.submit(number, 90) for number in range(18)]
     while not hospital.engine.idle or hospital.stack.front.commands:
         session = hospital.sessions["ill"]
         plans = hospital.stack.runners.plans.get(session)
