@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import grpc
+import numpy as np
 import pytest
 
 from protos import engine_pb2, plan_pb2
+from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from scheduler_svc.failure.probation import Probation
@@ -168,6 +170,100 @@ def test_a_runner_that_computes_probes_only_is_held_back_too() -> None:
     assert served(*requests)
     gaps = [later - earlier for earlier, later in pairwise(losses_s)]
     assert len(gaps) >= 3 and all(gap >= 0.5 * 2**place for place, gap in enumerate(gaps[1:]))
+
+
+def test_an_ill_machine_with_a_new_name_each_time_harms_nobody() -> None:
+    """As the pods of a Deployment: what comes while plans are being lost is probed before it gets any."""
+
+    class Deployment(Hospital):
+        def lose(self, name: str, loss: Loss) -> None:
+            super().lose(name, loss)
+            if name.startswith("ill"):
+                self.stack.runners.kill(self.sessions.pop(name), Loss.GONE)
+                self.connect(anew := f"ill-{len(self.losses)}")
+                self.ill[anew] = loss
+
+    hospital = Deployment("a", "ill-0")
+    hospital.ill["ill-0"] = Loss.GONE
+    requests = [hospital.submit(number, 20) for number in range(20)]
+    hospital.run()
+    assert served(*requests)
+    assert hospital.engine.totals.recomputed <= 4 and len(hospital.losses) > 9
+    assert hospital.engine.totals.refused == 0
+
+
+class NotANumber(HashBackend):
+    """Its logits are not finite: none of them, or (`picky`) those of sequences with the token `FATAL`."""
+
+    def __init__(self, picky: bool) -> None:
+        super().__init__(num_slots=4, block_size=4, num_blocks=64, context_length=128, eos_probability=0)
+        self._picky = picky
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        output = super().step(batch)
+        failing = batch.sample.copy()
+        if self._picky:
+            failing &= np.array([FATAL in state.tokens[: state.prompt_len] for state in batch.states])
+        output.fail(failing)
+        output.statuses[failing] = plan_pb2.ROW_STATUS_NOT_FINITE
+        return output
+
+
+class Arithmetic(Hospital):
+    """Runners that answer; of some it is worth nothing."""
+
+    def __init__(self, *names: str, broken: set[str], picky: bool = False) -> None:
+        self.broken, self.picky = broken, picky
+        super().__init__(*names)
+
+    def connect(self, name: str, former: int = 0) -> None:
+        super().connect(name, former)
+        if name in self.broken:
+            session = self.sessions[name]
+            self.stack.runners.runners[session] = Runner(NotANumber(self.picky), name)
+            self.stack.runners.garbled.add(session)
+
+    def turn(self) -> None:
+        super().turn()
+        for name in self.broken:
+            if self.sessions[name] not in self.stack.runners.runners:
+                self.losses.append(name)
+                self.connect(name, self.sessions[name])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_runner_whose_answers_are_not_finite_is_ill(at_once: bool) -> None:
+    """Also where each request is alone in its step, and might be to blame itself."""
+    hospital = Arithmetic("nan", "a", "b", broken={"nan"})
+    requests = []
+    for number in range(20):
+        requests.append(hospital.submit(number, 12))
+        if not at_once:
+            hospital.run()
+    hospital.run()
+    assert served(*requests)
+    assert 0 < len(hospital.losses) < 9
+    hospital.turns(3.0)
+    assert [runner.id for runner in status(hospital.engine).held_back] == ["nan"]
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+@pytest.mark.parametrize("number", [1, 3])
+def test_requests_whose_answers_are_finite_nowhere_end_with_an_error(number: int, runners: int) -> None:
+    """Not with INTERNAL: the runner survives one that is alone, once that had a second opinion."""
+    names = ("a", "b")[:runners]
+    hospital = Arithmetic(*names, broken=set(names), picky=True)
+    fatal = [hospital.fatal_request() for _ in range(number)]
+    hospital.turns(0.5)
+    beside = [hospital.submit(count) for count in range(6)]
+    hospital.run()
+    for request in fatal:
+        (stream,) = request.streams
+        assert request.refused is None and stream.end is not None and stream.end.reason == FinishReason.ERROR
+        assert stream.end.message == "the model's logits were not finite"
+    assert served(*beside)
+    assert len(hospital.losses) <= STRIKES + number
+    hospital.stack.assert_clean()
 
 
 # ---------------------------------------------------------------------- one runner alone
