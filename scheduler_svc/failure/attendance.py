@@ -60,11 +60,9 @@ class Attendance:
         engine = self._engine
         if event.former:
             engine.quarantine.absolve(event.former)
-        reason = engine.pool.unfit(event.hello)
-        if reason:
-            log.error("a runner is refused", runner=event.hello.runner_id, reason=reason)
-            engine.runners.reject(event.session, reason)
-        elif event.holds:
+        if self._is_refused(event.session, event.hello):
+            return
+        if event.holds:
             self._resuming[event.session] = event.hello
             engine.runners.resume(event.session)
         else:
@@ -72,8 +70,20 @@ class Attendance:
             if not engine.probation.takes(event.session, event.hello):
                 self._enter(event.session, self._add(event.session, event.hello))
 
+    def _is_refused(self, session: int, hello: plan_pb2.Hello) -> bool:
+        reason = self._engine.pool.unfit(hello)
+        if reason:
+            log.error("a runner is refused", runner=hello.runner_id, reason=reason)
+            self._engine.runners.reject(session, reason)
+        return bool(reason)
+
     def admit(self, session: int, hello: plan_pb2.Hello, last_plan: int) -> None:
-        """A runner that was on probation serves from now on; its plans up to `last_plan` were probes."""
+        """A runner that was on probation serves from now on; its plans up to `last_plan` were probes.
+
+        Others may have come meanwhile that it must fit.
+        """
+        if self._is_refused(session, hello):
+            return
         scheduler = self._add(session, hello)
         scheduler.begin_after(last_plan)
         self._enter(session, scheduler)

@@ -16,8 +16,8 @@ from scheduler_svc.scheduler import Scheduler
 NOT_FINITE = plan_pb2.ROW_STATUS_NOT_FINITE
 
 
-def is_worthless(event: GotResult, scheduler: Scheduler, *, is_only: bool) -> bool:
-    """Is the runner to blame for this result, which has rows that are not finite? `is_only`: there is no other."""
+def is_worthless(event: GotResult, scheduler: Scheduler, num_runners: int) -> bool:
+    """Is the runner, one of so many, to blame for this result, which has rows that are not finite?"""
     flight = scheduler.in_flight[0] if scheduler.in_flight else None
     if flight is None or flight.number != event.number or len(event.result.statuses) != len(flight.flags):
         return False
@@ -27,4 +27,4 @@ def is_worthless(event: GotResult, scheduler: Scheduler, *, is_only: bool) -> bo
     requests = {id(sequence.request): sequence.request for sequence in flight.sequences[flight.sample]}
     if len(requests) > 1:
         return True
-    return not is_only and not any(request.suspicion.strikes for request in requests.values())
+    return num_runners > 1 and not any(request.suspicion.strikes for request in requests.values())

@@ -33,8 +33,7 @@ class Results:
         if scheduler is None:
             engine.probation.take(event)
             return
-        is_only = len(engine.pool.schedulers) == 1
-        if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, is_only=is_only):
+        if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, len(engine.pool.schedulers)):
             engine.runners.drop(event.session, "nothing that it computed was finite")
             return
         try:

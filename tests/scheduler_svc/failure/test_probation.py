@@ -44,10 +44,10 @@ class Hospital:
             self.connect(name)
         self.stack.step()
 
-    def connect(self, name: str, former: int = 0) -> None:
+    def connect(self, name: str, former: int = 0, block_size: int = 4) -> None:
         self._num_sessions += 1
         self.sessions[name] = self._num_sessions
-        backend = HashBackend(num_slots=4, block_size=4, num_blocks=64, context_length=128, eos_probability=0)
+        backend = HashBackend(num_slots=4, block_size=block_size, num_blocks=64, context_length=128, eos_probability=0)
         self.stack.runners.connect(self._num_sessions, Runner(backend, name), former)
 
     def lose(self, name: str, loss: Loss) -> None:
@@ -216,8 +216,8 @@ class Arithmetic(Hospital):
         self.broken, self.picky = broken, picky
         super().__init__(*names)
 
-    def connect(self, name: str, former: int = 0) -> None:
-        super().connect(name, former)
+    def connect(self, name: str, former: int = 0, block_size: int = 4) -> None:
+        super().connect(name, former, block_size)
         if name in self.broken:
             session = self.sessions[name]
             self.stack.runners.runners[session] = Runner(NotANumber(self.picky), name)
@@ -523,3 +523,18 @@ def test_a_cancelled_request_leaves_the_probe_alone() -> None:
     hospital.turns(0.1)
     assert list(hospital.engine.pool.schedulers) == [hospital.sessions["only"]]
     hospital.stack.assert_clean()
+
+
+def test_who_comes_back_must_fit_those_that_came_meanwhile() -> None:
+    """Both are welcome while nobody serves; the first that has computed its probe decides."""
+    hospital = on_probation()
+    hospital.connect("other", block_size=8)
+    hospital.stack.step()
+    assert not hospital.engine.pool.schedulers
+    session = hospital.sessions["other"]
+    hospital.stack.runners.execute(session)
+    hospital.stack.runners.deliver(session)
+    hospital.run()
+    assert list(hospital.engine.pool.schedulers) == [session]
+    assert "start all with the same block_size" in hospital.stack.runners.rejected[hospital.sessions["only"]]
+    assert served(*hospital.stack.requests.values())
