@@ -153,14 +153,18 @@ class Probation:
         patient = self._patients.get(event.session)
         if patient is None:
             return
-        result = event.result
-        if event.number != _PROBE or result.token_counts != b"\1" or result.statuses != b"\0":
+        if event.number != _PROBE or not _has_token(event.result):
             self._engine.runners.drop(event.session, "its probe brought no token")
             return
         del self._patients[event.session]
         self._engine.runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
         log.info("a runner has computed its probe", runner=patient.hello.runner_id)
         self._engine.attendance.admit(event.session, patient.hello, _RELEASE)
+
+
+def _has_token(result: plan_pb2.Result) -> bool:
+    """Is this what a probe that was computed comes to?"""
+    return result.statuses == b"\0" and result.token_counts == b"\1" and len(result.tokens) == 4
 
 
 def _probe() -> plan_pb2.Plan:

@@ -462,7 +462,15 @@ def test_a_probe_is_in_no_count() -> None:
     hospital.stack.assert_clean()
 
 
-@pytest.mark.parametrize("result", [plan_pb2.Result(), plan_pb2.Result(statuses=b"\1", token_counts=b"\0")])
+@pytest.mark.parametrize(
+    "result",
+    [
+        plan_pb2.Result(),
+        plan_pb2.Result(statuses=b"\1", token_counts=b"\0"),
+        plan_pb2.Result(statuses=b"\0", token_counts=b"\1"),
+        plan_pb2.Result(statuses=b"\0\0", token_counts=b"\1\1", tokens=bytes(8)),
+    ],
+)
 def test_a_probe_without_a_token_is_lost(result: plan_pb2.Result) -> None:
     """Not a number, say: the runner computes, and what comes of it is worth nothing."""
     hospital = on_probation()
