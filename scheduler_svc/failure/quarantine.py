@@ -22,6 +22,7 @@ import grpc
 import structlog
 
 from scheduler_svc.failure.suspicion import LoneLoss
+from scheduler_svc.failure.trial import Trial, choose_runner, has_failed_on
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
@@ -37,25 +38,6 @@ REMEMBERED = 64
 """Lost sessions that may still prove to have been nobody's doing."""
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Trial:
-    """A cohort on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
-
-    session: int
-    runner_id: str
-    marks: dict[Sequence, int]
-    queue: WaitingQueue
-    probed: bool
-    """The runner had computed a probe in this session."""
-    worked: bool
-    """It had finished a plan of other requests."""
-
-    def proves(self, request: Request, loss: Loss) -> bool:
-        """Does this loss count against the request, which was alone? Not a second one of a runner that may be ill."""
-        anew = not request.suspicion.failed_on(self.runner_id)
-        return anew or self.worked or (self.probed and loss is not Loss.MEMORY)
 
 
 @dataclass(slots=True, frozen=True)
@@ -253,6 +235,19 @@ class Quarantine:
             self._engine.placement.open(self._reserved)
             self._reserved = None
 
+    def _wait_for_others(self, session: int) -> int | None:
+        """Only runners are there that were lost to the first cohort, a single request: others go first, to show that
+        it is not the runner. None while they do; else the runner for the cohort that is first then."""
+        scheduler = self._engine.pool.schedulers[session]
+        if scheduler.has_finished:
+            return session
+        for place, cohort in enumerate(self._cohorts):
+            if not has_failed_on(cohort, scheduler):
+                self._cohorts.rotate(-place)
+                return session
+        others_wait = self._engine.queue or self._engine.placement.num_placed or scheduler.table.num_running
+        return None if others_wait else session
+
     def _end_trial(self, trial: Trial) -> None:
         self._trial = None
         self._engine.placement.open(trial.session)
@@ -267,8 +262,8 @@ class Quarantine:
     def _begin_trial(self) -> None:
         """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody else."""
         schedulers = self._engine.pool.schedulers
-        session = self._choose_runner()
-        if session is not None and self._has_failed_on(self._cohorts[0], schedulers[session]):
+        session = choose_runner(self._engine, self._cohorts[0], self._reserved)
+        if session is not None and has_failed_on(self._cohorts[0], schedulers[session]):
             session = self._wait_for_others(session)
         if session != self._reserved:
             self._unreserve()
@@ -290,37 +285,6 @@ class Quarantine:
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)
-
-    def _choose_runner(self) -> int | None:
-        """For the first cohort: one that was not lost to it before, and has shown that it computes, if there is any;
-        the one that is reserved already, then the least loaded."""
-        illness, cohort = self._engine.probation.illness, self._cohorts[0]
-
-        def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
-            session, scheduler = item
-            computes = scheduler.has_finished or (scheduler.probed and not illness.is_held(scheduler.hello.runner_id))
-            failed, is_reserved = self._has_failed_on(cohort, scheduler), session == self._reserved
-            return failed, not computes, not is_reserved, scheduler.table.num_running
-
-        runners = [item for item in self._engine.pool.schedulers.items() if not item[1].leaving]
-        return min(runners, key=cost)[0] if runners else None
-
-    def _wait_for_others(self, session: int) -> int | None:
-        """Only runners are there that were lost to the first cohort, a single request: others go first, to show that
-        it is not the runner. None while they do; else the runner for the cohort that is first then."""
-        scheduler = self._engine.pool.schedulers[session]
-        if scheduler.has_finished:
-            return session
-        for place, cohort in enumerate(self._cohorts):
-            if not self._has_failed_on(cohort, scheduler):
-                self._cohorts.rotate(-place)
-                return session
-        others_wait = self._engine.queue or self._engine.placement.num_placed or scheduler.table.num_running
-        return None if others_wait else session
-
-    def _has_failed_on(self, cohort: list[Request], scheduler: Scheduler) -> bool:
-        """Was this runner lost while the cohort, a single request, had it for itself?"""
-        return len(cohort) == 1 and cohort[0].suspicion.failed_on(scheduler.hello.runner_id)
 
 
 def _pardon(incident: Incident) -> None:
