@@ -25,6 +25,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.failure.probation import PROBE_ID
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.roster.applied import end_of
 from scheduler_svc.roster.token_log import logged
@@ -128,6 +129,8 @@ class Recovery:
         `requests`: those rebuilt from this snapshot, by the id of their first sequence.
         """
         context = resident.context
+        if resident.sequence_id == PROBE_ID:
+            return None
         first_id = resident.sequence_id - context.index
         request = self._known(context.submit, first_id)
         if request is None:
