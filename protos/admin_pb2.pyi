@@ -21,7 +21,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "draining")
+    __slots__ = ("version", "uptime_s", "policy", "policy_parameters", "waiting", "waiting_tokens", "runners", "totals", "held_back", "draining")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class GetStatusResponse(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
@@ -39,8 +40,9 @@ class GetStatusResponse(_message.Message):
     waiting_tokens: int
     runners: _containers.RepeatedCompositeFieldContainer[RunnerStatus]
     totals: Totals
+    held_back: _containers.RepeatedCompositeFieldContainer[HeldBackRunner]
     draining: bool
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_parameters: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerStatus, _Mapping]]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., held_back: _Optional[_Iterable[_Union[HeldBackRunner, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RunnerStatus(_message.Message):
     __slots__ = ("id", "device", "model", "slots", "running", "blocks", "free_blocks", "cached_blocks", "block_size", "plans_in_flight", "last_plan")
@@ -67,6 +69,20 @@ class RunnerStatus(_message.Message):
     plans_in_flight: int
     last_plan: int
     def __init__(self, id: _Optional[str] = ..., device: _Optional[str] = ..., model: _Optional[str] = ..., slots: _Optional[int] = ..., running: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., plans_in_flight: _Optional[int] = ..., last_plan: _Optional[int] = ...) -> None: ...
+
+class HeldBackRunner(_message.Message):
+    __slots__ = ("id", "losses", "reason", "present", "next_probe_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PROBE_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    losses: int
+    reason: str
+    present: bool
+    next_probe_s: float
+    def __init__(self, id: _Optional[str] = ..., losses: _Optional[int] = ..., reason: _Optional[str] = ..., present: _Optional[bool] = ..., next_probe_s: _Optional[float] = ...) -> None: ...
 
 class Totals(_message.Message):
     __slots__ = ("requests", "refused", "finished", "sampled_tokens", "prefill_tokens", "preemptions", "cached_tokens", "dropped_rows", "policy_failures", "plans", "policy_changes", "policy_overruns")

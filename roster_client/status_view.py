@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos import admin_pb2
+from roster_client.terminal_text import one_line
 
 
 def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
@@ -23,7 +24,19 @@ def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:
         f"{totals.policy_changes:,} policy changes",
         style="dim",
     )
-    return Group(headline, _runners(status), counts)
+    return Group(headline, _runners(status), *map(held_back_line, status.held_back), counts)
+
+
+def held_back_line(runner: admin_pb2.HeldBackRunner) -> Text:
+    """A runner that gets no work, and why."""
+    if not runner.present:
+        chance = "it is gone"
+    elif runner.next_probe_s:
+        chance = f"probed in {runner.next_probe_s:.1f} s"
+    else:
+        chance = "it computes a probe"
+    reason = one_line(runner.reason)
+    return Text(f"{one_line(runner.id)} is held back: {runner.losses} losses in a row; {chance}; {reason}", style="red")
 
 
 def _runners(status: admin_pb2.GetStatusResponse) -> RenderableType:

@@ -20,6 +20,7 @@ from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.failure.attendance import Attendance
 from scheduler_svc.failure.misfits import Misfits
+from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.quarantine import Quarantine
 from scheduler_svc.failure.unattended import Unattended
 from scheduler_svc.kv_events.kv_feed import KvFeed
@@ -104,6 +105,7 @@ class Engine:
         misfits = Misfits(lambda: self.queue, self.ledger, settings.no_runner_s)
         self.placement = Placement(lambda: self.queue, self.pool.wake, misfits)
         self.quarantine = Quarantine(self)
+        self.probation = Probation(self)
         self.constraints = Constraints(self, settings.mask_threads)
 
     # ------------------------------------------------------------------ the step
@@ -144,6 +146,8 @@ class Engine:
     def _plan(self) -> list[tuple[int, PlannedStep]]:
         """A plan for every runner that can take one, until none can or nothing is left to do."""
         plans = []
+        if self.probation.active:
+            self.probation.settle()
         if self.quarantine.active:
             self.quarantine.settle()
         if self._reordered is not None:
@@ -207,7 +211,7 @@ class Engine:
         if self._reordered is not None:
             return self.clock()
         latest = self.clock() + (0.01 if self.commands.policies.busy else 0.5)
-        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s)
+        dues = (latest, self.pool.next_due_s, self.book.next_due_s, self.drain.until_s, self.probation.next_due_s)
         return min(due for due in dues if due is not None)
 
     # ------------------------------------------------------------------ requests

@@ -65,8 +65,8 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         max_tokens=submit.max_tokens,
         stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
         grammar=submit.grammar,
-        prompt_logprobs=PromptLogprobs() if submit.sampling.HasField("prompt_logprobs") else None,
         open_ended=submit.open_ended,
+        prompt_logprobs=PromptLogprobs() if submit.sampling.HasField("prompt_logprobs") else None,
     )
     limit = prompt_len + submit.max_tokens
     request.sequences = [

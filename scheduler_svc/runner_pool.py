@@ -91,7 +91,7 @@ class RunnerPool:
             self._usual_tokens = min(size for size in sizes if size >= NEARLY * self._max_tokens)
 
     def progress(self, now_s: float) -> bool:
-        """Some runner is there that has not held a plan for longer than `stall_s`."""
+        """Some runner is there that has not held a plan for longer than `stall_s`. Those on probation are not here."""
         stall_s = self._settings.stall_s
         return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
 

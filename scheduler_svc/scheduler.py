@@ -78,11 +78,26 @@ class Scheduler:
         self._step_clock = StepClock()
         self.seating = Seating(self, self.ledger)
         self._declined: Declined | None = None
+        self._first_number = 0
 
     @property
     def last_plan(self) -> int:
         """Number of the last plan; 0 before the first."""
         return self._line.last_number
+
+    def begin_after(self, number: int) -> None:
+        """The session's plans up to this number were probes, and are answered."""
+        self._line.last_number = self._first_number = number
+
+    @property
+    def probed(self) -> bool:
+        """The runner has computed a probe in this session."""
+        return self._first_number > 0
+
+    @property
+    def has_finished(self) -> bool:
+        """The runner has answered a plan of this roster."""
+        return self.last_plan - len(self.in_flight) > self._first_number
 
     # ------------------------------------------------------------------ results
 

@@ -126,8 +126,10 @@ ROWS: dict[str, list[Panel]] = {
               {"{{runner}}": of_runners("roster_oldest_plan_age_seconds")}, "s", 6, thresholds={0: "green", 10: "red"}),
     ],
     "Failures": [
-        Panel("Runners", "Runners that serve, and whether the service drains.",
-              {"{{instance}} runners": chosen("roster_runners"), "{{instance}} draining": chosen("roster_draining")},
+        Panel("Runners", "Runners that serve, those that lose every plan and are held back, and whether it drains.",
+              {"{{instance}} runners": chosen("roster_runners"),
+               "{{instance}} held back": chosen("roster_runners_held_back"),
+               "{{instance}} draining": chosen("roster_draining")},
               "none", 6),
         Panel("Runners lost", "Runners that went away, by reason, within the rate's interval.",
               {"{{reason}}": f"sum by (reason) (increase({chosen('roster_runner_losses_total')}[$__rate_interval]))"},

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos import admin_pb2
+from roster_client.status_view import held_back_line
 from roster_client.terminal_text import one_line
 
 from .load import Load, is_prefill
@@ -31,8 +32,14 @@ class Menu:
 
 def frame(load: Load, height: int, menu: Menu | None = None, notice: str = "", keys: bool = True) -> RenderableType:
     """The whole frame, at most `height` lines. `notice`: what the last key did, or what is wrong."""
-    room = max(1, height - FIXED_LINES - len(load.now.status.runners) - (len(menu.policies) + 2 if menu else 0))
-    parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(load.now.status), _sequences(load, room)]
+    status = load.now.status
+    lines = FIXED_LINES + len(status.runners) + len(status.held_back) + (len(menu.policies) + 2 if menu else 0)
+    parts: list[RenderableType] = [_headline(load), _numbers(load), _runners(status)]
+    for runner in status.held_back:
+        line = held_back_line(runner)
+        line.no_wrap, line.overflow = True, "ellipsis"
+        parts.append(line)
+    parts.append(_sequences(load, max(1, height - lines)))
     if menu is not None:
         parts.append(_menu(menu, load.now.status.policy))
     if notice:

@@ -118,6 +118,16 @@ def as_json(load: Load) -> dict[str, Any]:
             }
             for runner in status.runners
         ],
+        "held_back": [
+            {
+                "runner": runner.id,
+                "losses": runner.losses,
+                "reason": runner.reason,
+                "present": runner.present,
+                "next_probe_s": round(runner.next_probe_s, 3),
+            }
+            for runner in status.held_back
+        ],
         "running": [
             {
                 "runner": row.runner,

@@ -73,7 +73,19 @@ class Attendance:
             engine.runners.resume(event.session)
         else:
             engine.runners.welcome(event.session)
-            self._enter(event.session, self._add(event.session, event.hello))
+            if not engine.probation.takes(event.session, event.hello):
+                self._enter(event.session, self._add(event.session, event.hello))
+
+    def admit(self, session: int, hello: plan_pb2.Hello, last_plan: int) -> None:
+        """A runner that was on probation serves from now on; its plans up to `last_plan` were probes.
+
+        Others may have come meanwhile that it must fit.
+        """
+        if self._refuses(session, hello):
+            return
+        scheduler = self._add(session, hello)
+        scheduler.begin_after(last_plan)
+        self._enter(session, scheduler)
 
     def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
         """Whether the runner can't serve here, which it is told, and the log."""
@@ -124,7 +136,9 @@ class Attendance:
 
     def _let_go(self, event: Leaving) -> None:
         scheduler = self._engine.pool.schedulers.get(event.session)
-        if scheduler is not None:
+        if scheduler is None:
+            self._engine.probation.leave(event.session)
+        else:
             log.info("a runner leaves", runner=scheduler.hello.runner_id)
             scheduler.leaving = True
             self.farewell(event.session)
@@ -141,8 +155,10 @@ class Attendance:
         self._resuming.pop(event.session, None)
         scheduler = engine.pool.remove(event.session)
         if scheduler is None:
+            engine.probation.lost(event)
             return
         engine.kv_feed.leave(event.session, scheduler)
+        engine.probation.note_loss(scheduler, event)
         suspects = suspects_of(scheduler)
         waiting = scheduler.evacuate(engine.queue)
         engine.placement.leave(event.session)
@@ -159,6 +175,7 @@ class Attendance:
     def _fence(self, event: Fenced) -> None:
         """Every stream ends: its tokens are the successor's to tell."""
         self.fenced = True
+        self._engine.probation.end()
         log.error("another scheduler has taken over: this one ends", term=event.term.number)
         engine = self._engine
         for session in list(engine.pool.schedulers):

@@ -3,11 +3,13 @@
 Suspects are the requests with rows in plans that a lost runner had not answered. A first crash costs a request
 nothing: it runs on. From its second on it is held, and runs only in trials: a cohort of suspects alone with itself on a
 runner that takes nobody else. Who gets further than it was when it came is acquitted and runs on as before; the cohort
-of a runner that is lost is halved. A request that was the only one on its runner is the one, and is refused: at once
-where the loss proves a crash, and from the second time on where it may have been the network.
+of a runner that is lost is halved. A request that was the only one on its runner is refused once that has happened on
+two runners. Where there is only one, that runner must have computed something else in between: other requests where
+any wait, else the scheduler's own probe (see `Probation`). A lack of memory is the machine's fault first of all: there
+a probe, which needs next to none, proves nothing.
 
-A process that comes back as if nothing had been absolves those that its loss counted against, though not for ever
-(see `Suspicion`).
+A process that comes back as if nothing had been, or that loses a probe too, absolves those that its loss counted
+against, though not for ever (see `Suspicion`). Runners that are held back are in no pool, and so get no trial.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from scheduler_svc.failure.suspicion import LoneLoss
+from scheduler_svc.failure.trial import Trial, choose_runner, fits, has_failed_on
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
@@ -33,28 +37,18 @@ if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
 
 REMEMBERED = 64
-"""Lost sessions that may still prove to have been harmless."""
+"""Lost sessions that may still prove to have been nobody's doing."""
 
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Trial:
-    """A cohort on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
-
-    session: int
-    marks: dict[Sequence, int]
-    queue: WaitingQueue
-    beyond_limit: list[Sequence]
-    """Of the same requests, those that wait as their tenant runs as many as it may."""
-
-
 @dataclass(slots=True, frozen=True)
 class Incident:
-    """A loss that its process may survive, and the requests that it counts against. `lone`: it was a trial of one."""
+    """A loss, and the requests that it counts against. `lone`: of a trial of one."""
 
     suspects: list[Request]
-    lone: bool = False
+    loss: Loss
+    lone: LoneLoss | None = None
 
 
 class Quarantine:
@@ -91,7 +85,7 @@ class Quarantine:
             self._reserved = None
         suspects = [request for request in suspects if not request.finished]
         if trial is not None:
-            self._judge(session, trial, suspects, loss)
+            self._judge(trial, suspects, loss)
         elif loss is not Loss.LEFT and suspects:
             self._suspect(session, suspects, loss)
 
@@ -101,8 +95,11 @@ class Quarantine:
     def _suspect(self, session: int, suspects: list[Request], loss: Loss) -> None:
         for request in suspects:
             request.suspicion.strikes += 1
-        if loss.survivable:
-            self._remember(session, Incident(suspects))
+        incident = Incident(suspects, loss)
+        if loss is Loss.MEMORY:
+            _pardon(incident)
+        else:
+            self._remember(session, incident)
         self._hold([request for request in suspects if request.suspicion.is_held])
 
     def _remember(self, session: int, incident: Incident) -> None:
@@ -110,7 +107,7 @@ class Quarantine:
         while len(self._incidents) > REMEMBERED:
             self._incidents.popitem(last=False)
 
-    def _judge(self, session: int, trial: Trial, in_flight: list[Request], loss: Loss) -> None:
+    def _judge(self, trial: Trial, in_flight: list[Request], loss: Loss) -> None:
         """The runner of a trial was lost: by one of those that had not got further yet, as far as anybody can tell."""
         self._empty(trial)
         tried = _requests(trial.marks)
@@ -122,24 +119,28 @@ class Quarantine:
         if loss is Loss.LEFT or not accused:
             self._hold_first(accused)
         elif len(accused) == 1 and len(in_flight) == 1:
-            self._convict(session, accused[0], loss)
+            self._accuse(trial, accused[0], loss)
         elif len(accused) == 1:
             self._hold_first(accused)  # it was not alone: next time it is
         else:
             self._hold(accused)
 
-    def _convict(self, session: int, request: Request, loss: Loss) -> None:
-        """It was alone: it is the one, unless the loss may be the network's doing."""
-        if not request.suspicion.is_held:  # absolved since its trial began: this loss counts as it does for anybody
-            self._suspect(session, [request], loss)
+    def _accuse(self, trial: Trial, request: Request, loss: Loss) -> None:
+        """It was alone: convicted if chance, and the runner's own illness, are no longer the better explanation."""
+        suspicion = request.suspicion
+        if not suspicion.is_held:  # absolved since its trial began: this loss counts as it does for anybody
+            self._suspect(trial.session, [request], loss)
             return
-        if loss.survivable:
-            request.suspicion.lone_losses += 1
-            if not request.suspicion.is_convicted:
-                self._remember(session, Incident([request], lone=True))
-                self._hold_first([request])
-                return
-        self._refuse(request)
+        if not trial.proves(request, loss):
+            self._hold([request])
+            return
+        lone = LoneLoss(trial.runner_id, loss)
+        suspicion.lone_losses.append(lone)
+        if suspicion.is_convicted:
+            self._refuse(request)
+        else:
+            self._remember(trial.session, Incident([request], loss, lone))
+            self._hold_first([request])
 
     def _hold(self, requests: list[Request]) -> None:
         """Two cohorts, each half of them; one that is alone is a cohort too."""
@@ -164,8 +165,18 @@ class Quarantine:
 
     def _refuse(self, request: Request) -> None:
         engine = self._engine
-        message = "this request ended the process that computed it, each time it was tried: it can't be served"
-        log.error("a request is refused: it ends runners", request_id=request.request_id, tenant=request.tenant)
+        suspicion = request.suspicion
+        message = f"this request can't be served: each time it was computed alone, {suspicion.story}"
+        runners = [lone.runner_id for lone in suspicion.lone_losses]
+        log.error(
+            "a request is refused: it ends runners",
+            request_id=request.request_id,
+            tenant=request.tenant,
+            runners=runners,
+            losses=[lone.loss.value for lone in suspicion.lone_losses],
+        )
+        for runner_id in runners:
+            engine.probation.illness.recovered(runner_id)  # its losses are explained
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
         engine.totals.refuse(RefusalReason.CRASHES_RUNNERS)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
@@ -174,11 +185,17 @@ class Quarantine:
 
     def absolve(self, session: int) -> None:
         """The process that was lost in this session is back, unharmed: nobody there has crashed it."""
+        incident = self._incidents.get(session)
+        if incident is not None and incident.loss.survivable:
+            self.acquit(session)
+
+    def acquit(self, session: int) -> None:
+        """The loss of this session was not the doing of what ran there."""
         incident = self._incidents.pop(session, None)
         if incident is None:
             return
+        _pardon(incident)
         for request in incident.suspects:
-            request.suspicion.pardon(request.num_tokens, incident.lone)
             for cohort in self._cohorts:
                 if request in cohort and not request.suspicion.is_held:
                     cohort.remove(request)
@@ -228,14 +245,31 @@ class Quarantine:
             self._end_trial(trial)
         self._put_off_misfits()
         while self._cohorts:
-            cohort = [request for request in self._cohorts[0] if not request.finished]
-            if cohort:
-                self._begin_trial(cohort)
+            self._cohorts[0] = [request for request in self._cohorts[0] if not request.finished]
+            if self._cohorts[0]:
+                self._begin_trial()
                 return
             self._cohorts.popleft()
+        self._unreserve()
+
+    def _unreserve(self) -> None:
+        """The runner that was kept for the next trial is like any other again."""
         if self._reserved is not None:
             self._engine.placement.open(self._reserved)
             self._reserved = None
+
+    def _wait_for_others(self, session: int) -> int | None:
+        """Only runners are there that were lost to the first cohort, a single request: others go first, to show that
+        it is not the runner. None while they do; else the runner for the cohort that is first then."""
+        scheduler = self._engine.pool.schedulers[session]
+        if scheduler.has_finished:
+            return session
+        for place, cohort in enumerate(self._cohorts):
+            if fits(cohort, scheduler) and not has_failed_on(cohort, scheduler):
+                self._cohorts.rotate(-place)
+                return session
+        others_wait = self._engine.queue or self._engine.placement.num_placed or scheduler.table.num_running
+        return None if others_wait else session
 
     def _end_trial(self, trial: Trial) -> None:
         self._trial = None
@@ -272,25 +306,26 @@ class Quarantine:
         self._put_off = [request for request in put_off if request.limit > most] + too_long
         self._cohorts = deque([r for r in cohort if r.limit <= most] for cohort in self._cohorts)
 
-    def _begin_trial(self, cohort: list[Request]) -> None:
-        """On an empty runner; while there is none, the least loaded one takes nobody until it is."""
-        most = max(request.limit for request in cohort)
-        schedulers = self._engine.pool.schedulers.items()
-        runners = {session: s for session, s in schedulers if not s.leaving and s.most_tokens >= most}
-        if not runners:
+    def _begin_trial(self) -> None:
+        """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody else."""
+        schedulers = self._engine.pool.schedulers
+        session = choose_runner(self._engine, self._cohorts[0], self._reserved)
+        if session is not None and has_failed_on(self._cohorts[0], schedulers[session]):
+            session = self._wait_for_others(session)
+        if session != self._reserved:
+            self._unreserve()
+        if session is None:
             return
-        if self._reserved not in runners:
-            if self._reserved is not None:  # it is too small
-                self._engine.placement.open(self._reserved)
-            self._reserved = min(runners, key=lambda session: runners[session].table.num_running)
-            self._engine.placement.close(self._reserved)
-        session = self._reserved
-        if runners[session].table.num_running or runners[session].in_flight:
+        scheduler, runner_id = schedulers[session], schedulers[session].hello.runner_id
+        if self._reserved is None:
+            self._reserved = session
+            self._engine.placement.close(session)
+        if scheduler.table.num_running or scheduler.in_flight:
             return
-        self._cohorts.popleft()
         self._reserved = None
-        trial = self._trial = Trial(session, {}, WaitingQueue(), [])
-        for request in cohort:
+        trial = Trial(session, runner_id, {}, WaitingQueue(), [], scheduler.probed, scheduler.has_finished)
+        self._trial = trial
+        for request in self._cohorts.popleft():
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
                     self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
@@ -300,6 +335,11 @@ class Quarantine:
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
         self._engine.pool.wake(session)
+
+
+def _pardon(incident: Incident) -> None:
+    for request in incident.suspects:
+        request.suspicion.pardon(request.num_tokens, incident.lone)
 
 
 def suspects_of(scheduler: Scheduler) -> list[Request]:

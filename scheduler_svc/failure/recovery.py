@@ -25,6 +25,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import engine_pb2, plan_pb2
+from scheduler_svc.failure.probation import PROBE_ID
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.roster.applied import end_of
 from scheduler_svc.roster.token_log import logged
@@ -104,7 +105,12 @@ class Recovery:
         for resident in residents:
             sequence = self._wanted(resident, requests)
             fits = sequence is not None and sequence.limit <= scheduler.most_tokens
-            if sequence and fits and self._goes_on(sequence, resident) and self._may_run(sequence, requests):
+            if (
+                sequence is not None
+                and fits
+                and self._goes_on(sequence, resident)
+                and self._may_run(sequence, requests)
+            ):
                 scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
                 self._charge(sequence)
                 going_on += 1
@@ -123,6 +129,8 @@ class Recovery:
         `requests`: those rebuilt from this snapshot, by the id of their first sequence.
         """
         context = resident.context
+        if resident.sequence_id == PROBE_ID:
+            return None
         first_id = resident.sequence_id - context.index
         request = self._known(context.submit, first_id)
         if request is None:

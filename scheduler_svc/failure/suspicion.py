@@ -1,21 +1,32 @@
 """What counts against a request: the losses of runners that it may have caused.
 
 Most losses are nobody's fault, and some prove it: a process that comes back as if nothing had been was not crashed by
-what it ran. Those are pardoned. But a request may also make a runner silent for so long that it is given up, each time
-that it is tried: so who does not get further between them is pardoned `PARDONS` times, and then no more. A verdict does
-not wait: the loss that convicts does so before anybody knows whether its process comes back.
+what it ran, and a runner that loses the scheduler's own probe too is ill itself. Those are pardoned. But a request may
+also make a runner silent for so long that it is given up, each time that it is tried: so who does not get further
+between them is pardoned `PARDONS` times, and then no more. A verdict does not wait: the loss that convicts does so
+before anybody knows whether its process comes back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from scheduler_svc.link.runner_events import Loss
 
 STRIKES = 2
 """Losses that make a request run in trials only."""
 LONE_LOSSES = 2
-"""Losses of a runner that it had for itself, each of which the process might have survived, that convict a request."""
+"""Losses of runners that it had for itself that convict a request: of two runners, where there are two."""
 PARDONS = 3
-"""Losses that the processes survived, and that are forgiven to a request that has not got further since the first."""
+"""Losses that are forgiven to a request that has not got further since the first."""
+
+
+@dataclass(slots=True, frozen=True)
+class LoneLoss:
+    """A runner was lost that computed nothing else."""
+
+    runner_id: str
+    loss: Loss
 
 
 @dataclass(slots=True)
@@ -24,8 +35,8 @@ class Suspicion:
 
     strikes: int = 0
     """Losses of runners where it had rows, among others."""
-    lone_losses: int = 0
-    """Survivable losses of runners that it had for itself in a trial."""
+    lone_losses: list[LoneLoss] = field(default_factory=list)
+    """Those of runners that it had for itself in a trial."""
     pardons: int = 0
     """Losses forgiven since it last got further."""
     pardoned_at: int = -1
@@ -39,16 +50,25 @@ class Suspicion:
     @property
     def is_convicted(self) -> bool:
         """Chance is no longer the better explanation."""
-        return self.lone_losses >= LONE_LOSSES
+        return len(self.lone_losses) >= LONE_LOSSES
 
-    def pardon(self, num_tokens: int, lone: bool) -> None:
-        """A loss turned out to be survived, by a request that has `num_tokens` now; `lone`: it had been alone there."""
+    def failed_on(self, runner_id: str) -> bool:
+        """Was this runner lost while it had it for itself?"""
+        return any(lone.runner_id == runner_id for lone in self.lone_losses)
+
+    def pardon(self, num_tokens: int, lone: LoneLoss | None) -> None:
+        """A loss is forgiven to a request that has `num_tokens` now; `lone`: it had been alone there."""
         if num_tokens > self.pardoned_at:
             self.pardons, self.pardoned_at = 0, num_tokens
         if self.pardons == PARDONS:
             return
         self.pardons += 1
-        if lone:
-            self.lone_losses -= 1
-        else:
+        if lone is None:
             self.strikes -= 1
+        elif lone in self.lone_losses:
+            self.lone_losses.remove(lone)
+
+    @property
+    def story(self) -> str:
+        """What happened when it was computed alone, as clauses."""
+        return ", and ".join(dict.fromkeys(lone.loss.story for lone in self.lone_losses))

@@ -55,4 +55,5 @@ class Unattended:
             engine.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
         alone_since_s = engine.attendance.alone_since_s
         if alone_since_s is not None and now_s - alone_since_s > engine.settings.no_runner_s:
-            engine.finish_all(End(FinishReason.UNAVAILABLE, message="no runner came in time"))
+            none = "the runners that are there lose every plan" if engine.probation.active else "no runner came in time"
+            engine.finish_all(End(FinishReason.UNAVAILABLE, message=none))

@@ -3,9 +3,10 @@
 | service                     | SERVING while                                                          | if not      |
 |-----------------------------|------------------------------------------------------------------------|-------------|
 | ""                          | this front process answers                                             | restart it  |
-| "roster.v1.InferenceService"| requests are taken: a runner is there, no drain, and the engine turns  | send none   |
+| "roster.v1.InferenceService"| requests are taken and computed: no drain, and both of the following   | send none   |
 | "roster.engine"             | the engine has taken a turn within `stall_s`                           | restart it  |
-| "roster.runner"             | some runner is there and has held no plan for longer than `stall_s`    | restart that|
+| "roster.runner"             | some runner is there, is not held back, and has held no plan for       | restart that|
+|                             | longer than `stall_s`                                                  |             |
 
 Load changes none of them: a full queue refuses, and is healthy. (The servicer of grpcio-health-checking is not used: in
 its asyncio form a watcher that leaves silences the others of its service, and one that does not read holds up all.)

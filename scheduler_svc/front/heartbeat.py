@@ -31,13 +31,16 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Asks until cancelled."""
-        ping = engine_pb2.Command(ping=engine_pb2.Ping())
         while True:
-            self._client.send(ping)
+            self.ask()
             await asyncio.sleep(self._interval_s)
             self._unanswered += 1
             if self._unanswered >= self._most_unanswered:
                 self._set(engine_turns=False, runners_progress=False)
+
+    def ask(self) -> None:
+        """Asks once more than `run` does: something has changed."""
+        self._client.send(engine_pb2.Command(ping=engine_pb2.Ping()))
 
     def answered(self, pong: engine_pb2.Pong) -> None:
         """The engine's answer."""

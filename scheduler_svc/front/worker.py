@@ -21,7 +21,7 @@ import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos import admin_pb2_grpc, inference_pb2_grpc
+from protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
 from scheduler_svc.front.decoding import DecodingInterceptor
 from scheduler_svc.front.doors import Doors, TokenGate
@@ -88,7 +88,7 @@ class FrontWorker:
         self._health = WorkerHealth()
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
-        self._client = EngineClient(engine_endpoint, worker, self._served.announce)
+        self._client = EngineClient(engine_endpoint, worker, self._announce)
         self._tracing = Tracing.open(settings)
         self._admin = AdminService(self._client)
         self._client.on_step_report = self._admin.publish
@@ -188,7 +188,13 @@ class FrontWorker:
 
     @property
     def _ready(self) -> bool:
-        return self._served.ready and self._heartbeat.engine_turns
+        beat = self._heartbeat
+        return self._served.ready and beat.engine_turns and beat.runners_progress
+
+    def _announce(self, state: engine_pb2.ModelState) -> None:
+        """The engine's word on what is served: a runner has come, gone, or was held back."""
+        self._served.announce(state)
+        self._heartbeat.ask()
 
     def _tell_health(self) -> None:
         beat = self._heartbeat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,6 +23,9 @@ class Loss(Enum):
     """It answers, but not to its oldest plan."""
     FAULT = "fault"
     """It says that it can't execute a plan."""
+    MEMORY = "memory"
+    """It says that its memory does not suffice for a plan. What its device can do was measured when it started: so
+    another process has taken some since, and the plan is not to blame."""
     REPLACED = "replaced"
     """A new process of the same name came."""
     UNSOUND = "unsound"
@@ -31,6 +35,29 @@ class Loss(Enum):
     def survivable(self) -> bool:
         """The same process may come back as if nothing had been: what it ran is then not to blame."""
         return self in (Loss.GONE, Loss.SILENT, Loss.LEFT)
+
+    @property
+    def story(self) -> str:
+        """What happened, for the client of a request that was computed there; no full stop."""
+        return _STORIES[self]
+
+    @staticmethod
+    def of_fault(reason: str) -> Loss:
+        """FAULT or MEMORY, by the reason that the runner gave."""
+        return Loss.MEMORY if _OUT_OF_MEMORY.search(reason) else Loss.FAULT
+
+
+_STORIES = {
+    Loss.LEFT: "the runner that computed it left",
+    Loss.GONE: "the process that computed it ended, or its connection broke",
+    Loss.SILENT: "the runner that computed it fell silent",
+    Loss.HUNG: "the runner that computed it did not end its step in time",
+    Loss.FAULT: "the runner that computed it answered with a fault",
+    Loss.MEMORY: "the runner that computed it ran out of memory",
+    Loss.REPLACED: "the process that computed it was replaced by a new one",
+    Loss.UNSOUND: "the runner that computed it answered what can't be",
+}
+_OUT_OF_MEMORY = re.compile(r"out.?of.?memory|MemoryError|allocate memory|ALLOC_FAILED", re.IGNORECASE)
 
 
 @dataclass(slots=True, frozen=True)

@@ -204,7 +204,8 @@ class RunnerLink:
     def _event(self, peer: Peer, event: plan_pb2.Event) -> list[RunnerEvent]:
         kind = event.WhichOneof("kind")
         if kind == "fault":
-            self.drop(peer.session, f"it refused a plan or failed half way: {event.fault}", Loss.FAULT)
+            loss = Loss.of_fault(event.fault)
+            self.drop(peer.session, f"it refused a plan or failed half way: {event.fault}", loss)
         elif kind == "resend_from":
             self._send_again(peer, lambda number: number >= event.resend_from)
             for frame in peer.kept_masks():  # of earlier plans too: it can't tell that it lacks them

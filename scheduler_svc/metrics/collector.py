@@ -123,6 +123,15 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
     for runner_id, age_s in snapshot.oldest_plans_s.items():
         family.add_metric([runner_id], age_s)
     yield family
+    held_back = snapshot.status.held_back
+    yield _gauge("roster_runners_held_back", "Runners that lose every plan, and get probes only.", len(held_back))
+    text = "Losses in a row of a runner that is held back for them; 0 for those that serve."
+    family = GaugeMetricFamily("roster_runner_losses_in_a_row", text, labels=["runner"])
+    for runner in runners:
+        family.add_metric([runner.id], 0)
+    for ill in held_back:
+        family.add_metric([ill.id], ill.losses)
+    yield family
     yield _gauge("roster_kv_event_subscribers", "Gateways that follow the prefix caches.", snapshot.kv_subscribers)
 
 

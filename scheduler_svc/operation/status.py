@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from protos import admin_pb2, engine_pb2
+from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.applied import Applied
@@ -104,6 +105,17 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
             cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
         ),
         draining=engine.drain.begun,
+        held_back=[_held_back(engine, illness) for illness in engine.probation.held_back()],
+    )
+
+
+def _held_back(engine: Engine, illness: Illness) -> admin_pb2.HeldBackRunner:
+    return admin_pb2.HeldBackRunner(
+        id=illness.runner_id,
+        losses=illness.losses,
+        reason=illness.reason,
+        present=engine.probation.holds(illness.runner_id),
+        next_probe_s=max(0.0, illness.until_s - engine.ledger.now_s),
     )
 
 

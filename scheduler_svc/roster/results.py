@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scheduler_svc.failure.worthless import NOT_FINITE, is_worthless
 from scheduler_svc.link.runner_events import GotResult
 from scheduler_svc.observation import observation
 from scheduler_svc.operation.status import step_done
@@ -30,6 +31,10 @@ class Results:
         engine = self._engine
         scheduler = engine.pool.schedulers.get(event.session)
         if scheduler is None:
+            engine.probation.take(event)
+            return
+        if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, len(engine.pool.schedulers)):
+            engine.runners.drop(event.session, "nothing that it computed was finite")
             return
         try:
             applied = scheduler.apply(event.number, event.result)

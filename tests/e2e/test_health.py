@@ -103,10 +103,10 @@ def test_a_stopped_runner_is_told_while_a_plan_waits(roster: RosterProcesses, wa
         stream = client.generate("a stream", max_tokens=50, temperature=0)
         next(iter(stream))
         with stopped(roster.pid("runner")):
-            watches.wait(RUNNER=False)
-            # Only the runner hangs: requests queue, the engine and this process answer.
-            watches.wait(LIVENESS=True, READINESS=True, ENGINE=True)
-        watches.wait(RUNNER=True)
+            watches.wait(RUNNER=False, READINESS=False)
+            # Only the runner hangs: what comes queues, the engine and this process answer.
+            watches.wait(LIVENESS=True, ENGINE=True)
+        watches.wait(RUNNER=True, READINESS=True)
         assert len(stream.completion().choices[0].token_ids) == 50
 
 

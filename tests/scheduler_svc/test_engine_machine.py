@@ -76,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant_limits={"a": TenantLimits(running=running)},
         )
         self.cancelled: set[int] = set()
-        self.kills = self.cuts = self.crashes = 0
+        self.kills = self.cuts = self.crashes = self.spells = 0
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -216,6 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for _ in range(2000):
             self.stack.step()
+            if self.stack.engine.probation.active:
+                self.stack.now_s += 0.1
             for session in list(self.stack.runners.runners):
                 self.stack.runners.execute(session)
                 self.stack.runners.deliver(session)
@@ -236,8 +238,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
             else:  # it was alone on runners that were killed, after it had been on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
-                losses = self.kills + self.crashes + max(0, self.cuts - PARDONS)
-                assert losses >= STRIKES + (1 if self.crashes else LONE_LOSSES)
+                losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
+                assert losses >= STRIKES + LONE_LOSSES
         assert not self.stack.engine.quarantine.active
         self.stack.assert_clean()
 

@@ -26,7 +26,7 @@ from tests.support.policies import policy_named
 from tests.support.thoroughness import count
 from tests.support.unlike_pools import MODEL, JudgedStack, PoolWalk, pool_backend
 
-NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "0")) or count(150, in_ci=15)
+NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "0")) or count(150, in_ci=10)
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 SMALL, LARGE = 8, 40
 """Blocks of 4 tokens: sequences of 33 and of 161 tokens."""

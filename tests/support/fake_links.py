@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,9 @@ class FakeRunners:
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
         """Sessions that may be dropped: a result of theirs was spoilt on its way."""
+        self.ill: dict[Runner, int] = {}
+        """Plans that a runner is yet to answer with a fault, after each of which it says hello again."""
+        self._after_faults = itertools.count(1 << 20)
 
     def connect(self, session: int, runner: Runner, former: int = 0, holds: bool = False) -> None:
         self.runners[session] = runner
@@ -126,6 +130,9 @@ class FakeRunners:
         """The runner executes or launches its oldest plan; False when it has none, or execution lacks its masks."""
         if not self.plans.get(session):
             return False
+        if self.ill.get(self.runners[session]):
+            self._fault(session)
+            return True
         if self.runners[session].overlaps:
             launched = self.runners[session].launch(*self.plans[session].popleft())
             self.launched[session].append(launched)
@@ -139,6 +146,12 @@ class FakeRunners:
         self.plans[session].popleft()
         self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan, masks)))
         return True
+
+    def _fault(self, session: int) -> None:
+        """The same process begins anew after it."""
+        runner = self.kill(session, Loss.FAULT)
+        self.ill[runner] -= 1
+        self.connect(next(self._after_faults), runner, former=session)
 
     def _mask(self, session: int, plan: LaunchedPlan) -> None:
         """Its masks, where they are here, are taken once."""

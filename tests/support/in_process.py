@@ -151,6 +151,7 @@ class Stack:
         old._attaching = set(self._attaching)
         self.front, self.runners = FakeFront(), FakeRunners()
         self.runners.runners, old.runners.runners = old.runners.runners, {}
+        self.runners.ill = old.runners.ill
         self.restart_scheduler()
         return old
 

@@ -113,6 +113,11 @@ class RosterProcesses:
         """The flags of "scheduler" or "runner", by setting."""
         return dict(self._settings[name])
 
+    def change(self, name: str, **settings: object) -> None:
+        """The service's next start has these settings too, over those that it had; None takes one away."""
+        changed = {**self._settings[name], **settings}
+        self._settings[name] = {key: value for key, value in changed.items() if value is not None}
+
     def pid(self, name: str) -> int:
         """The process id of "scheduler" or "runner"."""
         return self._processes[name].pid

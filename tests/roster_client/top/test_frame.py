@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from protos import admin_pb2
+from roster_client.status_view import status_view
 from roster_client.top.frame import Menu, frame
-from roster_client.top.load import load_between
+from roster_client.top.load import as_json, load_between
 
 PREFILL, DECODE = admin_pb2.ROW_KIND_PREFILL, admin_pb2.ROW_KIND_DECODE
 POLICIES = [
@@ -83,3 +84,25 @@ def test_without_a_runner() -> None:
     now = admin_pb2.WatchRosterResponse(status=admin_pb2.GetStatusResponse(policy="fcfs", draining=True))
     text = "\n".join(drawn(now, 100, 30))
     assert "no runner" in text and "DRAINING" in text
+
+
+def test_runners_that_are_held_back_have_a_line_each() -> None:
+    """In both views; the reason is a runner's own word, and may hold anything."""
+    held_back = [
+        admin_pb2.HeldBackRunner(
+            id="gpu-2", losses=4, reason="a fault\n\x1b[2J" + "x" * 200, present=True, next_probe_s=1.5
+        ),
+        admin_pb2.HeldBackRunner(id="gpu-3", losses=9, reason="killed"),
+        admin_pb2.HeldBackRunner(id="gpu-4", losses=2, reason="silent", present=True),
+    ]
+    now = look([row(slot, DECODE, generated=1, max_tokens=9) for slot in range(60)], held_back=held_back)
+    lines = drawn(now, 100, 30)
+    assert len(lines) <= 30 and max(map(len, lines)) <= 100
+    shown = [line for line in lines if "held back" in line]
+    assert [line.split()[0] for line in shown] == ["gpu-2", "gpu-3", "gpu-4"]
+    assert "4 losses in a row; probed in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
+    assert "it is gone; killed" in shown[1] and "it computes a probe; silent" in shown[2]
+    out = io.StringIO()
+    Console(file=out, width=300, color_system=None).print(status_view(now.status))
+    assert out.getvalue().count("is held back") == 3 and "\x1b" not in out.getvalue()
+    assert [one["runner"] for one in as_json(load_between(now, now))["held_back"]] == ["gpu-2", "gpu-3", "gpu-4"]

@@ -27,6 +27,9 @@ from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachi
 NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
 
 
+CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]
+
+
 class RecoveryMachine(EngineMachine):
     """Stop strings are left out: it is the front that finds them, again after a restart."""
 
@@ -74,12 +77,24 @@ class RecoveryMachine(EngineMachine):
         return sum(refused.code == grpc.StatusCode.INTERNAL.value[0] for refused in refusals)
 
     @precondition(lambda self: self.stack.runners.runners)
-    @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from([Loss.FAULT, Loss.HUNG, Loss.REPLACED]))
+    @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from(CRASHES))
     def crash(self, rng: random.Random, loss: Loss) -> None:
         """A runner is lost in a way that proves something; a new process comes."""
         self.stack.runners.kill(self._some_runner(rng), loss)
         self.crashes += 1
         self._add_runner()
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False), plans=st.integers(1, 5))
+    def fall_ill(self, rng: random.Random, plans: int) -> None:
+        """A runner answers its next plans, probes among them, with a fault each, and heals.
+
+        However long that takes, it costs a request one loss at most: behind it the runner computes probes only.
+        """
+        runner = self.stack.runners.runners[self._some_runner(rng)]
+        if not self.stack.runners.ill.get(runner):
+            self.spells += 1
+        self.stack.runners.ill[runner] = plans
 
     @precondition(lambda self: any(self.stack.runners.results.values()))
     @rule(rng=st.randoms(use_true_random=False), column=st.sampled_from(["tokens", "statuses", "token_counts"]))

@@ -17,9 +17,8 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.policy import VictimChoice, available_policies
-from tests.scheduler_svc.failure.test_recovery_machine import RecoveryMachine
+from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine
 from tests.scheduler_svc.test_engine_machine import STEM
 from tests.support.constraints import CONSTRAINTS
 
@@ -71,7 +70,8 @@ RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "swap_policy": (2, lambda rng: {"policy": rng.choice(POLICIES)}),
     "time_passes": (2, lambda rng: {"seconds": rng.uniform(0.1, 2)}),
     "kill": (2, _with_rng),
-    "crash": (1, lambda rng: {"rng": rng, "loss": rng.choice([Loss.FAULT, Loss.HUNG, Loss.REPLACED])}),
+    "crash": (1, lambda rng: {"rng": rng, "loss": rng.choice(CRASHES)}),
+    "fall_ill": (2, lambda rng: {"rng": rng, "plans": rng.randint(1, 5)}),
     "restart": (2, _nothing),
     "restart_without_a_runner": (4, _with_rng),
     "network_cut": (3, _with_rng),

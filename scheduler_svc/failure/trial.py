@@ -1,0 +1,63 @@
+"""A trial: suspects alone with one another on a runner, which one that is, and what its loss proves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.waiting.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+
+@dataclass(slots=True)
+class Trial:
+    """A cohort on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
+
+    session: int
+    runner_id: str
+    marks: dict[Sequence, int]
+    queue: WaitingQueue
+    beyond_limit: list[Sequence]
+    """Of the same requests, those that wait as their tenant runs as many as it may."""
+    probed: bool
+    """The runner had computed a probe in this session."""
+    worked: bool
+    """It had finished a plan of other requests."""
+
+    def proves(self, request: Request, loss: Loss) -> bool:
+        """Does this loss count against the request, which was alone? Not a second one of a runner that may be ill."""
+        anew = not request.suspicion.failed_on(self.runner_id)
+        return anew or self.worked or (self.probed and loss is not Loss.MEMORY)
+
+
+def choose_runner(engine: Engine, cohort: list[Request], reserved: int | None) -> int | None:
+    """The session of the runner for the cohort; None where no runner stays that holds it.
+
+    One that was not lost to it before, and has shown that it computes, if there is any; the one that is `reserved`
+    already, then the least loaded.
+    """
+    illness = engine.probation.illness
+
+    def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
+        session, scheduler = item
+        computes = scheduler.has_finished or (scheduler.probed and not illness.is_held(scheduler.hello.runner_id))
+        return has_failed_on(cohort, scheduler), not computes, session != reserved, scheduler.table.num_running
+
+    schedulers = engine.pool.schedulers.items()
+    runners = [item for item in schedulers if not item[1].leaving and fits(cohort, item[1])]
+    return min(runners, key=cost)[0] if runners else None
+
+
+def fits(cohort: list[Request], scheduler: Scheduler) -> bool:
+    """Whether the runner can hold each of the cohort's sequences to its end."""
+    return max((request.limit for request in cohort), default=0) <= scheduler.most_tokens
+
+
+def has_failed_on(cohort: list[Request], scheduler: Scheduler) -> bool:
+    """Was this runner lost while the cohort, a single request, had it for itself?"""
+    return len(cohort) == 1 and cohort[0].suspicion.failed_on(scheduler.hello.runner_id)
