@@ -1,4 +1,10 @@
-"""A plan under way: its forward pass, and its rows that wait for masks."""
+"""A plan under way: its forward pass, and its rows that wait for masks.
+
+The scheduler sends the next plan as soon as it is made, which may be before the masks of this one. So when they come
+the sequences of some rows may have left their slots (cancelled, expired, preempted, displaced), and others may be
+there: the rows are checked against the slots' epochs before their draw is launched, and those that are gone write
+nothing into a slot.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +31,23 @@ class LaunchedPlan:
         finish: Callable[[StepOutput, StepOutput | None], plan_pb2.Result],
         faulting: Callable[[int], AbstractContextManager[None]],
         mask_words: int,
+        outlived: Callable[[AppliedPlan, NDArray[np.intp]], NDArray[np.bool_]],
     ) -> None:
         """`finish` makes the result of what the forward pass and the rows that waited (None: none did) came to.
 
-        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask.
+        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask. `outlived`: see
+        `BatchState`.
         """
         self.number = number
+        self._applied = applied
         self._pending = pending
         self._finish = finish
         self._faulting = faulting
+        self._outlived = outlived
         waits = applied.batch.awaits if applied.batch is not None else np.zeros(0, np.intp)
         self._index_of = {int(applied.rows[row]): index for index, row in enumerate(waits.tolist())}
         self._missing = set(self._index_of)
+        self._waits = waits
         self._masks = np.zeros((len(waits), mask_words), np.uint32)
         self._masked: PendingStep | None = None
 
@@ -54,7 +65,7 @@ class LaunchedPlan:
         held = self._pending.held
         if held is not None and self._masked is None and not self._missing:
             with self._faulting(self.number):
-                self._masked = held.sample(self._masks)
+                self._masked = held.sample(self._masks, self._outlived(self._applied, self._waits))
 
     def done(self) -> bool:
         """Whether `wait` would return at once; cheap."""
