@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from protos import engine_pb2, plan_pb2
@@ -42,6 +43,23 @@ class Inline(Background):
         self._done.put((work(), then))
 
 
+@dataclass
+class MasksUnderWay:
+    """Masks that were sent to a runner."""
+
+    number: int
+    """The plan that they are for."""
+    masks: plan_pb2.Masks
+    behind: int
+    """The last plan that was sent before them."""
+    delay: int
+
+    def has_come(self, next_plan: int | None) -> bool:
+        """Is it their turn, when this is the next plan that the runner takes? Asked once a turn."""
+        self.delay -= 1
+        return self.delay < 0 and (next_plan is None or next_plan > self.behind)
+
+
 class FakeRunners:
     """Stands for the runner link: plans are executed by real `Runner`s when the test says so.
 
@@ -58,8 +76,9 @@ class FakeRunners:
         self.most_launched = 0
         """Plans of one runner that were under way at once."""
         self.results: dict[int, deque[GotResult]] = {}
-        self.masks: dict[int, deque[tuple[int, int, plan_pb2.Masks]]] = {}
-        """On their way to each runner: the last plan sent before them, the plan that they are for, and they."""
+        self.masks: dict[int, deque[MasksUnderWay]] = {}
+        self.mask_delay = 0
+        """Calls of `execute` by which masks that are sent from now on come later, as those of a slow constraint do."""
         self._sent: dict[int, int] = {}  # the last plan
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
@@ -126,20 +145,20 @@ class FakeRunners:
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
         if session in self.masks:
             sent = plan_pb2.Masks.FromString(masks.SerializeToString())
-            self.masks[session].append((self._sent[session], number, sent))
+            self.masks[session].append(MasksUnderWay(number, sent, self._sent[session], self.mask_delay))
 
     def execute(self, session: int) -> bool:
-        """The runner takes its oldest message, a plan or a plan's masks; False when it has none."""
+        """The runner takes its oldest plan, and the masks that come before the next; False when it has neither."""
         plans, masks = self.plans.get(session), self.masks.get(session)
-        if masks and not (plans and plans[0][0] <= masks[0][0]):
-            _, number, bits = masks.popleft()
-            (plan,) = (plan for plan in self.launched[session] if plan.number == number)
-            assert plan.awaits_masks, "masks sent twice"
-            plan.mask(bits)
-        elif plans:
-            self._launch(session, *plans.popleft())
-        else:
+        if not plans and not masks:
             return False
+        if plans:
+            self._launch(session, *plans.popleft())
+        while masks and masks[0].has_come(plans[0][0] if plans else None):
+            came = masks.popleft()
+            (plan,) = (plan for plan in self.launched[session] if plan.number == came.number)
+            assert plan.awaits_masks, "masks sent twice"
+            plan.mask(came.masks)
         if not self.runners[session].overlaps:
             while self._take_result(session):
                 pass

@@ -67,6 +67,8 @@ RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "turns": (14, _with_rng),
     "cancel": (2, lambda rng: {"rng": rng, "how": rng.choice(["cancel", "disconnect"])}),
     "swap_policy": (2, lambda rng: {"policy": rng.choice(POLICIES)}),
+    "slow_masks": (3, lambda rng: {"turns": rng.choice([0, 1, 2, 4, 6])}),
+    "overtaken": (10, lambda rng: {"rng": rng, "turns": rng.randint(1, 6)}),
     "time_passes": (2, lambda rng: {"seconds": rng.uniform(0.1, 2)}),
     "kill": (2, _with_rng),
     "crash": (1, lambda rng: {"rng": rng, "loss": rng.choice([Loss.FAULT, Loss.HUNG, Loss.REPLACED])}),
@@ -87,7 +89,7 @@ def _possible(machine: RecoveryMachine, name: str) -> bool:
         return bool(machine.stack.requests)
     if name in ("truncated", "doubled"):
         return any(machine.stack.runners.results.values())
-    return name in ("submit", "step", "swap_policy", "time_passes", "restart") or bool(machine.stack.runners.runners)
+    return name in ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart") or bool(machine.stack.runners.runners)
 
 
 def walk(seed: int) -> None:
