@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import PendingStep, StepOutput
+from runner_svc.backend import HeldRows, PendingStep, StepOutput
 from runner_svc.batch_state import AppliedPlan
 from runner_svc.plan_columns import PlanFault
 
@@ -50,6 +50,7 @@ class LaunchedPlan:
         self._waits = waits
         self._masks = np.zeros((len(waits), mask_words), np.uint32)
         self._masked: PendingStep | None = None
+        self._fault: PlanFault | None = None  # of the draw of the rows that waited
 
     @property
     def awaits_masks(self) -> bool:
@@ -64,8 +65,7 @@ class LaunchedPlan:
                 self._missing.remove(entry.row)
         held = self._pending.held
         if held is not None and self._masked is None and not self._missing:
-            with self._faulting(self.number):
-                self._masked = held.sample(self._masks, self._outlived(self._applied, self._waits))
+            self._draw(held)
 
     def done(self) -> bool:
         """Whether `wait` would return at once; cheap."""
@@ -84,9 +84,19 @@ class LaunchedPlan:
         """Ends a plan whose session is over, in place of `wait`: rows that wait for masks come to nothing."""
         self._wait()
 
+    def _draw(self, held: HeldRows) -> None:
+        try:
+            with self._faulting(self.number):
+                self._masked = held.sample(self._masks, self._outlived(self._applied, self._waits))
+        except PlanFault as fault:
+            self._fault = fault
+            raise
+
     def _wait(self) -> plan_pb2.Result:
         with self._faulting(self.number):
             output = self._pending.wait()
+            if self._fault is not None:
+                raise self._fault
             return self._finish(output, self._masked.wait() if self._masked is not None else None)
 
     def _bits(self, entry: plan_pb2.RowMask) -> NDArray[np.uint32]:
