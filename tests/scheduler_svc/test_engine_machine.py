@@ -77,12 +77,14 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = 0
+        self.backends: list[HashBackend] = []
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
 
     def _add_runner(self) -> None:
-        self.stack.add_runner(make_backend())
+        self.backends.append(make_backend())
+        self.stack.add_runner(self.backends[-1])
 
     @rule(
         prompt=st.one_of(
@@ -268,6 +270,7 @@ class EngineMachine(RuleBasedStateMachine):
                 losses = self.kills + self.crashes + max(0, self.cuts - PARDONS)
                 assert losses >= STRIKES + (1 if self.crashes else LONE_LOSSES)
         assert not self.stack.engine.quarantine.active
+        assert not any(backend.roster.strays for backend in self.backends)
         self.stack.assert_clean()
 
 

@@ -15,8 +15,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 import structlog
 
+from runner_svc.batch_state import BatchState
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.policy import VictimChoice, available_policies
 from tests.scheduler_svc.failure.test_recovery_machine import RecoveryMachine
@@ -119,3 +122,10 @@ def test_walks() -> None:
             walk(seed)
         except Exception as error:
             raise AssertionError(f"walk {seed}: {error!r}") from error
+
+
+def test_walks_find_a_late_token_in_anothers_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless rows are checked before they are drawn: as many walks as usual come upon a wrong answer then."""
+    monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
+    with pytest.raises(AssertionError, match=r"walk \d+: AssertionError"):
+        test_walks()
