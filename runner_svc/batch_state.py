@@ -5,17 +5,17 @@ in the fixed order releases, admissions, table appends; the copies and extents a
 per row is numpy, never a Python loop: a loop runs only over admissions and over rows' `SlotState` references.
 
 Plans are applied in order, and the next may be applied before the last is recorded: what a plan computes and samples
-counts as there once the plan is applied, but for the tokens of rows that wait for masks, which no plan may read before they
-are recorded. A record that comes when the slot already has another sequence is dropped for that slot, by its epoch; so
-is a token of a sequence that failed in an earlier plan.
+counts as there once the plan is applied, but for the tokens of rows that wait for masks, which no plan may read before
+they are recorded. A record that comes when the slot already has another sequence is dropped for that slot, by its
+epoch; so is a token of a sequence that failed in an earlier plan.
 
 A row that waits is drawn after its plan, when plans that were sent before its mask have been launched: they may have
 given its slot to another sequence. `outlived` says which rows that has happened to, by the same epochs, right before
 the draw is launched. Both are done by the one thread that applies plans, and a device computes in the order of the
-launches: what was told of a row then still holds when its token is written. So each position of a device's token buffer
-is written once in an epoch before it is read: by the admission, or by the one row that samples it (`PlanCheck` refuses
-a second one, and a row that reads a token which is still waited for). KV is computed from such positions only, so that
-no block, shared or not, holds KV of a token that was another one later.
+launches: what was told of a row then still holds when its token is written. So what a step reads of a device's token
+buffer was written once in its epoch: by the admission, or by the one row that samples that position (`PlanCheck`
+refuses a second one, and a row that reads a token which is still waited for). KV is computed from such tokens only, so
+that no block, shared or not, holds KV of a token that was another one later.
 
 The token buffer and the block tables are allocated zeroed and lazily by the operating system: a page costs memory only
 once a sequence reaches it.
@@ -232,4 +232,3 @@ class BatchState:
         if self._gathers_inputs:
             return batch
         return gather_inputs(batch, self._tokens, self._tables, self._limits.block_size)
-

@@ -204,7 +204,7 @@ class CudaBackend:
         )
 
     def _hold(self, batch: StepBatch, rows: NDArray[np.intp]) -> HeldCudaRows:
-        """Keeps the logits of those of `rows` that wait for masks, which are adjusted: the next step overwrites them."""
+        """Keeps the adjusted logits of those of `rows` that wait for masks: the next step overwrites them."""
         waiting = self._index(np.searchsorted(rows, batch.awaits))
         return HeldCudaRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
 

@@ -3,9 +3,9 @@
 The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix64(token[p]) * A^p mod 2^64`,
 where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
 The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
-block that was never written holds garbage. The tokens themselves are read from a buffer that the picks are written to, as
-a device does it (`host_roster`). At temperature 0 the token depends on the context alone, otherwise on
-(seed, sample_index, position) too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
+block that was never written holds garbage. The tokens are read from a buffer that picks are written to, as on a device
+(`host_roster`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
+too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
 
 Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
 the allowed ids, all equally likely), and the logprobs fields, with made-up numbers that `expected_logprobs` repeats.
@@ -114,7 +114,7 @@ class Poison:
 
 
 class HashBackend:
-    """See the module; `RosterBackend` for the rest. `step_ms` (milliseconds) makes each step take at least that long."""
+    """See the module; `RosterBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
 
     device = "hash"
     tile_tokens = 1

@@ -71,9 +71,7 @@ class HostRoster:
         self.known[slots] = np.maximum(self.known[slots], positions + 1)
 
 
-def gather_inputs(
-    batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int
-) -> StepBatch:
+def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int) -> StepBatch:
     """The batch with the inputs that `tokens` [slots, context_length] and `tables` [slots, max_table] hold for it."""
     slots, starts, counts, ends = batch.slots, batch.starts, batch.counts, batch.ends
     if len(slots) == counts.sum():

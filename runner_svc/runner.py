@@ -149,9 +149,7 @@ class Runner:
         def finish(output: StepOutput, masked: StepOutput | None) -> plan_pb2.Result:
             return self._finish(applied, output, masked, timings)
 
-        return LaunchedPlan(
-            number, applied, pending, finish, self._faulting, self._mask_words, self._state.outlived
-        )
+        return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words, self._state.outlived)
 
     def _start(self, applied: AppliedPlan) -> PendingStep:
         """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may go by it."""

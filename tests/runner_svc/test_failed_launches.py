@@ -86,7 +86,7 @@ def test_a_step_that_fails_to_launch_gives_its_buffers_back_behind_an_event(
         device.fails_at = {len(device.events) + 2}
     else:
         monkeypatch.setattr(backend, part, fails)
-    with pytest.raises(PlanFault, match="it failed|no event"):
+    with pytest.raises(PlanFault, match=r"it failed|no event"):
         runner.launch(1, opening())
     (behind,) = (event for event in device.events[-1:])
     assert not behind.waited
@@ -106,9 +106,7 @@ def test_buffers_without_an_event_stay_away(
     assert backend._ring._free.qsize() == MAX_IN_FLIGHT - 1
 
 
-def test_the_next_session_computes_as_ever(
-    folder: Path, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_session_computes_as_ever(folder: Path, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     step = plan(admissions=[admission(0, [1, 2, 3], [1])], extents=[(0, 0, 3, SAMPLE)])
     other = host_backend(folder, num_slots=2, block_size=8, max_step_tokens=16, num_blocks=8)
     expected = Runner(other).execute(1, step).tokens

@@ -25,9 +25,7 @@ def rows(tmp_path: Path) -> LateRows:
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_newcomers_compute_their_own_prompts(
-    rows: LateRows, checked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newcomers_compute_their_own_prompts(rows: LateRows, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not checked:
         monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
     expected = rows.undisturbed()

@@ -193,7 +193,8 @@ def test_a_row_that_has_left_draws_what_it_would_have_drawn(make: Callable[[], R
     results = []
     for leaves in (False, True):
         runner = make()
-        allowed = masks(vocabulary(runner), {0: ALLOWED, 1: ALLOWED})
+        ids = [5, 65, 200]  # of its own prompt, and of the other's
+        allowed = masks(vocabulary(runner), {0: ids, 1: ids})
         held = runner.launch(1, opening(AWAIT, AWAIT, temperature=1.0, **asked))
         if leaves:
             settle_in(runner, 2, [0])

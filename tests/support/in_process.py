@@ -271,8 +271,8 @@ class Stack:
         """Requests with a row under way whose token waits for its mask."""
         by_id = {key: request for request in self.requests.values() for key in self._ids(request)}
         tables = [scheduler.table for scheduler in self.engine.pool.schedulers.values()]
-        ids = [table.sequence_id[table.constrained & (table.known != table.length)].tolist() for table in tables]
-        return [by_id[key] for key in sum(ids, []) if key in by_id]
+        waiting = (table.sequence_id[table.constrained & (table.known != table.length)] for table in tables)
+        return [by_id[key] for ids in waiting for key in ids.tolist() if key in by_id]
 
     @staticmethod
     def _ids(request: Submitted) -> range:

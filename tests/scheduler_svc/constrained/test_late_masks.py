@@ -34,7 +34,7 @@ LONG = 1000  # calls of the runner
 
 
 BETTER = (36, 4)
-"""Tokens of its prompt, and how many it has when the one that waits comes: that one's row waits when it needs a block."""
+"""Tokens of its prompt, and how many it has when the one comes whose row is to wait when a block is needed."""
 
 
 @pytest.fixture(scope="module")

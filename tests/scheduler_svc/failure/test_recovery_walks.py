@@ -92,7 +92,9 @@ def _possible(machine: RecoveryMachine, name: str) -> bool:
         return bool(machine.stack.requests)
     if name in ("truncated", "doubled"):
         return any(machine.stack.runners.results.values())
-    return name in ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart") or bool(machine.stack.runners.runners)
+    return name in ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart") or bool(
+        machine.stack.runners.runners
+    )
 
 
 def walk(seed: int) -> None:
