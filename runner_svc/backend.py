@@ -4,9 +4,9 @@
 numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of sequences that
 failed before; R rows hold T positions together.
 
-A `Backend` computes a batch while the caller waits. An `OverlappingBackend` starts a batch and lets the caller start
-the next before the first is done: it keeps the token buffer and the block tables on its device, so that a batch's input
-tokens may be ones that the host has not seen yet.
+A `Backend` computes a batch while the caller waits. A `RosterBackend` keeps the token buffer and the block tables
+itself. An `OverlappingBackend` does that on its device, so that a batch's input tokens may be ones that the host has
+not seen yet: it starts a batch and lets the caller start the next before the first is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepBatch:
     starts: NDArray[np.int32]  # [R] first position
     counts: NDArray[np.int32]  # [R] positions, >= 1
     sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
-    # The next four are empty for an OverlappingBackend, which gathers its inputs on the device.
+    # The next four are empty for a RosterBackend, which gathers its inputs itself.
     tokens: NDArray[np.int32]  # [T] input token ids, row after row
     positions: NDArray[np.int32]  # [T] position of each
     slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written
@@ -46,6 +46,13 @@ class StepBatch:
         """Rows that sample right after the forward pass, ascending."""
         rows = np.flatnonzero(self.sample)
         return np.setdiff1d(rows, self.awaits, assume_unique=True) if len(self.awaits) else rows
+
+    @property
+    def waiting(self) -> NDArray[np.bool_]:
+        """bool [R]: the rows that wait for masks."""
+        waiting = np.zeros(len(self.slots), np.bool_)
+        waiting[self.awaits] = True
+        return waiting
 
     @property
     def ends(self) -> NDArray[np.int32]:
@@ -63,10 +70,12 @@ class StepBatch:
 class HeldRows(Protocol):
     """The rows of a batch that wait for masks, from the forward pass on."""
 
-    def sample(self, masks: NDArray[np.uint32]) -> PendingStep:
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
         """Samples all of them. `masks` [W, ceil(vocab_size / 32)]: a bit per token id, set where it is allowed.
 
-        What they come to is told by batch row; the other rows have no token there.
+        `gone` [W]: rows whose sequence has left its slot since. They are sampled like the others, as a preempted
+        sequence goes on with its token, but what they draw is written into no slot: it may be another sequence's. What
+        all come to is told by batch row; the other rows have no token there.
         """
 
 
@@ -208,13 +217,13 @@ class DoneStep:
 class HeldDraw:
     """`HeldRows` of a backend that computes while the caller waits."""
 
-    draw: Callable[[NDArray[np.uint32]], StepOutput]
+    draw: Callable[[NDArray[np.uint32], NDArray[np.bool_]], StepOutput]
     """What `sample` does."""
 
-    def sample(self, masks: NDArray[np.uint32]) -> PendingStep:
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
         """See `HeldRows`."""
         began = time.perf_counter_ns()
-        output = self.draw(masks)
+        output = self.draw(masks, gone)
         output.sample_ns = time.perf_counter_ns() - began
         return DoneStep(output)
 
@@ -226,16 +235,21 @@ def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]
 
 
 @runtime_checkable
-class OverlappingBackend(Backend, Protocol):
-    """Computes batches in the order of their launches, without the host's word between them.
+class RosterBackend(Backend, Protocol):
+    """Keeps the token buffer, the block tables and the parameters of the slots itself, and gathers its inputs there.
 
-    For each plan the caller says `change_roster`, then `copy_blocks`, then `launch`, the last two where there is need.
-    What the sampled rows of a batch drew is in the device's token buffer for the next batch, a valid id in any case,
-    also where the row's logits were not finite.
+    For each plan the caller says `change_roster`, then `copy_blocks`, then `step`, the last two where there is need.
+    What the sampled rows of a batch drew is in the token buffer for the next batch, a valid id in any case, also where
+    the row's logits were not finite.
     """
 
     def change_roster(self, changes: RosterChanges) -> None:
-        """Brings the device's token buffer, block tables and parameters up to date before the next batch."""
+        """Brings token buffer, block tables and parameters up to date before the next batch."""
+
+
+@runtime_checkable
+class OverlappingBackend(RosterBackend, Protocol):
+    """Computes batches in the order of their launches, without the host's word between them: `launch` for `step`."""
 
     def launch(self, batch: StepBatch) -> PendingStep:
         """Starts what `step` does, and returns."""

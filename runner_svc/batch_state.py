@@ -5,8 +5,17 @@ in the fixed order releases, admissions, table appends; the copies and extents a
 per row is numpy, never a Python loop: a loop runs only over admissions and over rows' `SlotState` references.
 
 Plans are applied in order, and the next may be applied before the last is recorded: what a plan computes and samples
-counts as there once the plan is applied. A record that comes when the slot already has another sequence is dropped for
-that slot, by its epoch; so is a token of a sequence that failed in an earlier plan.
+counts as there once the plan is applied, but for the tokens of rows that wait for masks, which no plan may read before
+they are recorded. A record that comes when the slot already has another sequence is dropped for that slot, by its
+epoch; so is a token of a sequence that failed in an earlier plan.
+
+A row that waits is drawn after its plan, when plans that were sent before its mask have been launched: they may have
+given its slot to another sequence. `outlived` says which rows that has happened to, by the same epochs, right before
+the draw is launched. Both are done by the one thread that applies plans, and a device computes in the order of the
+launches: what was told of a row then still holds when its token is written. So what a step reads of a device's token
+buffer was written once in its epoch: by the admission, or by the one row that samples that position (`PlanCheck`
+refuses a second one, and a row that reads a token which is still waited for). KV is computed from such tokens only, so
+that no block, shared or not, holds KV of a token that was another one later.
 
 The token buffer and the block tables are allocated zeroed and lazily by the operating system: a page costs memory only
 once a sequence reaches it.
@@ -21,6 +30,7 @@ from numpy.typing import NDArray
 
 from protos import plan_pb2
 from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
+from runner_svc.host_roster import gather_inputs
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
@@ -46,7 +56,7 @@ class AppliedPlan:
 class BatchState:
     """Slots, block tables and token buffer of one runner; slots are numbered as in plans.
 
-    `gathers_inputs`: the backend keeps tokens and tables itself, so batches come without them.
+    `gathers_inputs`: the backend keeps tokens and tables itself, so batches come without their inputs.
     """
 
     def __init__(self, limits: Limits, gathers_inputs: bool = False) -> None:
@@ -91,7 +101,7 @@ class BatchState:
         batch = self._batch(columns, rows) if len(rows) else None
         if batch is not None:
             counters.computed[batch.slots] = batch.ends
-            counters.num_tokens[batch.slots[batch.sample]] += 1
+            counters.num_tokens[batch.slots[batch.drawing_rows]] += 1
         epochs = self._epochs[columns.extent_slots[rows]]
         if batch is not None and self._gathers_inputs:
             self._stretch = Stretch.begun(plan, batch, epochs, counters, self._limits)
@@ -147,11 +157,27 @@ class BatchState:
         drew = output.token_counts.astype(bool)
         writes = current & drew
         self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
-        counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
+        if len(batch.awaits):
+            waiting = batch.waiting
+            counters.num_tokens[batch.slots[writes & waiting]] += 1
+            counters.num_tokens[batch.slots[current & batch.sample & ~waiting & ~drew]] -= 1
+        else:
+            counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
         failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
         if failed.any():
             counters.failed[batch.slots[failed]] = True
             self._stretch = None
+
+    def outlived(self, applied: AppliedPlan, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """bool [W]: which of the batch's `rows` [W] have no sequence any more for which their token could be written.
+
+        It has left its slot, which may have another one by now, or has failed.
+        """
+        if applied.batch is None:
+            return np.zeros(0, np.bool_)
+        slots, counters = applied.batch.slots[rows], self._counters
+        there = (self._epochs[slots] == applied.epochs[rows]) & counters.resident[slots] & ~counters.failed[slots]
+        return ~there
 
     def residents(self) -> list[plan_pb2.ResidentSequence]:
         """All that a scheduler needs to go on with the sequences, in slot order."""
@@ -188,41 +214,21 @@ class BatchState:
     def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:
         slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]
         counts = columns.extent_counts[rows]
-        block_size = self._limits.block_size
         flags = columns.extent_flags[rows]
         sample, awaits = (flags & SAMPLE_FLAG).astype(bool), np.flatnonzero(flags & AWAIT_FLAG)
-        if self._gathers_inputs:
-            return StepBatch(
-                slots=slots,
-                starts=starts,
-                counts=counts,
-                sample=sample,
-                tokens=_NONE,
-                positions=_NONE,
-                slot_mapping=_NONE.astype(np.int64),
-                block_tables=_NONE.reshape(0, 0),
-                params=self._params[slots],
-                states=self._states[slots].tolist(),
-                awaits=awaits,
-            )
-        if len(rows) == counts.sum():
-            row_slots, positions = slots, starts
-        else:
-            row_slots = np.repeat(slots, counts)
-            firsts = np.cumsum(counts, dtype=np.int32) - counts
-            positions = np.arange(len(row_slots), dtype=np.int32) + np.repeat(starts - firsts, counts)
-        width = -(-int((starts + counts).max()) // block_size)
-        indexes, offsets = np.divmod(positions, block_size)
-        return StepBatch(
+        batch = StepBatch(
             slots=slots,
             starts=starts,
             counts=counts,
             sample=sample,
-            tokens=self._tokens[row_slots, positions],
-            positions=positions,
-            slot_mapping=self._tables[row_slots, indexes].astype(np.int64) * block_size + offsets,
-            block_tables=self._tables[slots, :width],
+            tokens=_NONE,
+            positions=_NONE,
+            slot_mapping=_NONE.astype(np.int64),
+            block_tables=_NONE.reshape(0, 0),
             params=self._params[slots],
             states=self._states[slots].tolist(),
             awaits=awaits,
         )
+        if self._gathers_inputs:
+            return batch
+        return gather_inputs(batch, self._tokens, self._tables, self._limits.block_size)

@@ -148,8 +148,16 @@ class CudaBackend:
         try:
             return self._launch(batch, buffers)
         except BaseException:
-            self._ring.give(buffers)
+            self._ring.give(buffers, self._behind_all())
             raise
+
+    def _behind_all(self) -> Event:
+        """An event behind all that was launched: the part of a step that failed to launch may still use its buffers.
+
+        Where there can be none, the buffers stay away: the device is beyond use, or they may be in use for ever.
+        """
+        with self._device.stream():
+            return self._device.event()
 
     def _launch(self, batch: StepBatch, buffers: HostBuffers) -> PendingCudaStep:
         steps, device = self._steps, self._device
@@ -179,8 +187,8 @@ class CudaBackend:
             elif bucket is not None:
                 self._graphs.replay(bucket)
             forwarded = device.event()
-            held = self._hold(batch, rows.sample_rows) if len(batch.awaits) else None
             logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
+            held = self._hold(batch, rows.sample_rows) if len(batch.awaits) else None
             end = device.event()
         last_end, self._last_end = self._last_end, end
         return PendingCudaStep(
@@ -198,16 +206,17 @@ class CudaBackend:
         )
 
     def _hold(self, batch: StepBatch, rows: NDArray[np.intp]) -> HeldCudaRows:
-        """Keeps the logits of those of `rows` that wait for masks: the next step overwrites them."""
+        """Keeps the adjusted logits of those of `rows` that wait for masks: the next step overwrites them."""
         waiting = self._index(np.searchsorted(rows, batch.awaits))
-        return HeldCudaRows(batch, self._steps.logits[waiting], self._sampling, self._device)
+        return HeldCudaRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
 
     def _draw(
         self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
     ) -> list[PendingLogprobs]:
         """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked.
 
-        Rows that wait for masks are drawn like the others, and drawn again: what they get here is nobody's.
+        Rows that wait for masks are drawn like the others, and drawn again: the token that they get here is nobody's,
+        and no plan may read its position before the second one is there. Their logits are adjusted here.
         """
         if not len(rows):
             return []

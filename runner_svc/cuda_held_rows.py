@@ -1,7 +1,9 @@
 """Rows of a step on the GPU that wait for masks: their logits are kept aside, and drawn from once the masks are here.
 
-The forward passes of later plans are launched meanwhile; in them the sequences of these rows have none, so that the
-token may be written late.
+The forward passes of later plans are launched meanwhile. In them the sequences of these rows have none, so that the
+token may be written late: into the row's slot, or, where its sequence has left that one since, into the dummy slot,
+which no step reads. What the draw goes by but the mask is in the logits that are kept: penalties, which count the
+tokens in the slot, have been applied to them within the row's own step.
 """
 
 from __future__ import annotations
@@ -23,18 +25,23 @@ from runner_svc.sample_records import pack_rows
 class HeldCudaRows:
     """Implements `runner_svc.backend.HeldRows`."""
 
-    def __init__(self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device) -> None:
-        """`logits` [W, vocab_size]: those of `batch.awaits`, nobody else's."""
+    def __init__(
+        self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int
+    ) -> None:
+        """`logits` [W, vocab_size]: a copy of those of `batch.awaits`, adjusted."""
         self.rows = batch.awaits
         self._batch = batch
         self._logits = logits
         self._sampling = sampling
         self._device = device
+        self._dummy_slot = dummy_slot
 
     @torch.inference_mode()
-    def sample(self, masks: NDArray[np.uint32]) -> PendingHeldRows:
-        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)]."""
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingHeldRows:
+        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)], `gone` [W]: see `HeldRows`."""
         packed = pack_rows(self._batch, self.rows)
+        packed.records["slot"][gone] = self._dummy_slot
+        packed.records["adjusted"] = False
         with self._device.stream() as stream:
             begin = self._device.event()
             tokens = torch.empty(len(self.rows), dtype=torch.int32, device=self._device.device)
@@ -47,7 +54,7 @@ class HeldCudaRows:
                 self._moved(packed.extra_values),
                 tokens,
                 finite,
-                adjusted=packed.adjusted,
+                adjusted=False,
                 masks=self._moved(masks.view(np.int32)),
             )
             logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows, packed.asking)

@@ -1,7 +1,8 @@
 """What the device keeps of the slots: the token buffer and the block tables, in one tensor of words.
 
 Both lie in one int32 tensor, so that whatever a plan changes is a list of segments to be copied into it by one kernel.
-Rows are per slot; the last one belongs to the dummy slot of padding rows, and stays zero.
+Rows are per slot; the last one belongs to the dummy slot. Its table stays zero; its tokens, which no step reads, are
+those of rows that were drawn when their slot had another sequence.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix64(token[p]) * A^p mod 2^64`,
 where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
 The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
-block that was never written holds garbage. At temperature 0 the token depends on the context alone, otherwise on
-(seed, sample_index, position) too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
+block that was never written holds garbage. The tokens are read from a buffer that picks are written to, as on a device
+(`host_roster`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
+too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
 
 Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
 the allowed ids, all equally likely), and the logprobs fields, with made-up numbers that `expected_logprobs` repeats.
@@ -25,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import HeldDraw, StepBatch, StepOutput, allowed_ids
+from runner_svc.backend import HeldDraw, RosterChanges, StepBatch, StepOutput, allowed_ids
 from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.host_roster import HostRoster
 from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
 _A = 0xD1342543DE82EF95
@@ -112,7 +114,7 @@ class Poison:
 
 
 class HashBackend:
-    """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take at least that long."""
+    """See the module; `RosterBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
 
     device = "hash"
     tile_tokens = 1
@@ -142,6 +144,11 @@ class HashBackend:
         self._powers_b = _powers(_B, context_length + block_size)
         garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
         self._kv = garbage.reshape(num_blocks + 1, block_size)
+        self.roster = HostRoster(num_slots, context_length, block_size)
+
+    def change_roster(self, changes: RosterChanges) -> None:
+        """See `RosterBackend`."""
+        self.roster.change(changes)
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """See `Backend`."""
@@ -154,6 +161,7 @@ class HashBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         """See `Backend`."""
         begin_ns = time.perf_counter_ns()
+        batch = self.roster.gathered(batch)
         if self._poison is not None and (batch.tokens == self._poison.token).any():
             self._poison.take()
         with np.errstate(over="ignore"):
@@ -163,7 +171,7 @@ class HashBackend:
         forward_ns = time.perf_counter_ns() - begin_ns
         output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
         if len(awaits):
-            output.held = HeldDraw(partial(self._draw_held, batch, held))
+            output.held = HeldDraw(partial(self._draw_held, batch, held, self.roster.epochs[batch.slots[awaits]]))
         self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
         output.sample_ns = time.perf_counter_ns() - begin_ns - forward_ns
@@ -189,8 +197,16 @@ class HashBackend:
         inside = np.arange(context.shape[1]) < batch.ends[rows, None]
         return np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
 
-    def _draw(self, batch: StepBatch, rows: NDArray[np.intp], picked: list[int]) -> StepOutput:
+    def _draw(
+        self,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        picked: list[int],
+        gone: NDArray[np.bool_] | None = None,
+        epochs: NDArray[np.int64] | None = None,
+    ) -> StepOutput:
         tokens = np.array(picked, np.int32)
+        self.roster.write(self.roster.redirected(batch.slots[rows], gone), batch.ends[rows], tokens, epochs)
         output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
         for row, token in zip(rows.tolist(), picked, strict=True):
             top = batch.states[row].logprobs
@@ -198,10 +214,18 @@ class HashBackend:
                 output.logprobs.append(self._row_logprobs(row, 0, [token], int(batch.ends[row]), top))
         return output
 
-    def _draw_held(self, batch: StepBatch, hashes: NDArray[np.uint64], masks: NDArray[np.uint32]) -> StepOutput:
+    def _draw_held(
+        self,
+        batch: StepBatch,
+        hashes: NDArray[np.uint64],
+        epochs: NDArray[np.int64],
+        masks: NDArray[np.uint32],
+        gone: NDArray[np.bool_],
+    ) -> StepOutput:
         allowed = [np.flatnonzero(line).tolist() for line in allowed_ids(masks, self.model.vocab_size)]
         pairs = zip(_pairs(batch.awaits, hashes), allowed, strict=True)
-        return self._draw(batch, batch.awaits, [self._pick(batch, row, value, ids) for (row, value), ids in pairs])
+        picked = [self._pick(batch, row, value, ids) for (row, value), ids in pairs]
+        return self._draw(batch, batch.awaits, picked, gone, epochs)
 
     def _pick(self, batch: StepBatch, row: int, context_hash: int, allowed: list[int] | None = None) -> int:
         params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])

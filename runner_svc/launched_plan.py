@@ -1,4 +1,10 @@
-"""A plan under way: its forward pass, and its rows that wait for masks."""
+"""A plan under way: its forward pass, and its rows that wait for masks.
+
+The scheduler sends the next plan as soon as it is made, which may be before the masks of this one. So when they come
+the sequences of some rows may have left their slots (cancelled, expired, preempted, displaced), and others may be
+there: the rows are checked against the slots' epochs before their draw is launched, and those that are gone write
+nothing into a slot.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import PendingStep, StepOutput
+from runner_svc.backend import HeldRows, PendingStep, StepOutput
 from runner_svc.batch_state import AppliedPlan
 from runner_svc.plan_columns import PlanFault
 
@@ -25,20 +31,26 @@ class LaunchedPlan:
         finish: Callable[[StepOutput, StepOutput | None], plan_pb2.Result],
         faulting: Callable[[int], AbstractContextManager[None]],
         mask_words: int,
+        outlived: Callable[[AppliedPlan, NDArray[np.intp]], NDArray[np.bool_]],
     ) -> None:
         """`finish` makes the result of what the forward pass and the rows that waited (None: none did) came to.
 
-        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask.
+        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask. `outlived`: see
+        `BatchState`.
         """
         self.number = number
+        self._applied = applied
         self._pending = pending
         self._finish = finish
         self._faulting = faulting
+        self._outlived = outlived
         waits = applied.batch.awaits if applied.batch is not None else np.zeros(0, np.intp)
         self._index_of = {int(applied.rows[row]): index for index, row in enumerate(waits.tolist())}
         self._missing = set(self._index_of)
+        self._waits = waits
         self._masks = np.zeros((len(waits), mask_words), np.uint32)
         self._masked: PendingStep | None = None
+        self._fault: PlanFault | None = None  # of the draw of the rows that waited
 
     @property
     def awaits_masks(self) -> bool:
@@ -53,8 +65,7 @@ class LaunchedPlan:
                 self._missing.remove(entry.row)
         held = self._pending.held
         if held is not None and self._masked is None and not self._missing:
-            with self._faulting(self.number):
-                self._masked = held.sample(self._masks)
+            self._draw(held)
 
     def done(self) -> bool:
         """Whether `wait` would return at once; cheap."""
@@ -73,9 +84,19 @@ class LaunchedPlan:
         """Ends a plan whose session is over, in place of `wait`: rows that wait for masks come to nothing."""
         self._wait()
 
+    def _draw(self, held: HeldRows) -> None:
+        try:
+            with self._faulting(self.number):
+                self._masked = held.sample(self._masks, self._outlived(self._applied, self._waits))
+        except PlanFault as fault:
+            self._fault = fault
+            raise
+
     def _wait(self) -> plan_pb2.Result:
         with self._faulting(self.number):
             output = self._pending.wait()
+            if self._fault is not None:
+                raise self._fault
             return self._finish(output, self._masked.wait() if self._masked is not None else None)
 
     def _bits(self, entry: plan_pb2.RowMask) -> NDArray[np.uint32]:

@@ -63,7 +63,7 @@ class NullBackend:
         output.forward_ns = time.perf_counter_ns() - begin_ns
         return output
 
-    def _draw_held(self, batch: StepBatch, masks: NDArray[np.uint32]) -> StepOutput:
+    def _draw_held(self, batch: StepBatch, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
         """The first allowed id: where the text is complete, that is its end."""
         tokens = allowed_ids(masks, self.model.vocab_size).argmax(axis=1).astype(np.int32)
         return StepOutput.sampled(len(batch.slots), batch.awaits, tokens, np.ones(len(tokens), np.bool_))

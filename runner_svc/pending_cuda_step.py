@@ -47,13 +47,15 @@ class PendingCudaStep:
 
     def wait(self) -> StepOutput:
         """Blocks until the step is done; frees its buffers."""
+        behind: Event | None = self.end
         try:
             self.end.synchronize()
+            behind = None
             num_sampled = len(self.sample_rows)
             tokens = self.buffers.tokens[:num_sampled].copy()
             finite = self.buffers.finite[:num_sampled].astype(np.bool_)
         finally:
-            self.ring.give(self.buffers)
+            self.ring.give(self.buffers, behind)
         if self.held is None:
             output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos import plan_pb2
-from runner_svc.backend import Backend, DoneStep, OverlappingBackend, PendingStep, StepOutput
+from runner_svc.backend import Backend, DoneStep, OverlappingBackend, PendingStep, RosterBackend, StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.plan_check import Limits
@@ -32,6 +32,7 @@ class Runner:
         self.max_depth = max_depth
         """Most plans that may be under way."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
+        self._keeper = backend if isinstance(backend, RosterBackend) else None
         model = backend.model
         self._state = BatchState(
             Limits(
@@ -42,7 +43,7 @@ class Runner:
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
             ),
-            gathers_inputs=self.overlaps,
+            gathers_inputs=self._keeper is not None,
         )
         self._mask_words = -(-model.vocab_size // 32)
         self._last_plan = 0
@@ -139,8 +140,8 @@ class Runner:
         begin_ns = time.perf_counter_ns()
         idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
         applied = self._state.apply(plan)
-        if self._overlapping is not None:
-            self._overlapping.change_roster(applied.changes)
+        if self._keeper is not None:
+            self._keeper.change_roster(applied.changes)
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
         timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)
@@ -149,10 +150,10 @@ class Runner:
         def finish(output: StepOutput, masked: StepOutput | None) -> plan_pb2.Result:
             return self._finish(applied, output, masked, timings)
 
-        return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words)
+        return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words, self._state.outlived)
 
     def _start(self, applied: AppliedPlan) -> PendingStep:
-        """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may read it."""
+        """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may go by it."""
         if applied.batch is None:
             return DoneStep(_nothing())
         if self._overlapping is not None:
@@ -185,10 +186,7 @@ class Runner:
 
 def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:
     """bool [R]: the batch's rows that wait for masks."""
-    waiting = np.zeros(len(applied.rows), np.bool_)
-    if applied.batch is not None:
-        waiting[applied.batch.awaits] = True
-    return waiting
+    return applied.batch.waiting if applied.batch is not None else np.zeros(0, np.bool_)
 
 
 def _nothing() -> StepOutput:

@@ -54,18 +54,38 @@ class Sampler:
         `logits`: float32 [L, vocab_size], overwritten. `masks` [L, ceil(vocab_size / 32)]: a bit per id, set where it
         may be drawn; None: all may.
         """
-        params = batch.params[rows]
-        positions = batch.ends[rows]
+        return self.draw(self.adjust(logits, batch, rows), logits, batch, rows, masks)
+
+    @torch.inference_mode()
+    def adjust(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> Tensor:
+        """The part of `sample` that reads what the sequences hold so far; bool [L]: the logits were finite.
+
+        For rows that are drawn later, when their slots may hold other sequences, it is done right after the forward
+        pass.
+        """
+        params, positions = batch.params[rows], batch.ends[rows]
         finite = _all_finite(logits)
         for i in np.flatnonzero(params["adjusted"]).tolist():
             adjust_logits(logits[i], params[i], batch.states[rows[i]], int(positions[i]))
+        return finite
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        finite: Tensor,
+        logits: Tensor,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        masks: NDArray[np.uint32] | None = None,
+    ) -> SampledRows:
+        """The rest of `sample`, of rows that are adjusted."""
         if masks is not None:
             forbidden = torch.from_numpy(~allowed_ids(masks, logits.shape[1]))
             logits.masked_fill_(forbidden.to(logits.device), -torch.inf)
         best, tokens = logits.max(dim=1)
-        finite &= torch.isfinite(best)
+        finite = finite & torch.isfinite(best)
         finite_rows = finite.cpu().numpy()
-        self._draw(logits, best, tokens, params, positions, finite_rows)
+        self._choose(logits, best, tokens, batch.params[rows], batch.ends[rows], finite_rows)
         sampled = tokens.to(torch.int32).cpu().numpy()
         logprobs = [
             _row_logprobs(logits[i : i + 1], sampled[i : i + 1], row, 0, top)
@@ -84,7 +104,7 @@ class Sampler:
         targets = state.tokens[first : first + len(logits)]
         return _row_logprobs(logits, targets, row, first, state.prompt_logprobs or 0)
 
-    def _draw(
+    def _choose(
         self,
         logits: Tensor,
         best: Tensor,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import StepBatch
+from runner_svc.device import Event
 from runner_svc.sample_records import SampleRows
 
 # Sections begin at multiples of this many words, so that kernels may read them 32 bytes at a time.
@@ -154,14 +155,21 @@ class Ring(Generic[Entry]):
     """Entries that are used in turn: `take` waits until one is free, `give` frees it, from whichever thread."""
 
     def __init__(self, entries: list[Entry]) -> None:
-        self._free: SimpleQueue[Entry] = SimpleQueue()
+        self._free: SimpleQueue[tuple[Entry, Event | None]] = SimpleQueue()
         for entry in entries:
-            self._free.put(entry)
+            self.give(entry)
 
     def take(self) -> Entry:
-        """The entry that has been free for longest."""
-        return self._free.get()
+        """The entry that has been free for longest, once its event has passed. Raises what that event does."""
+        entry, behind = self._free.get()
+        if behind is not None:
+            try:
+                behind.synchronize()
+            except BaseException:
+                self._free.put((entry, behind))
+                raise
+        return entry
 
-    def give(self, entry: Entry) -> None:
-        """Makes the entry free."""
-        self._free.put(entry)
+    def give(self, entry: Entry, behind: Event | None = None) -> None:
+        """Makes the entry free; the device uses it until the event `behind` (None: no longer)."""
+        self._free.put((entry, behind))

@@ -17,19 +17,20 @@ from torch import Tensor
 
 from protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.backend import HeldDraw, StepBatch, StepOutput
+from runner_svc.backend import HeldDraw, RosterChanges, StepBatch, StepOutput
 from runner_svc.fingerprints import fingerprints
+from runner_svc.host_roster import HostRoster
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder import Decoder, DecoderInputs
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import Progress, load_weights, weights_fingerprint
-from runner_svc.sampler import Sampler
+from runner_svc.sampler import SampledRows, Sampler
 
 
 class TorchBackend:
-    """A decoder, its KV cache and a sampler on one device; implements `runner_svc.backend.Backend`."""
+    """A decoder, its KV cache and a sampler on one device; implements `runner_svc.backend.RosterBackend`."""
 
     tile_tokens = 1
 
@@ -51,6 +52,7 @@ class TorchBackend:
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.max_step_tokens = max_step_tokens
+        self.roster = HostRoster(num_slots, model.context_length, block_size)
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
         self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
         self._decoder = decoder
@@ -86,6 +88,10 @@ class TorchBackend:
             max_step_tokens=max_step_tokens,
         )
 
+    def change_roster(self, changes: RosterChanges) -> None:
+        """See `RosterBackend`."""
+        self.roster.change(changes)
+
     @torch.inference_mode()
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copies whole blocks; all sources are read before any target is written."""
@@ -99,6 +105,7 @@ class TorchBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it."""
         started = time.perf_counter_ns()
+        batch = self.roster.gathered(batch)
         hidden = self._forward(batch)
         rows = np.flatnonzero(batch.sample)
         last = np.cumsum(batch.counts)[rows] - 1
@@ -106,7 +113,7 @@ class TorchBackend:
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
             waits = np.isin(rows, batch.awaits)
-            held = HeldDraw(partial(self._sample, logits[torch.from_numpy(waits)], batch, batch.awaits))
+            held = self._hold(logits[torch.from_numpy(waits)], batch)
             output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
             output.held = held
         else:
@@ -116,10 +123,37 @@ class TorchBackend:
         output.sample_ns = time.perf_counter_ns() - forwarded
         return output
 
-    def _sample(
-        self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp], masks: NDArray[np.uint32] | None = None
+    def _sample(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
+        return self._drawn(self._sampler.sample(logits, batch, rows), batch, rows, batch.slots[rows])
+
+    def _hold(self, logits: Tensor, batch: StepBatch) -> HeldDraw:
+        """The rows that wait for masks, adjusted by what their sequences hold now."""
+        rows = batch.awaits
+        finite = self._sampler.adjust(logits, batch, rows)
+        epochs = self.roster.epochs[batch.slots[rows]]
+
+        def draw(masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
+            sampled = self._sampler.draw(finite, logits, batch, rows, masks)
+            return self._drawn(sampled, batch, rows, self.roster.redirected(batch.slots[rows], gone), epochs)
+
+        return HeldDraw(draw)
+
+    def _drawn(
+        self,
+        sampled: SampledRows,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        slots: NDArray[np.int32],
+        epochs: NDArray[np.int64] | None = None,
     ) -> StepOutput:
-        sampled = self._sampler.sample(logits, batch, rows, masks)
+        """What was drawn goes into the token buffer, at `slots` [L]."""
+        written = sampled.finite
+        self.roster.write(
+            slots[written],
+            batch.ends[rows][written],
+            sampled.tokens[written],
+            epochs[written] if epochs is not None else None,
+        )
         output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
         output.logprobs = sampled.logprobs
         return output

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from protos import plan_pb2
+from runner_svc.batch_state import BatchState
 from runner_svc.runner import Runner
+from tests.support.late_rows import LateRows, differences, distributions
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.sampler_rows import pack_masks, sample
 from tests.support.sampler_twin import Row, scores
@@ -92,14 +94,6 @@ def decoding(lengths: Mapping[int, int], flags: Mapping[int, int]) -> plan_pb2.P
 def tokens_of(runner: Runner) -> dict[int, list[int]]:
     """By slot."""
     return {entry.slot: ints(entry.tokens) for entry in runner.snapshot().sequences}
-
-
-def distributions(result: plan_pb2.Result) -> np.ndarray:
-    """Log-probabilities [L, NUM_TOKENS] of rows that asked for all of them."""
-    values = np.empty((len(result.logprobs), NUM_TOKENS), np.float32)
-    for entry in result.logprobs:
-        values[entry.row, np.frombuffer(entry.top_ids, "<i4")] = np.frombuffer(entry.top_values, "<f4")
-    return values
 
 
 def test_rows_draw_what_the_cpus_sampler_draws_under_their_masks(
@@ -207,3 +201,30 @@ def test_a_plan_that_is_abandoned_leaves_its_other_rows_as_they_are(
     assert resident[0] == rows[0].tokens
     assert [resident[slot][-1] for slot in range(1, NUM_SLOTS)] == expected[1:]
     assert len(rows[0].tokens) < BLOCK_SIZE
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_token_that_is_drawn_late_is_not_in_the_prompt_of_the_slots_next_sequence(
+    tmp_path: Path, rng: random.Random, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless rows are checked before their draw is launched: then it is in each slot's."""
+    if not checked:
+        monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
+    rows = late_rows(tmp_path, rng)
+    expected = rows.undisturbed()
+    errors = differences(rows.disturbed(), expected)
+    print(f"errors {errors} sigma")
+    assert rows.foreign_tokens() == (0 if checked else NUM_SLOTS)
+    assert errors.max() < ERROR if checked else errors.max() > ERROR
+
+
+def test_penalties_of_rows_that_have_left_count_what_their_sequences_had(tmp_path: Path, rng: random.Random) -> None:
+    rows = late_rows(tmp_path, rng)
+    errors = differences(rows.penalised(leaves=True), rows.penalised(leaves=False))
+    print(f"errors {errors} sigma")
+    assert errors.max() < 0.01
+
+
+def late_rows(folder: Path, rng: random.Random) -> LateRows:
+    made = make_tiny_model("llama", folder / "tiny", rng.randrange(1000), torch.bfloat16, **FAMILIES["llama"])
+    return LateRows(load(made), rng, torch.cuda.synchronize)

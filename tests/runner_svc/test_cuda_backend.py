@@ -21,7 +21,7 @@ from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.host_device import HostDevice
 from tests.support.host_layers import HostGated
-from tests.support.plans import SAMPLE, admission, ints, plan, sampling
+from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
 
 BLOCK_SIZE = 8
@@ -177,6 +177,22 @@ def test_a_sequence_that_fails_fails_in_the_plan_launched_behind_it_too(folder: 
     assert [list(result.token_counts) for result in results] == [[0, 1], [0, 1]]
     resident = [state.tokens for state in runner.snapshot().sequences]
     assert [len(ints(tokens)) for tokens in resident] == [4, 6]
+
+
+def test_a_row_that_waits_fails_with_its_sequence(folder: Path) -> None:
+    """Its plan was launched before it was known; the mask comes after."""
+    backend = cuda_backend(folder)
+    runner = Runner(backend)
+    begin = plan(admissions=[admission(0, [1, 2, 3], [1])], extents=[(0, 0, 3, SAMPLE)])
+    runner.execute(1, begin)
+    backend.cache.data[:, :, 1, 0] = torch.nan
+    launched = [runner.launch(2, plan(extents=[(0, 3, 1, SAMPLE)])), runner.launch(3, plan(extents=[(0, 4, 1, AWAIT)]))]
+    assert list(launched[0].wait().statuses) == [plan_pb2.ROW_STATUS_NOT_FINITE]
+    launched[1].mask(masks(backend.model.vocab_size, {0: [7]}))
+    result = launched[1].wait()
+    assert (list(result.statuses), result.tokens) == ([plan_pb2.ROW_STATUS_FAILED], b"")
+    (resident,) = runner.snapshot().sequences
+    assert len(ints(resident.tokens)) == 4
 
 
 def test_a_late_result_leaves_the_next_sequence_of_its_slot_alone(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc.backend import Backend
+from runner_svc.batch_state import BatchState
 from runner_svc.hash_model import HashBackend
 from runner_svc.null_model import NullBackend
 from runner_svc.plan_columns import PlanFault
@@ -136,6 +137,96 @@ def test_a_plan_that_is_abandoned_leaves_its_other_rows_as_they_are(make: Callab
     waiting, other = runner.snapshot().sequences
     assert (len(waiting.tokens), waiting.computed) == (12, 3)
     assert (len(other.tokens), other.computed) == (16, 3)
+
+
+NEWCOMER = [65, 66, 200, 66, 65, 66, 200, 65, 66, 65, 200, 66]
+"""Its prompt is of what masks allow, so that penalties that count it change what is drawn."""
+
+
+def settle_in(runner: Runner, number: int, releases: list[int]) -> plan_pb2.Result:
+    """A plan in which the newcomer takes slot 0, and the first chunk of its prompt is computed."""
+    entering = admission(0, NEWCOMER, [9, 10], sampling=sampling(logprobs=1))
+    return runner.execute(number, plan(releases=releases, admissions=[entering], extents=[(0, 0, 3, 0)]))
+
+
+def finish_prompt(runner: Runner, number: int) -> tuple[list[int], float]:
+    """The newcomer's first token, and its log-probability."""
+    result = runner.execute(number, plan(extents=[(0, 3, 9, SAMPLE)]))
+    ((logprob,),) = (np.frombuffer(entry.values, "<f4") for entry in result.logprobs)
+    return ints(result.tokens), float(logprob)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("way", ["released", "another session"])
+def test_a_token_that_is_drawn_late_is_not_written_into_anothers_slot(
+    make: Callable[[], Runner], way: str, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unchecked it would be: it would lie in a part of the prompt that is still to be read."""
+    if not checked:
+        monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
+    alone = make()
+    if alone.hello().device == "null":
+        pytest.skip("it reads no tokens")
+    settle_in(alone, 1, [])
+    expected = finish_prompt(alone, 2)
+    runner = make()
+    held = runner.launch(1, opening(AWAIT, SAMPLE))
+    if way == "released":
+        ahead = runner.launch(2, plan(releases=[1]))
+        settled = settle_in(runner, 3, [0])
+    else:
+        runner.reset()
+        settled = settle_in(runner, 1, [])
+    held.mask(masks(vocabulary(runner), {0: [9]}))
+    if way == "released":
+        assert ints(held.wait().tokens)[0] == 9, "a preempted sequence goes on with it"
+        assert ahead.wait() is not None
+    assert settled.token_counts == b"\0"
+    tokens, logprob = finish_prompt(runner, 4 if way == "released" else 2)
+    same = tokens == expected[0] and abs(logprob - expected[1]) < 1e-3
+    assert same == checked, (tokens, logprob, expected)
+
+
+def test_a_row_that_has_left_draws_what_it_would_have_drawn(make: Callable[[], Runner]) -> None:
+    """Penalties count what its sequence had, not what the slot holds by then."""
+    asked = {"repetition_penalty": 1.7, "presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 2}
+    results = []
+    for leaves in (False, True):
+        runner = make()
+        ids = [5, 65, 200]  # of its own prompt, and of the other's
+        allowed = masks(vocabulary(runner), {0: ids, 1: ids})
+        held = runner.launch(1, opening(AWAIT, AWAIT, temperature=1.0, **asked))
+        if leaves:
+            settle_in(runner, 2, [0])
+        held.mask(allowed)
+        results.append(held.wait())
+    stayed, left = results
+    assert ints(left.tokens) == ints(stayed.tokens)
+    for mine, wanted in zip(left.logprobs, stayed.logprobs, strict=True):
+        assert (mine.row, mine.top_ids) == (wanted.row, wanted.top_ids)
+        np.testing.assert_allclose(np.frombuffer(mine.values, "<f4"), np.frombuffer(wanted.values, "<f4"), atol=1e-3)
+
+
+def test_a_token_that_is_waited_for_can_not_be_read(make: Callable[[], Runner]) -> None:
+    runner = make()
+    runner.launch(1, opening(AWAIT, SAMPLE))
+    with pytest.raises(PlanFault, match="end 4 is beyond the 3 tokens known"):
+        runner.launch(2, plan(extents=[(0, 3, 1, SAMPLE)]))
+
+
+def test_a_draw_that_fails_is_the_plans_fault(make: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no result without its tokens."""
+
+    def fails(self: BatchState, applied: object, rows: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(BatchState, "outlived", fails)
+    runner = make()
+    held = runner.launch(1, opening(AWAIT, SAMPLE))
+    with pytest.raises(PlanFault, match="no room"):
+        held.mask(masks(vocabulary(runner), {0: ALLOWED}))
+    with pytest.raises(PlanFault, match="no room"):
+        held.wait()
 
 
 def test_a_mask_of_another_size_is_a_fault(make: Callable[[], Runner]) -> None:

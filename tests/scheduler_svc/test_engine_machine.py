@@ -77,6 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.cancelled: set[int] = set()
         self.kills = self.cuts = self.crashes = self.spells = 0
+        self.backends: list[HashBackend] = []
         for _ in range(runners):
             self._add_runner()
         self.stack.step()
@@ -84,7 +85,8 @@ class EngineMachine(RuleBasedStateMachine):
     def _add_runner(self) -> None:
         """Every third one is larger: all hold each request, and still they are of two size classes."""
         larger = self.stack._sessions % 3 == 2
-        self.stack.add_runner(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
+        self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
+        self.stack.add_runner(self.backends[-1])
 
     @rule(
         prompt=st.one_of(
@@ -172,6 +174,42 @@ class EngineMachine(RuleBasedStateMachine):
         message = engine_pb2.Cancel(handle=handle) if how == "cancel" else engine_pb2.Disconnect(handle=handle)
         self.stack.front.put(**{how: message})
 
+    @rule(turns=st.integers(0, 4))
+    def slow_masks(self, turns: int) -> None:
+        """Masks come so many turns of their runner late: meanwhile their rows' sequences may leave."""
+        self.stack.runners.mask_delay = turns
+
+    @rule(rng=st.randoms(use_true_random=False), turns=st.integers(1, 6))
+    def overtaken(self, rng: random.Random, turns: int) -> None:
+        """Rows wait for masks when one of their requests is cancelled; one with a prompt of many chunks may follow."""
+        self.stack.runners.mask_delay = turns
+        constraint = rng.choice(CONSTRAINTS)
+        sampling = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
+        prompt = [rng.randrange(4) for _ in range(rng.randint(10, 13))]
+        tied = self.stack.submit(prompt, 20, sampling=sampling, grammar=grammar_text(*constraint))
+        tied.allowed = allowed_after(MODEL, *constraint, stop_ids=STOP_IDS)
+        for _ in range(6):
+            self.stack.step()
+            if awaiting := self.stack.awaiting():
+                break
+            self._all_runners()
+        else:
+            return
+        gone = rng.choice(awaiting)
+        self.cancelled.add(gone.handle)
+        self.stack.front.put(cancel=engine_pb2.Cancel(handle=gone.handle))
+        for _ in self.stack.runners.runners:
+            self.stack.submit([rng.randrange(4) for _ in range(20)], 4, sampling=sampling)
+        for _ in range(3):
+            self.stack.step()
+            self._all_runners()
+
+    def _all_runners(self) -> None:
+        """Each runner takes a plan and answers one."""
+        for session in sorted(self.stack.runners.runners):
+            self.stack.runners.execute(session)
+            self.stack.runners.deliver(session)
+
     @precondition(lambda self: self.stack.streams)
     @rule(rng=st.randoms(use_true_random=False))
     def cut(self, rng: random.Random) -> None:
@@ -241,6 +279,7 @@ class EngineMachine(RuleBasedStateMachine):
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
                 assert losses >= STRIKES + LONE_LOSSES
         assert not self.stack.engine.quarantine.active
+        assert not any(backend.roster.strays for backend in self.backends)
         self.stack.assert_clean()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from protos import engine_pb2, plan_pb2
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.runner import Runner
 from scheduler_svc.background import Background
-from scheduler_svc.constrained.awaiting import AWAIT_MASK
 from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 
 WORKER = b"worker"
@@ -44,10 +44,29 @@ class Inline(Background):
         self._done.put((work(), then))
 
 
+@dataclass
+class MasksUnderWay:
+    """Masks that were sent to a runner."""
+
+    number: int
+    """The plan that they are for."""
+    masks: plan_pb2.Masks
+    behind: int
+    """The last plan that was sent before them."""
+    delay: int
+
+    def has_come(self, next_plan: int | None) -> bool:
+        """Is it their turn, when this is the next plan that the runner takes? Asked once a turn."""
+        self.delay -= 1
+        return self.delay < 0 and (next_plan is None or next_plan > self.behind)
+
+
 class FakeRunners:
     """Stands for the runner link: plans are executed by real `Runner`s when the test says so.
 
-    A runner that overlaps is told to launch them, and waits for the oldest when its result is to be delivered.
+    A runner takes plans and masks in the order in which they were sent: the next plan may be launched while rows of the
+    one before wait. One that overlaps waits for the oldest plan when its result is to be delivered, the others are done
+    with it as soon as its masks are there.
     """
 
     def __init__(self) -> None:
@@ -58,7 +77,10 @@ class FakeRunners:
         self.most_launched = 0
         """Plans of one runner that were under way at once."""
         self.results: dict[int, deque[GotResult]] = {}
-        self.masks: dict[tuple[int, int], plan_pb2.Masks] = {}
+        self.masks: dict[int, deque[MasksUnderWay]] = {}
+        self.mask_delay = 0
+        """Calls of `execute` by which masks that are sent from now on come later, as those of a slow constraint do."""
+        self._sent: dict[int, int] = {}  # the last plan
         self.rejected: dict[int, str] = {}
         self.garbled: set[int] = set()
         """Sessions that may be dropped: a result of theirs was spoilt on its way."""
@@ -71,6 +93,8 @@ class FakeRunners:
         self.plans[session] = deque()
         self.launched[session] = deque()
         self.results[session] = deque()
+        self.masks[session] = deque()
+        self._sent[session] = 0
         self.events.append(Joined(session, runner.hello(), former, holds))
 
     def kill(self, session: int, loss: Loss = Loss.GONE) -> Runner:
@@ -87,6 +111,7 @@ class FakeRunners:
     def dismiss(self, session: int) -> Runner | None:
         """The session is over, and nobody takes its results; the runner ends what it has launched."""
         self.plans.pop(session, None)
+        self.masks.pop(session, None)
         abandons = False
         for plan in self.launched.pop(session, ()):
             abandons = abandons or plan.awaits_masks
@@ -119,32 +144,31 @@ class FakeRunners:
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         if session in self.plans:
             self.plans[session].append((number, plan_pb2.Plan.FromString(plan.SerializeToString())))
+            self._sent[session] = number
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
-        assert (session, number) not in self.masks, "masks sent twice"
-        self.masks[session, number] = plan_pb2.Masks.FromString(masks.SerializeToString())
-        for plan in self.launched.get(session, ()):
-            self._mask(session, plan)
+        if session in self.masks:
+            sent = plan_pb2.Masks.FromString(masks.SerializeToString())
+            self.masks[session].append(MasksUnderWay(number, sent, self._sent[session], self.mask_delay))
 
     def execute(self, session: int) -> bool:
-        """The runner executes or launches its oldest plan; False when it has none, or execution lacks its masks."""
-        if not self.plans.get(session):
+        """The runner takes its oldest plan, and the masks that come before the next; False when it has neither."""
+        plans, masks = self.plans.get(session), self.masks.get(session)
+        if not plans and not masks:
             return False
-        if self.ill.get(self.runners[session]):
+        if plans and self.ill.get(self.runners[session]):
             self._fault(session)
             return True
-        if self.runners[session].overlaps:
-            launched = self.runners[session].launch(*self.plans[session].popleft())
-            self.launched[session].append(launched)
-            self.most_launched = max(self.most_launched, len(self.launched[session]))
-            self._mask(session, launched)
-            return True
-        number, plan = self.plans[session][0]
-        masks = self.masks.pop((session, number), None)
-        if masks is None and any(flags & AWAIT_MASK for flags in plan.extent_flags):
-            return False
-        self.plans[session].popleft()
-        self.results[session].append(GotResult(session, number, self.runners[session].execute(number, plan, masks)))
+        if plans:
+            self._launch(session, *plans.popleft())
+        while masks and masks[0].has_come(plans[0][0] if plans else None):
+            came = masks.popleft()
+            (plan,) = (plan for plan in self.launched[session] if plan.number == came.number)
+            assert plan.awaits_masks, "masks sent twice"
+            plan.mask(came.masks)
+        if not self.runners[session].overlaps:
+            while self._take_result(session):
+                pass
         return True
 
     def _fault(self, session: int) -> None:
@@ -153,17 +177,24 @@ class FakeRunners:
         self.ill[runner] -= 1
         self.connect(next(self._after_faults), runner, former=session)
 
-    def _mask(self, session: int, plan: LaunchedPlan) -> None:
-        """Its masks, where they are here, are taken once."""
-        if (masks := self.masks.pop((session, plan.number), None)) is not None:
-            plan.mask(masks)
+    def _launch(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
+        launched, runner = self.launched[session], self.runners[session]
+        launched.append(runner.launch(number, plan))
+        if runner.overlaps:
+            self.most_launched = max(self.most_launched, len(launched))
+
+    def _take_result(self, session: int) -> bool:
+        """The oldest plan under way is waited for; False when there is none, or it waits for masks."""
+        launched = self.launched.get(session)
+        if not launched or launched[0].awaits_masks:
+            return False
+        plan = launched.popleft()
+        self.results[session].append(GotResult(session, plan.number, plan.wait()))
+        return True
 
     def deliver(self, session: int) -> bool:
         """The oldest result reaches the engine; False when there is none."""
-        launched = self.launched.get(session)
-        if launched and not launched[0].awaits_masks:
-            plan = launched.popleft()
-            self.results[session].append(GotResult(session, plan.number, plan.wait()))
+        self._take_result(session)
         if not self.results.get(session):
             return False
         self.events.append(self.results[session].popleft())

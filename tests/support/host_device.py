@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runner_svc.backend import allowed_ids
 from runner_svc.gumbel import gumbel, key_words
 from runner_svc.kv_cache import KVCache
+from runner_svc.logit_adjustments import adjust_logits
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import DecoderLaunchers
 from runner_svc.model.skinny_decoder import SkinnyLaunchers
@@ -155,7 +158,7 @@ class HostGather:
 
 
 class HostSampling:
-    """Greedy, or a draw with temperature alone; rows that adjust their logits are refused."""
+    """Greedy, or a draw with temperature alone; adjustments are made in place, by what the token buffer holds."""
 
     def __init__(self, token_buffer: Tensor) -> None:
         self._token_buffer = token_buffer
@@ -173,7 +176,8 @@ class HostSampling:
         adjusted: bool,
         masks: Tensor | None = None,
     ) -> None:
-        assert not adjusted
+        if adjusted:
+            self._adjust(logits, records.numpy().view(SAMPLE_RECORD), extra_ids.numpy(), extra_values)
         if masks is not None:
             allowed = allowed_ids(masks.numpy().view(np.uint32), logits.shape[1])
             logits.masked_fill_(torch.from_numpy(~allowed), torch.finfo(logits.dtype).min)
@@ -190,3 +194,23 @@ class HostSampling:
                 scores = scores / float(record["temperature"]) + gumbel(key_words(key, logits.device), ids)[0]
             tokens[index] = scores.argmax()
             self._token_buffer[int(record["slot"]), int(record["position"])] = tokens[index]
+
+    def _adjust(
+        self, logits: Tensor, records: NDArray[np.void], extra_ids: NDArray[np.int32], extra_values: Tensor
+    ) -> None:
+        values = extra_values.numpy().view(np.float32)
+        for line, record in zip(logits, records[: len(logits)], strict=True):
+            if not record["adjusted"]:
+                continue
+            position, bias_start, stop_start = (int(record[name]) for name in ("position", "bias_start", "stop_start"))
+            bias = slice(bias_start, bias_start + int(record["bias_count"]))
+            state = SimpleNamespace(
+                tokens=self._token_buffer[int(record["slot"])].numpy(),
+                prompt_len=int(record["prompt_len"]),
+                bias_ids=extra_ids[bias],
+                bias_values=values[bias],
+                stop_ids=extra_ids[stop_start : stop_start + int(record["stop_count"])],
+            )
+            was_finite = line.isfinite()
+            adjust_logits(line, record, state, position)  # type: ignore[arg-type]
+            line[was_finite & line.isneginf()] = torch.finfo(line.dtype).min

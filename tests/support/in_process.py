@@ -283,6 +283,18 @@ class Stack:
         for end in step.ends:
             self.streams[end.sequence_id].finish(end)
 
+    def awaiting(self) -> list[Submitted]:
+        """Requests with a row under way whose token waits for its mask."""
+        by_id = {key: request for request in self.requests.values() for key in self._ids(request)}
+        tables = [scheduler.table for scheduler in self.engine.pool.schedulers.values()]
+        waiting = (table.sequence_id[table.constrained & (table.known != table.length)] for table in tables)
+        return [by_id[key] for ids in waiting for key in ids.tolist() if key in by_id]
+
+    @staticmethod
+    def _ids(request: Submitted) -> range:
+        first = request.first_sequence_id
+        return range(0) if first is None else range(first, first + request.submit.n)
+
     def run(self, rng: random.Random, max_turns: int = 100_000) -> None:
         """Random progress until everything has ended: steps, executions and deliveries in any order."""
         for _ in range(max_turns):

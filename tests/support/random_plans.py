@@ -52,10 +52,11 @@ class GuardedBackend(HashBackend):
         self._require("slots", batch.slots, 0, SLOTS - 1)
         self._require("starts", batch.starts, 0, CONTEXT - 1)
         self._require("ends", batch.ends, 1, CONTEXT)
-        self._require("tokens", batch.tokens, 0, VOCAB - 1)
-        self._require("slot mapping", batch.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
+        inputs = self.roster.gathered(batch)
+        self._require("tokens", inputs.tokens, 0, VOCAB - 1)
+        self._require("slot mapping", inputs.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
         for row, end in enumerate(batch.ends):
-            self._require("blocks", batch.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
+            self._require("blocks", inputs.block_tables[row][: -(-int(end) // BLOCK_SIZE)], 1, BLOCKS)
         return super().step(batch)
 
     def _require(self, name: str, values: NDArray[Any], least: int, most: int) -> None:
