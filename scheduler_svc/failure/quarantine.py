@@ -209,7 +209,7 @@ class Quarantine:
 
     def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
         """Another policy is in force: `rank` gives a sequence its rank."""
-        for cohort in self._cohorts:
+        for cohort in (*self._cohorts, self._put_off):
             for request in cohort:
                 for sequence in request.sequences:
                     rank(sequence)

@@ -7,6 +7,7 @@ Who comes meanwhile has the new rank already, and who goes is left out. A second
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
@@ -84,6 +85,14 @@ class ReorderedQueue(WaitingQueue):
     def in_order(self) -> Iterator[Sequence]:
         """The ranked sequences in order, as far as they are asked for. Don't change the queue meanwhile."""
         return self.ordered.in_order()
+
+    def order(self, sequence: Sequence) -> Any:
+        """See `WaitingQueue`; of a sequence that is ranked."""
+        return self.ordered.order(sequence)
+
+    def like(self) -> Any:
+        """See `WaitingQueue`."""
+        return self.ordered.like()
 
     def step_aside(self, sequence: Sequence) -> None:
         """Takes a sequence out of the order, if it is in it; it still waits."""

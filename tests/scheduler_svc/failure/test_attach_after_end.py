@@ -197,16 +197,31 @@ def test_the_id_of_a_cancelled_request_is_free() -> None:
     assert found.completion.choices[0].token_ids == same.completion.choices[0].token_ids
 
 
+def sessions_that_compute(service: VirtualService) -> list[int]:
+    """Those whose plans under way have rows of the request."""
+    return [
+        session
+        for session, scheduler in service.engine.pool.schedulers.items()
+        for flight in scheduler.in_flight
+        if any(sequence.request.request_id == "the-request" for sequence in flight.sequences)
+    ]
+
+
 def test_what_was_refused_as_poison_stays_refused() -> None:
     """Also to a client that comes back, or sends the same again: it would end the next runner."""
     service = service_with_runner()
     stream = service.generate(request([1, 2]))
     turns(service, 2)
-    for _ in range(4):
-        service.runners.kill(max(service.runners.runners), Loss.FAULT)
-        service.add_runner(Imprecise())
-        for _ in range(3):  # it gets a plan, and nothing comes of it
-            service.step()
+    for _ in range(100):
+        if stream.over:
+            break
+        service.step()
+        computing = sessions_that_compute(service)
+        for session in set(computing):
+            service.runners.kill(session, Loss.FAULT)
+            service.add_runner(Imprecise())
+        if not computing:  # it waits for its trial, or for a runner that has proven itself
+            service.whole_turn(*service.runners.runners, most_plans=1)
     assert stream.error is not None and stream.error.code is grpc.StatusCode.INTERNAL
     for again in (service.attach_to("the-request", [1]), service.generate(request([1, 2]))):
         turns(service, 2)

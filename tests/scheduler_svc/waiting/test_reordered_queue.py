@@ -12,6 +12,8 @@ from protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.policy import Policy, PolicyGuard, PolicyParameters, RequestView
 from scheduler_svc.sequence import FinishReason, Phase
+from scheduler_svc.waiting.reordered_queue import ReorderedQueue
+from scheduler_svc.waiting.tenant_queues import TenantQueues
 from tests.support.in_process import Stack, Submitted
 from tests.support.policies import policy_named
 from tests.support.swap_gaps import SwapTrial
@@ -123,6 +125,18 @@ def test_the_best_of_those_that_are_ranked_is_seated_meanwhile() -> None:
     assert stack.engine.reordering
     assert sum(request.streams[0].end is not None for request in case.requests) >= 3
     assert len(case.finish()) == 40
+
+
+def test_its_order_is_that_of_the_new_queue() -> None:
+    """Whoever compares its head with a sequence elsewhere, or keeps some of it aside in the same order."""
+    case = OneSlot(10)
+    case.stack.engine.most_ranked = 3
+    case.stack.engine.change_policy(policy_named("fair"))
+    queue = case.stack.engine.queue
+    head = queue.peek()
+    assert isinstance(queue, ReorderedQueue) and head is not None and len(queue) == 10
+    assert type(queue.like()) is TenantQueues and len(queue.like()) == 0
+    assert queue.order(head) == queue.ordered.order(head) != head.rank
 
 
 @pytest.mark.parametrize("most_ranked", [1, 7])
