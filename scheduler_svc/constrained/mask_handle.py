@@ -55,7 +55,9 @@ class Died(Exception):
     def __str__(self) -> str:
         if self.status == -signal.SIGALRM:
             return "it takes too long"
-        return "it ends the process that tries it, for lack of memory perhaps"
+        if self.status == -signal.SIGABRT:
+            return "it takes too much memory, or breaks the grammar library"
+        return "it breaks the grammar library"
 
 
 class DiedBefore(Died):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,16 @@ Fate = Callable[[str, Channel, bytes], int | None]
 def lives(role: str, channel: Channel, body: bytes) -> int | None:
     """Nothing ends it."""
     return None
+
+
+def dies_once(role: str, after: int = 0, status: int = -signal.SIGKILL) -> Fate:
+    """The process of this role dies over the frame that comes after so many others, and never again."""
+    left = itertools.count(after, -1)
+
+    def fate(asked: str, channel: Channel, body: bytes) -> int | None:
+        return status if asked == role and next(left) == 0 else None
+
+    return fate
 
 
 class LocalHandle:

@@ -12,7 +12,6 @@ import pytest
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.plan_draft import pack
@@ -55,8 +54,7 @@ def submit(
 ) -> Submitted:
     """A constrained request of the test."""
     fields.setdefault("sampling", sampling(1.0))
-    grammar = grammar_text(kind, text)
-    request = stack.submit(prompt or [1, 2, 3], max_tokens, grammar=grammar, **fields)
+    request = stack.submit(prompt or [1, 2, 3], max_tokens, grammar=text, grammar_kind=kind, **fields)
     chosen = request.submit.sampling
     request.allowed = allowed_after(MODEL, kind, text, min_tokens=chosen.min_tokens, stop_ids=[IM_END_ID])
     return request
