@@ -255,7 +255,7 @@ class Engine:
         """Ends the sequence wherever it is. A second end is ignored."""
         if sequence.phase is Phase.FINISHED:
             return
-        if not sequence.request.accepted:
+        if not sequence.request.accepted and sequence.request.owner != NOBODY:
             self._accept(sequence.request)  # it ends before its grammar is compiled
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
@@ -266,8 +266,9 @@ class Engine:
         sequence.end = end
         self.constraints.release(sequence)
         self.shares.ended(sequence, self.queue)
-        self.totals.finished += 1
-        self.measurements.ended(sequence, end.reason, self.ledger.now_s)
+        if sequence.request.accepted:
+            self.totals.finished += 1
+            self.measurements.ended(sequence, end.reason, self.ledger.now_s)
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.results.note_end(sequence)
         self.outbox.end(sequence)

@@ -161,7 +161,7 @@ class Constraints:
         if request.finished:
             self._released.extend(output.id for output in outputs)
         elif prepared.problem is not None:
-            self._refuse(request, prepared.problem)
+            self._give_up(request, prepared.problem)
         else:
             request.grammar = prepared.grammar
             for sequence, output in zip(request.sequences, outputs, strict=True):
@@ -222,15 +222,19 @@ class Constraints:
             message = f"the output can't go on to match its constraint: {problem}"
             self._engine.finish(sequence, End(FinishReason.ERROR, message=message))
         elif not request.finished:
-            request.accepted = False
             self._refuse(request, _Problem(problem, _field(request.grammar_kind)))
 
-    def _refuse(self, request: Request, problem: _Problem) -> None:
-        """Takes the request back; its client hears why."""
-        engine = self._engine
+    def _give_up(self, request: Request, problem: _Problem) -> None:
+        """None of the request's sequences can begin: it is refused, or ends if it was accepted before."""
         if request.accepted:
-            engine.finish_request(request, End(FinishReason.ERROR, message=f"constraint: {problem.message}"))
-            return
+            end = End(FinishReason.ERROR, message=f"constraint: {problem.message}")
+            self._engine.finish_request(request, end)
+        else:
+            self._refuse(request, problem)
+
+    def _refuse(self, request: Request, problem: _Problem) -> None:
+        """Takes the request back; its client hears why, and nothing of its ends."""
+        engine = self._engine
         if problem.field:
             message = f"{problem.field}: {problem.message}"
             refusal = EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, problem.field)
@@ -238,7 +242,6 @@ class Constraints:
             refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, problem.message, retry_after_s=1.0)
         engine.totals.refuse(RefusalReason.CONSTRAINT)
         engine.outbox.message(request.owner, refusal.to_message(request.handle))
-        request.accepted = True  # not any more: its ends are told to nobody
         engine.book.abandon(request)
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 

@@ -55,7 +55,7 @@ class Died(Exception):
     def __str__(self) -> str:
         if self.status == -signal.SIGALRM:
             return "it takes too long"
-        if self.status == -signal.SIGABRT:
+        if self.status == -signal.SIGABRT or self.status > 0:
             return "it takes too much memory, or breaks the grammar library"
         return "it breaks the grammar library"
 
@@ -197,7 +197,8 @@ class MaskHandle:
         pairs = [socket.socketpair() for _ in Channel]
         ours, theirs = tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
         descriptors = [*(each.fileno() for each in theirs), self._memory]
-        values = [*descriptors, self._threads, self._limits.spare_bytes, self._limits.limit_s, self._limits.niceness]
+        limits = self._limits
+        values = [self._role, *descriptors, self._threads, limits.spare_bytes, limits.niceness, limits.limit_s]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "scheduler_svc.constrained.mask_process", *map(str, values)],

@@ -1,14 +1,14 @@
-"""A process that calls the grammar library: `python -m scheduler_svc.constrained.mask_process GRAMMARS MASKS MEMORY
-THREADS SPARE_BYTES LIMIT_S NICENESS`.
+"""A process that calls the grammar library: `python -m scheduler_svc.constrained.mask_process ROLE GRAMMARS MASKS
+MEMORY THREADS SPARE_BYTES NICENESS LIMIT_S`.
 
 `llguidance` is native code on what clients send, and its faults end the process that they happen in. So they happen
 here, and the kernel bounds what a grammar may cost: a timer ends the process with SIGALRM when one frame takes too
 long, a limit on its data when it takes too much memory. Who asked starts another and finds out which grammar
 it was (see `mask_client`).
 
-GRAMMARS and MASKS are descriptors of sockets, MEMORY that of the shared memory (see `frames` and `columns`). The first
-frame on GRAMMARS is the model, a roster.plan.v1.Model, answered by {}; then `MaskServer` answers both, each in a thread
-of its own. The process ends when either socket is closed.
+ROLE is for whoever looks at the processes. GRAMMARS and MASKS are descriptors of sockets, MEMORY that of the shared
+memory (see `frames` and `columns`). The first frame on GRAMMARS is the model, a roster.plan.v1.Model, answered by {};
+then `MaskServer` answers both, each in a thread of its own. The process ends when either socket is closed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SharedMemory:
 
 def main() -> None:
     """Serves until the scheduler closes a socket, or is gone."""
-    grammars, masks, memory, threads, spare_bytes = map(int, sys.argv[1:6])
-    os.nice(int(sys.argv[7]))
+    grammars, masks, memory, threads, spare_bytes, niceness = map(int, sys.argv[2:8])
+    os.nice(niceness)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # they reach a whole process group; the end of a socket is what counts
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
@@ -61,11 +61,11 @@ def main() -> None:
         return
     server = MaskServer(plan_pb2.Model.FromString(described), threads, SharedMemory(memory))
     server.prepare()
+    alarm = Alarm(float(sys.argv[8]))
+    threading.Thread(target=_serve, args=(grammar_socket, server.grammar, alarm), daemon=True).start()
     most = _data_bytes() + spare_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    alarm = Alarm(float(sys.argv[6]))
     send_frame(grammar_socket, b"{}")
-    threading.Thread(target=_serve, args=(grammar_socket, server.grammar, alarm), daemon=True).start()
     _serve(mask_socket, server.masks, alarm)
 
 
