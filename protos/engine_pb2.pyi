@@ -59,7 +59,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar")
+    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "grammar_kind")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class Submit(_message.Message):
     KEEP_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_KIND_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tenant: str
     request_id: str
@@ -96,7 +97,8 @@ class Submit(_message.Message):
     keep_ms: int
     cache_salt: str
     grammar: str
-    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
+    grammar_kind: str
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., grammar_kind: _Optional[str] = ...) -> None: ...
 
 class SequenceContext(_message.Message):
     __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")

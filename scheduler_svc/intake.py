@@ -64,6 +64,7 @@ def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: in
         max_tokens=submit.max_tokens,
         stop_ids=frozenset(np.frombuffer(submit.sampling.stop_ids, "<i4").tolist()),
         grammar=submit.grammar,
+        grammar_kind=submit.grammar_kind,
         scores_prompt=submit.sampling.HasField("prompt_logprobs"),
     )
     limit = prompt_len + submit.max_tokens

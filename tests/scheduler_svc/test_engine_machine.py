@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.roster.plan_draft import pack
@@ -130,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
         if constraint is not None:
-            fields["grammar"] = grammar_text(*constraint)
+            fields["grammar_kind"], fields["grammar"] = constraint
         elif num_received and n == 1:
             submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
             tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +28,7 @@ from roster_client.sync_client import SyncRosterClient
 
 READY_S = 60.0
 STOP_S = 20.0
+MASK_PROCESS = "scheduler_svc.constrained.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
 
 
@@ -118,8 +119,20 @@ class RosterProcesses:
         return self._processes[name].pid
 
     def children(self, name: str) -> list[int]:
-        """The process ids of a service's own children."""
-        return [child.pid for child in psutil.Process(self.pid(name)).children()]
+        """The process ids of a service's own children: its front workers, that is."""
+        return [child.pid for child, is_mask_process in self._children(name) if not is_mask_process]
+
+    def mask_processes(self) -> list[int]:
+        """The process ids of the scheduler's mask processes, the oldest first."""
+        return [child.pid for child, is_mask_process in self._children("scheduler") if is_mask_process]
+
+    def _children(self, name: str) -> list[tuple[psutil.Process, bool]]:
+        """(child, whether it is a mask process); those that have ended are left out."""
+        found = []
+        for child in sorted(psutil.Process(self.pid(name)).children(), key=lambda child: child.create_time()):
+            with suppress(psutil.NoSuchProcess):
+                found.append((child, MASK_PROCESS in child.cmdline()))
+        return found
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Sends a signal and does not wait."""

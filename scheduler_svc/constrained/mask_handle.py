@@ -1,0 +1,241 @@
+"""The scheduler's end of one mask process: starts it, asks it, and starts another when it has died.
+
+Blocks, so it must not be called by the engine's thread. Several threads may ask, one a channel at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import structlog
+
+from protos import plan_pb2
+from scheduler_svc.constrained.frames import receive_frame, send_frame
+
+START_S = 60.0
+"""Time for a process to come up, where cores are scarce."""
+
+GRACE_S = 5.0
+"""Beyond its limit, for a process to end itself."""
+
+_INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+
+log = structlog.get_logger()
+
+
+class Channel(IntEnum):
+    """What is asked; each has a thread of its own in the process."""
+
+    GRAMMARS = 0
+    MASKS = 1
+
+
+class Died(Exception):
+    """The process that was asked has died; `status` is its exit status, negative for a signal."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+    @property
+    def was_killed(self) -> bool:
+        """By somebody else: no fault of the library ends a process with SIGKILL."""
+        return self.status == -signal.SIGKILL
+
+    def __str__(self) -> str:
+        if self.status == -signal.SIGALRM:
+            return "it takes too long"
+        if self.status == -signal.SIGABRT or self.status > 0:
+            return "it takes too much memory, or breaks the grammar library"
+        return "it breaks the grammar library"
+
+
+class DiedBefore(Died):
+    """It had died before it was asked."""
+
+
+class MasksUnavailable(Exception):
+    """No mask process can be started, or the service ends; the text is a sentence."""
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Of one process, set by its kernel."""
+
+    spare_bytes: int
+    """Memory beyond what interpreter and vocabulary take."""
+    limit_s: float = 10.0
+    """Time for one frame."""
+    niceness: int = 0
+    """Added to the scheduler's own."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    process: subprocess.Popen[bytes]
+    sockets: tuple[socket.socket, socket.socket]
+
+    def end(self, patience_s: float = 0.0) -> int:
+        """Waits so long for its end, then kills it; returns the status that it ended with."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        self.process.kill()
+        for each in self.sockets:
+            each.close()
+        return self.process.wait()
+
+
+class MaskHandle:
+    """One process, and those that follow it when it dies."""
+
+    def __init__(self, role: str, model: plan_pb2.Model, threads: int, limits: Limits) -> None:
+        """`role` is for the log. `threads`: for the masks of one plan. Starts nothing yet."""
+        self._role = role
+        self._model = model.SerializeToString()
+        self._threads = threads
+        self._limits = limits
+        self._memory = -1
+        self._masks = mmap.mmap(-1, mmap.PAGESIZE)
+        self._size = 0
+        self._running: _Running | None = None
+        self._starting = threading.Lock()
+        self._turn = threading.Condition()
+        self._asking = 0
+        self._alone = False
+        self._closed = False
+        self._generation = 0
+        self.deaths = 0
+        """Processes that ended by themselves, or were killed."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if one runs."""
+        running = self._running
+        return running.process.pid if running is not None else None
+
+    def start(self) -> int:
+        """Starts a process if none runs; returns the number of the one that runs. Raises MasksUnavailable."""
+        with self._starting:
+            if self._closed:
+                raise MasksUnavailable("the service is shutting down")
+            if self._running is None:
+                self._running = self._spawn()
+                self._generation += 1
+            return self._generation
+
+    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
+        """The answer to one frame. `alone`: nothing else is asked meanwhile.
+
+        Raises Died if the process of this number has died, before or over this.
+        """
+        with self._share(alone):
+            running = self._running
+            if running is None or generation != self._generation:
+                raise DiedBefore(-signal.SIGKILL)
+            patience_s = GRACE_S  # its sockets are closed: so is the rest of it, in a moment
+            try:
+                send_frame(running.sockets[channel], body)
+                answer = receive_frame(running.sockets[channel])
+            except TimeoutError:
+                answer, patience_s = None, 0.0
+            except OSError:
+                answer = None
+            if answer is None:
+                raise Died(self._bury(generation, patience_s))
+            return answer
+
+    def reserve(self, num_bytes: int) -> None:
+        """Makes the shared memory at least so large."""
+        if num_bytes > self._size:
+            size = -(-max(num_bytes, 2 * self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self._memory, size)
+            self._masks, self._size = mmap.mmap(self._memory, size, prot=mmap.PROT_READ), size
+
+    def masks(self, begin: int, end: int) -> bytes:
+        """A copy of these bytes of the shared memory."""
+        return self._masks[begin:end]
+
+    def close(self) -> None:
+        """Ends the process for good."""
+        with self._starting:
+            self._closed = True
+            running, self._running = self._running, None
+            if running is not None:
+                running.process.kill()
+                running.end()
+            if self._memory >= 0:
+                os.close(self._memory)
+                self._memory, self._size = -1, 0
+
+    @contextlib.contextmanager
+    def _share(self, alone: bool) -> Iterator[None]:
+        with self._turn:
+            self._turn.wait_for(lambda: not self._alone and not (alone and self._asking))
+            self._asking += 1
+            self._alone = alone
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._asking -= 1
+                self._alone = False
+                self._turn.notify_all()
+
+    def _spawn(self) -> _Running:
+        if self._memory < 0:
+            self._memory = os.memfd_create("roster-masks")
+        pairs = [socket.socketpair() for _ in Channel]
+        ours, theirs = tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
+        descriptors = [*(each.fileno() for each in theirs), self._memory]
+        limits = self._limits
+        values = [self._role, *descriptors, self._threads, limits.spare_bytes, limits.niceness, limits.limit_s]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "scheduler_svc.constrained.mask_process", *map(str, values)],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what a crash says may quote what a client sent
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+                pass_fds=descriptors,
+            )
+        except OSError as error:
+            raise MasksUnavailable(f"no process for constraints can be started: {error}") from error
+        finally:
+            for each in theirs:
+                each.close()
+        running = _Running(process, (ours[0], ours[1]))
+        try:
+            for each in ours:
+                each.settimeout(START_S)
+            send_frame(ours[Channel.GRAMMARS], self._model)
+            answer = receive_frame(ours[Channel.GRAMMARS])
+        except OSError:
+            answer = None
+        if answer is None:
+            status = running.end()
+            raise MasksUnavailable(f"the process for constraints did not start (status {status}): try again later")
+        for each in ours:
+            each.settimeout(self._limits.limit_s + GRACE_S)
+        return running
+
+    def _bury(self, generation: int, patience_s: float) -> int:
+        """The process of this number is dead, or will be; returns its status."""
+        with self._starting:
+            running = self._running
+            if running is None or generation != self._generation:
+                return -signal.SIGKILL  # another thread has seen it
+            self._running = None
+            status = running.end(patience_s)
+            if not self._closed:
+                self.deaths += 1
+                log.error("a mask process died: starting another", role=self._role, status=status)
+            return status
