@@ -49,7 +49,8 @@ def main() -> None:
     for limit, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
     if sys.argv[1:] == ["raw"]:
-        grammar_text.check_schema = lambda text: None
+        for name in ("check_schema", "check_embedded"):
+            setattr(grammar_text, name, lambda text: None)
     compiler = GrammarCompiler(byte_model("hash", "HashModel", NUM_TOKENS, 2048))
     for line in sys.stdin:
         case = json.loads(line)

@@ -1,0 +1,226 @@
+"""Refuses numbers in a JSON schema that the grammar library changes or crashes on, before it sees them.
+
+What `llguidance` 1.9.1 does with numbers, by experiment (`tests/scheduler_svc/constrained/test_schema_literals.py`
+holds these rules against it):
+
+- A constant or a bound becomes a 64-bit floating-point number, and that comes back as its shortest decimal: 0.1 and
+  1e300 stay as they are, 9007199254740993 becomes ...992, 18446744073709551615 becomes ...552000.
+- Where the value is an integer, by its type or by a constant that is one, a bound is that number, rounded, plus or
+  minus 1.0 where it excludes, and then the nearest signed integer of 64 bits. So `maximum` 9223372036854775807 is
+  exact, and `exclusiveMaximum` 1e18 is not: minus 1.0 it is the same number.
+- -2^63 can't be negated. As one bound the library refuses it; where both are at or below it, it calls itself without
+  end, which is a segmentation fault.
+- `multipleOf` becomes a coefficient of 32 bits and a power of ten. Ten times the coefficient must fit too, or the wrong
+  numbers are accepted. Each remainder costs a state, outside all limits of the library: half a minute for 1000003, next
+  to nothing for 1000000, as zeros at the end are free.
+- Schemas that meet (`allOf`, `$ref` beside other keywords, ...) are merged. An integer type in one then applies to the
+  numbers of another, and multiples become their least common one, which wraps around at 32 bits.
+- Lengths and counts, in keywords, patterns and grammars, are exact, or refused by the library itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from scheduler_svc.constrained.schema_places import Place, places, values_in
+from scheduler_svc.constrained.source import UnusableGrammar
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+MOST_COEFFICIENT = ((1 << 32) - 1) // 10
+MOST_REMAINDERS = 100_000
+"""Of a multiple without zeros at its end: about a second."""
+
+LOWER = {"minimum": False, "exclusiveMinimum": True}
+UPPER = {"maximum": False, "exclusiveMaximum": True}
+"""Keywords of bounds, and whether they exclude their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of a schema."""
+
+    text: str
+    """As it is written."""
+    value: Decimal
+    integer: bool
+    """The library takes it for an integer: it is written as one, and 64 bits hold it."""
+
+    @property
+    def nearest(self) -> float:
+        """The floating-point number that the library keeps."""
+        return float(self.text)
+
+    @property
+    def kept(self) -> Decimal:
+        """What the library makes of it."""
+        return Decimal(repr(self.nearest))
+
+
+def check_schema(text: str) -> None:
+    """Raises UnusableGrammar for a schema with a number that can't be enforced, naming its path; for text that is no
+    JSON; and where a key comes twice in one object."""
+    try:
+        root = _DECODER.decode(text)
+    except RecursionError as error:
+        raise UnusableGrammar("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise UnusableGrammar(f"it can't be read: {error}") from error
+    _check(root)
+
+
+def check_embedded(text: str) -> None:
+    """Checks each schema that a Lark grammar holds (`%json {...}`) in the same way. Raises UnusableGrammar."""
+    for found in re.finditer("%json[^{]*", text):
+        try:
+            root, _ = _DECODER.raw_decode(text, found.end())
+        except RecursionError as error:
+            raise UnusableGrammar("a schema in it is nested too deeply") from error
+        except json.JSONDecodeError:  # the library says what is wrong, unless this is inside a string
+            continue
+        _check(root)
+
+
+def _check(root: object) -> None:
+    found = places(root)
+    constants = [each for place in found for each in _constants(place)]
+    merged = any(place.is_merged for place in found)
+    has_integers = any("integer" in place.numeric_types for place in found) or any(n.integer for _, n, _ in constants)
+    spread = frozenset({"integer"}) if merged and has_integers else frozenset()
+    for path, number, types in constants:
+        _check_bound(path, number, types | spread, "both", False)
+    multiples = []
+    for place in (place for place in found if place.numeric_types):
+        for keyword, side, excludes in _bounds(place):
+            number = place.schema[keyword]
+            _check_bound(place.at(keyword), number, place.numeric_types | spread, side, excludes)
+        if isinstance(multiple := place.schema.get("multipleOf"), Number):
+            multiples.append(_checked_multiple(place.at("multipleOf"), multiple))
+    if merged:
+        _check_common(multiples)
+
+
+def _constants(place: Place) -> Iterator[tuple[str, Number, frozenset[str]]]:
+    """Each number in `const` and `enum`: its path, itself, and the types that it may be taken for."""
+    for keyword, own in (("const", 0), ("enum", 1)):
+        for path, value, depth in values_in(place.at(keyword), place.schema.get(keyword)):
+            types = place.numeric_types if depth == own else frozenset({"number"})
+            if isinstance(value, Number) and types:
+                yield path, value, frozenset({"integer"}) if value.integer else types
+
+
+def _bounds(place: Place) -> Iterator[tuple[str, str, bool]]:
+    """Each bound's keyword, which side it bounds, and whether it excludes its number."""
+    schema = place.schema
+    for side, keywords in (("lower", LOWER), ("upper", UPPER)):
+        (inclusive, _), (exclusive, _) = keywords.items()
+        for keyword, excludes in keywords.items():
+            if isinstance(schema.get(keyword), Number):
+                yield keyword, side, excludes
+        if schema.get(exclusive) is True and isinstance(schema.get(inclusive), Number):  # as in draft 4
+            yield inclusive, side, True
+
+
+def _check_bound(path: str, number: Number, types: Collection[str], side: str, excludes: bool) -> None:
+    """Raises UnusableGrammar unless the library's bound is this number, for each of the types."""
+    if "number" in types and number.kept != number.value:
+        raise _changed(path, number, f"it would become {_short(format(number.kept, 'f'))}")
+    if "integer" not in types:
+        return
+    for end in ("lower", "upper"):
+        if side not in (end, "both"):
+            continue
+        least = _integer_bound(number.nearest, end, excludes)
+        if least != _true_bound(number.value, end, excludes):
+            raise _changed(path, number, f"as the bound of an integer it would become {least}")
+        if least == LEAST:
+            raise _changed(path, number, f"an integer is at least {LEAST + 1024}")
+
+
+def _integer_bound(nearest: float, end: str, excludes: bool) -> int:
+    """What the library makes of a bound."""
+    step = 1.0 if end == "lower" else -1.0
+    if excludes and nearest.is_integer():
+        rounded = nearest + step
+    else:
+        rounded = float(math.ceil(nearest) if end == "lower" else math.floor(nearest))
+    return min(max(int(rounded), LEAST), MOST)
+
+
+def _true_bound(value: Decimal, end: str, excludes: bool) -> int:
+    if end == "lower":
+        return math.floor(value) + 1 if excludes else math.ceil(value)
+    return math.ceil(value) - 1 if excludes else math.floor(value)
+
+
+def _checked_multiple(path: str, number: Number) -> tuple[str, Number]:
+    if number.kept != number.value:
+        raise _changed(path, number, f"it would become {_short(format(number.kept, 'f'))}")
+    digits, _ = _coefficient(number.value)
+    if digits > MOST_COEFFICIENT:
+        raise _changed(path, number, f"without its decimal point it is more than {MOST_COEFFICIENT}")
+    while digits and digits % 10 == 0:
+        digits //= 10
+    if digits > MOST_REMAINDERS:
+        raise _changed(path, number, f"without zeros at its end it is more than {MOST_REMAINDERS}")
+    return path, number
+
+
+def _coefficient(value: Decimal) -> tuple[int, int]:
+    """(digits, exponent) with |value| = digits / 10**exponent, and the least exponent that is not negative."""
+    _, digits, exponent = abs(value).normalize().as_tuple()
+    whole = int("".join(map(str, digits)))
+    assert isinstance(exponent, int)
+    return (whole * 10**exponent, 0) if exponent >= 0 else (whole, -exponent)
+
+
+def _check_common(multiples: Iterable[tuple[str, Number]]) -> None:
+    """Raises UnusableGrammar where the least common multiple may wrap around: any two may meet."""
+    common, places_after = 1, 0
+    for path, number in multiples:
+        digits, exponent = _coefficient(number.value)
+        if not digits:
+            continue
+        left, right = common * 10 ** max(0, exponent - places_after), digits * 10 ** max(0, places_after - exponent)
+        common, places_after = math.lcm(left, right), max(exponent, places_after)
+        if max(left * right, 10 * common) >= 1 << 32:
+            raise _changed(path, number, "its least common multiple with others in this schema is too great")
+
+
+def _changed(path: str, number: Number, why: str) -> UnusableGrammar:
+    return UnusableGrammar(f"{path or 'the schema'}: {_short(number.text)} can't be enforced exactly: {why}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:20]}...{text[-12:]} ({len(text)} characters)"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise UnusableGrammar(f"the key {_short(json.dumps(twice))} comes twice in one object; leave one out")
+    return found
+
+
+def _number(text: str) -> Number:
+    if math.isinf(float(text)):
+        raise UnusableGrammar(f"{_short(text)} is more than a 64-bit floating-point number holds")
+    try:
+        value = Decimal(text)
+    except ArithmeticError as error:
+        raise UnusableGrammar(f"{_short(text)} is less than a 64-bit floating-point number holds") from error
+    return Number(text, value, text.removeprefix("-").isdigit() and text != "-0" and LEAST <= value <= MOST)
+
+
+def _constant(text: str) -> NoReturn:
+    raise UnusableGrammar(f"{text} is no JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_constant)
