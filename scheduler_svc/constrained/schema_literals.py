@@ -4,10 +4,13 @@ What `llguidance` 1.9.1 does with numbers, by experiment (`tests/scheduler_svc/c
 holds these rules against it):
 
 - A constant or a bound becomes a 64-bit floating-point number, and that comes back as its shortest decimal: 0.1 and
-  1e300 stay as they are, 9007199254740993 becomes ...992, 18446744073709551615 becomes ...552000.
+  1e300 stay as they are, 9007199254740993 becomes ...992, 18446744073709551615 becomes ...552000. A fraction is not
+  always read as the nearest such number: 9.726280643121349 becomes ...347. One of 15 digits or less always is.
 - Where the value is an integer, by its type or by a constant that is one, a bound is that number, rounded, plus or
   minus 1.0 where it excludes, and then the nearest signed integer of 64 bits. So `maximum` 9223372036854775807 is
   exact, and `exclusiveMaximum` 1e18 is not: minus 1.0 it is the same number.
+- An excluded integer is allowed where the other bound lies within 1 of it on the far side of zero: 0 for more than 0
+  and less than 0.5.
 - -2^63 can't be negated. As one bound the library refuses it; where both are at or below it, it calls itself without
   end, which is a segmentation fault.
 - `multipleOf` becomes a coefficient of 32 bits and a power of ten. Ten times the coefficient must fit too, or the wrong
@@ -26,6 +29,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any, NoReturn
 
 from scheduler_svc.constrained.schema_places import Place, places, values_in
@@ -51,22 +55,20 @@ class Number:
     integer: bool
     """The library takes it for an integer: it is written as one, and 64 bits hold it."""
 
-    @property
-    def nearest(self) -> float:
-        """The floating-point number that the library keeps."""
-        return float(self.text)
+    read: float
+    """What the library reads."""
 
     @property
     def kept(self) -> Decimal:
-        """What the library makes of it."""
-        return Decimal(repr(self.nearest))
+        """What the library writes of it."""
+        return Decimal(repr(self.read))
 
 
 def check_schema(text: str) -> None:
     """Raises UnusableGrammar for a schema with a number that can't be enforced, naming its path; for text that is no
     JSON; and where a key comes twice in one object."""
     try:
-        root = _DECODER.decode(text)
+        root = _ALONE.decode(text)
     except RecursionError as error:
         raise UnusableGrammar("it is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -78,7 +80,7 @@ def check_embedded(text: str) -> None:
     """Checks each schema that a Lark grammar holds (`%json {...}`) in the same way. Raises UnusableGrammar."""
     for found in re.finditer("%json[^{]*", text):
         try:
-            root, _ = _DECODER.raw_decode(text, found.end())
+            root, _ = _EMBEDDED.raw_decode(text, found.end())
         except RecursionError as error:
             raise UnusableGrammar("a schema in it is nested too deeply") from error
         except json.JSONDecodeError:  # the library says what is wrong, unless this is inside a string
@@ -99,6 +101,8 @@ def _check(root: object) -> None:
         for keyword, side, excludes in _bounds(place):
             number = place.schema[keyword]
             _check_bound(place.at(keyword), number, place.numeric_types | spread, side, excludes)
+        if "number" in place.numeric_types:
+            _check_unit(place)
         if isinstance(multiple := place.schema.get("multipleOf"), Number):
             multiples.append(_checked_multiple(place.at("multipleOf"), multiple))
     if merged:
@@ -135,11 +139,23 @@ def _check_bound(path: str, number: Number, types: Collection[str], side: str, e
     for end in ("lower", "upper"):
         if side not in (end, "both"):
             continue
-        least = _integer_bound(number.nearest, end, excludes)
+        least = _integer_bound(number.read, end, excludes)
         if least != _true_bound(number.value, end, excludes):
             raise _changed(path, number, f"as the bound of an integer it would become {least}")
         if least == LEAST:
             raise _changed(path, number, f"an integer is at least {LEAST + 1024}")
+
+
+def _check_unit(place: Place) -> None:
+    """Raises UnusableGrammar for an excluded integer whose other bound is less than 1 away from it, and from zero."""
+    bounds = [(place.schema[keyword], keyword, side, excludes) for keyword, side, excludes in _bounds(place)]
+    for near, keyword, side, excludes in bounds:
+        if not excludes or not near.read.is_integer():
+            continue
+        sign = 1 if side == "lower" else -1
+        others = [sign * far.read for far, _, end, _ in bounds if end != side]
+        if sign * near.read >= 0 and others and sign * near.read < min(others) < sign * near.read + 1:
+            raise _changed(place.at(keyword), near, "with the other bound so near it would be allowed itself")
 
 
 def _integer_bound(nearest: float, end: str, excludes: bool) -> int:
@@ -209,18 +225,50 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> Number:
-    if math.isinf(float(text)):
+def _number(text: str, times: int) -> Number:
+    """`times`: how often the library reads it; in between it writes it."""
+    whole = text.removeprefix("-").isdigit() and text != "-0"
+    read = _read(text)
+    for _ in range(times - 1):
+        read = _read(repr(read)) if math.isfinite(read) else read
+    if math.isinf(float(text)) or math.isinf(read):
         raise UnusableGrammar(f"{_short(text)} is more than a 64-bit floating-point number holds")
     try:
         value = Decimal(text)
     except ArithmeticError as error:
         raise UnusableGrammar(f"{_short(text)} is less than a 64-bit floating-point number holds") from error
-    return Number(text, value, text.removeprefix("-").isdigit() and text != "-0" and LEAST <= value <= MOST)
+    if whole and LEAST <= value < 1 << 64:
+        return Number(text, value, value <= MOST, float(text))
+    return Number(text, value, False, read)
+
+
+def _read(text: str) -> float:
+    """A fraction as `serde_json` reads it: as many digits as 64 bits hold, times or by a power of ten."""
+    mantissa, _, power = text.lower().removeprefix("-").partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    exponent, digits, full = int(power[:12] or 0), 0, False
+    for index, digit in enumerate(whole + fraction):
+        full = full or 10 * digits + int(digit) >= 1 << 64
+        if full:
+            exponent += index < len(whole)
+        else:
+            digits = 10 * digits + int(digit)
+            exponent -= index >= len(whole)
+    value = float(digits)
+    while exponent < -308 and value:
+        value, exponent = value / 1e308, exponent + 308
+    if value:
+        value = value * float(f"1e{exponent}") if exponent >= 0 else value / float(f"1e{-exponent}")
+    return -value if text.startswith("-") else value
 
 
 def _constant(text: str) -> NoReturn:
     raise UnusableGrammar(f"{text} is no JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_constant)
+def _decoder(times: int) -> json.JSONDecoder:
+    number = partial(_number, times=times)
+    return json.JSONDecoder(object_pairs_hook=_object, parse_int=number, parse_float=number, parse_constant=_constant)
+
+
+_ALONE, _EMBEDDED = _decoder(2), _decoder(1)
