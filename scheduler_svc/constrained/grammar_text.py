@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, grammar_from
 
-from scheduler_svc.constrained.schema_literals import check_embedded, check_schema
 from scheduler_svc.constrained.source import AS_COMPILED, UnusableGrammar, check_size
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -19,10 +18,6 @@ def grammar_text(kind: str, text: str) -> str:
     if kind == AS_COMPILED:
         return text
     check_size(text)
-    if kind == "json_schema":
-        check_schema(text)
-    elif kind == "grammar":
-        check_embedded(text)
     try:
         if kind == "json_schema":
             return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE)  # type: ignore[arg-type]

@@ -27,48 +27,36 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
-from typing import Any, NoReturn
 
+from scheduler_svc.constrained.schema_numbers import ALONE, EMBEDDED, LEAST, MOST, Number, numeral, shortened
 from scheduler_svc.constrained.schema_places import Place, places, values_in
 from scheduler_svc.constrained.source import UnusableGrammar
 
-LEAST, MOST = -(1 << 63), (1 << 63) - 1
 MOST_COEFFICIENT = ((1 << 32) - 1) // 10
 MOST_REMAINDERS = 100_000
 """Of a multiple without zeros at its end: about a second."""
 
-LOWER = {"minimum": False, "exclusiveMinimum": True}
-UPPER = {"maximum": False, "exclusiveMaximum": True}
-"""Keywords of bounds, and whether they exclude their number."""
+MOST_EMBEDDED = 1000
+"""Schemas in one grammar."""
+
+SIDES = (("lower", "minimum", "exclusiveMinimum"), ("upper", "maximum", "exclusiveMaximum"))
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number of a schema."""
-
-    text: str
-    """As it is written."""
-    value: Decimal
-    integer: bool
-    """The library takes it for an integer: it is written as one, and 64 bits hold it."""
-
-    read: float
-    """What the library reads."""
-
-    @property
-    def kept(self) -> Decimal:
-        """What the library writes of it."""
-        return Decimal(repr(self.read))
+def check_literals(kind: str, text: str) -> None:
+    """Checks a constraint of a kind as the API names it: the schema that it is, or those inside. Raises
+    UnusableGrammar."""
+    if kind == "json_schema":
+        check_schema(text)
+    elif kind == "grammar":
+        check_embedded(text)
 
 
 def check_schema(text: str) -> None:
     """Raises UnusableGrammar for a schema with a number that can't be enforced, naming its path; for text that is no
     JSON; and where a key comes twice in one object."""
     try:
-        root = _ALONE.decode(text)
+        root = ALONE.decode(text)
     except RecursionError as error:
         raise UnusableGrammar("it is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -78,9 +66,11 @@ def check_schema(text: str) -> None:
 
 def check_embedded(text: str) -> None:
     """Checks each schema that a Lark grammar holds (`%json {...}`) in the same way. Raises UnusableGrammar."""
+    if text.count("%json") > MOST_EMBEDDED:
+        raise UnusableGrammar(f"it has more than {MOST_EMBEDDED} schemas in it")
     for found in re.finditer("%json[^{]*", text):
         try:
-            root, _ = _EMBEDDED.raw_decode(text, found.end())
+            root, _ = EMBEDDED.raw_decode(text, found.end())
         except RecursionError as error:
             raise UnusableGrammar("a schema in it is nested too deeply") from error
         except json.JSONDecodeError:  # the library says what is wrong, unless this is inside a string
@@ -90,50 +80,58 @@ def check_embedded(text: str) -> None:
 
 def _check(root: object) -> None:
     found = places(root)
-    constants = [each for place in found for each in _constants(place)]
     merged = any(place.is_merged for place in found)
-    has_integers = any("integer" in place.numeric_types for place in found) or any(n.integer for _, n, _ in constants)
-    spread = frozenset({"integer"}) if merged and has_integers else frozenset()
-    for path, number, types in constants:
-        _check_bound(path, number, types | spread, "both", False)
+    spread = frozenset({"integer"} if merged and any(map(_has_integers, found)) else ())
+    for place in found:
+        for path, number, types in _constants(place):
+            _check_bound(path, number, types | spread, "both", False)
     multiples = []
     for place in (place for place in found if place.numeric_types):
-        for keyword, side, excludes in _bounds(place):
-            number = place.schema[keyword]
+        for keyword, number, side, excludes in _bounds(place):
             _check_bound(place.at(keyword), number, place.numeric_types | spread, side, excludes)
         if "number" in place.numeric_types:
             _check_unit(place)
-        if isinstance(multiple := place.schema.get("multipleOf"), Number):
+        if multiple := numeral(place.schema.get("multipleOf")):
             multiples.append(_checked_multiple(place.at("multipleOf"), multiple))
     if merged:
         _check_common(multiples)
 
 
+def _has_integers(place: Place) -> bool:
+    constants = [place.schema.get("const"), place.schema.get("enum")]
+    return (
+        "integer" in place.numeric_types
+        or any(True for _ in values_in("", constants, int))
+        or any(number.integer for _, number, _ in values_in("", constants, Number))
+    )
+
+
 def _constants(place: Place) -> Iterator[tuple[str, Number, frozenset[str]]]:
-    """Each number in `const` and `enum`: its path, itself, and the types that it may be taken for."""
+    """Each long number in `const` and `enum`: its path, itself, and the types that it may be taken for."""
     for keyword, own in (("const", 0), ("enum", 1)):
-        for path, value, depth in values_in(place.at(keyword), place.schema.get(keyword)):
+        for path, number, depth in values_in(place.at(keyword), place.schema.get(keyword), Number):
             types = place.numeric_types if depth == own else frozenset({"number"})
-            if isinstance(value, Number) and types:
-                yield path, value, frozenset({"integer"}) if value.integer else types
+            if types:
+                yield path, number, frozenset({"integer"}) if number.integer else types
 
 
-def _bounds(place: Place) -> Iterator[tuple[str, str, bool]]:
-    """Each bound's keyword, which side it bounds, and whether it excludes its number."""
+def _bounds(place: Place) -> Iterator[tuple[str, Number, str, bool]]:
+    """Each bound's keyword, its number, which side it bounds, and whether it excludes its number."""
     schema = place.schema
-    for side, keywords in (("lower", LOWER), ("upper", UPPER)):
-        (inclusive, _), (exclusive, _) = keywords.items()
-        for keyword, excludes in keywords.items():
-            if isinstance(schema.get(keyword), Number):
-                yield keyword, side, excludes
-        if schema.get(exclusive) is True and isinstance(schema.get(inclusive), Number):  # as in draft 4
-            yield inclusive, side, True
+    for side, inclusive, exclusive in SIDES:
+        least = numeral(schema.get(inclusive))
+        if least is not None:
+            yield inclusive, least, side, False
+        if schema.get(exclusive) is True and least is not None:  # as in draft 4
+            yield inclusive, least, side, True
+        elif (beyond := numeral(schema.get(exclusive))) is not None:
+            yield exclusive, beyond, side, True
 
 
 def _check_bound(path: str, number: Number, types: Collection[str], side: str, excludes: bool) -> None:
     """Raises UnusableGrammar unless the library's bound is this number, for each of the types."""
     if "number" in types and number.kept != number.value:
-        raise _changed(path, number, f"it would become {_short(format(number.kept, 'f'))}")
+        raise _changed(path, number, f"it would become {shortened(format(number.kept, 'f'))}")
     if "integer" not in types:
         return
     for end in ("lower", "upper"):
@@ -148,12 +146,12 @@ def _check_bound(path: str, number: Number, types: Collection[str], side: str, e
 
 def _check_unit(place: Place) -> None:
     """Raises UnusableGrammar for an excluded integer whose other bound is less than 1 away from it, and from zero."""
-    bounds = [(place.schema[keyword], keyword, side, excludes) for keyword, side, excludes in _bounds(place)]
-    for near, keyword, side, excludes in bounds:
+    bounds = list(_bounds(place))
+    for keyword, near, side, excludes in bounds:
         if not excludes or not near.read.is_integer():
             continue
         sign = 1 if side == "lower" else -1
-        others = [sign * far.read for far, _, end, _ in bounds if end != side]
+        others = [sign * far.read for _, far, end, _ in bounds if end != side]
         if sign * near.read >= 0 and others and sign * near.read < min(others) < sign * near.read + 1:
             raise _changed(place.at(keyword), near, "with the other bound so near it would be allowed itself")
 
@@ -176,7 +174,7 @@ def _true_bound(value: Decimal, end: str, excludes: bool) -> int:
 
 def _checked_multiple(path: str, number: Number) -> tuple[str, Number]:
     if number.kept != number.value:
-        raise _changed(path, number, f"it would become {_short(format(number.kept, 'f'))}")
+        raise _changed(path, number, f"it would become {shortened(format(number.kept, 'f'))}")
     digits, _ = _coefficient(number.value)
     if digits > MOST_COEFFICIENT:
         raise _changed(path, number, f"without its decimal point it is more than {MOST_COEFFICIENT}")
@@ -209,66 +207,4 @@ def _check_common(multiples: Iterable[tuple[str, Number]]) -> None:
 
 
 def _changed(path: str, number: Number, why: str) -> UnusableGrammar:
-    return UnusableGrammar(f"{path or 'the schema'}: {_short(number.text)} can't be enforced exactly: {why}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:20]}...{text[-12:]} ({len(text)} characters)"
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UnusableGrammar(f"the key {_short(json.dumps(twice))} comes twice in one object; leave one out")
-    return found
-
-
-def _number(text: str, times: int) -> Number:
-    """`times`: how often the library reads it; in between it writes it."""
-    whole = text.removeprefix("-").isdigit() and text != "-0"
-    read = _read(text)
-    for _ in range(times - 1):
-        read = _read(repr(read)) if math.isfinite(read) else read
-    if math.isinf(float(text)) or math.isinf(read):
-        raise UnusableGrammar(f"{_short(text)} is more than a 64-bit floating-point number holds")
-    try:
-        value = Decimal(text)
-    except ArithmeticError as error:
-        raise UnusableGrammar(f"{_short(text)} is less than a 64-bit floating-point number holds") from error
-    if whole and LEAST <= value < 1 << 64:
-        return Number(text, value, value <= MOST, float(text))
-    return Number(text, value, False, read)
-
-
-def _read(text: str) -> float:
-    """A fraction as `serde_json` reads it: as many digits as 64 bits hold, times or by a power of ten."""
-    mantissa, _, power = text.lower().removeprefix("-").partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    exponent, digits, full = int(power[:12] or 0), 0, False
-    for index, digit in enumerate(whole + fraction):
-        full = full or 10 * digits + int(digit) >= 1 << 64
-        if full:
-            exponent += index < len(whole)
-        else:
-            digits = 10 * digits + int(digit)
-            exponent -= index >= len(whole)
-    value = float(digits)
-    while exponent < -308 and value:
-        value, exponent = value / 1e308, exponent + 308
-    if value:
-        value = value * float(f"1e{exponent}") if exponent >= 0 else value / float(f"1e{-exponent}")
-    return -value if text.startswith("-") else value
-
-
-def _constant(text: str) -> NoReturn:
-    raise UnusableGrammar(f"{text} is no JSON")
-
-
-def _decoder(times: int) -> json.JSONDecoder:
-    number = partial(_number, times=times)
-    return json.JSONDecoder(object_pairs_hook=_object, parse_int=number, parse_float=number, parse_constant=_constant)
-
-
-_ALONE, _EMBEDDED = _decoder(2), _decoder(1)
+    return UnusableGrammar(f"{path or 'the schema'}: {shortened(number.text)} can't be enforced exactly: {why}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 ANNOTATIONS = frozenset(
@@ -12,6 +12,8 @@ ANNOTATIONS = frozenset(
     | {"examples", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "x-guidance"}
 )
 """Keywords that constrain nothing."""
+T = TypeVar("T")
+
 IN_PLACE = ("const", "enum", "anyOf", "oneOf", "$ref")
 """Keywords of which each, like every part of an `allOf`, is a schema of its own to the library."""
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -30,7 +32,7 @@ class Place:
 
     def at(self, keyword: str) -> str:
         """The path of one of its keywords."""
-        return _below(self.path, keyword)
+        return _inside(self.path, keyword)
 
     @property
     def numeric_types(self) -> frozenset[str]:
@@ -66,13 +68,17 @@ def places(root: object) -> list[Place]:
     return list(_walk(root, _members))
 
 
-def values_in(path: str, value: object) -> Iterator[tuple[str, object, int]]:
-    """A value and all that is inside it: (path, value, how deep inside)."""
+def values_in(path: str, value: object, kind: type[T]) -> Iterator[tuple[str, T, int]]:
+    """What of a value, and inside it, is of this type: (path, what, how deep inside)."""
     waiting = [(path, value, 0)]
     while waiting:
-        at, inner, depth = waiting.pop()
-        yield at, inner, depth
-        waiting.extend((*member, depth + 1) for member in _members(at, inner))
+        at, outer, depth = waiting.pop()
+        if isinstance(outer, kind):
+            yield at, outer, depth
+        elif isinstance(outer, (dict, list)):
+            items = outer.items() if isinstance(outer, dict) else enumerate(outer)
+            kept = [(name, inner) for name, inner in items if isinstance(inner, (kind, dict, list))]
+            waiting.extend((_inside(at, name), inner, depth + 1) for name, inner in kept)
 
 
 def _walk(root: object, inside: Callable[[str, Any], Iterator[tuple[str, object]]]) -> Iterator[Place]:
@@ -89,7 +95,7 @@ def _schemas_in(path: str, value: Any) -> Iterator[tuple[str, object]]:
     for keyword, inner in value.items() if isinstance(value, dict) else ():
         if keyword in VALUES:
             continue
-        at = _below(path, keyword)
+        at = _inside(path, keyword)
         if keyword in MAPS or isinstance(inner, list):
             yield from _members(at, inner)
         else:
@@ -97,10 +103,9 @@ def _schemas_in(path: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _members(path: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        yield from ((_below(path, name), inner) for name, inner in value.items())
-    elif isinstance(value, list):
-        yield from ((f"{path}[{index}]", inner) for index, inner in enumerate(value))
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((_inside(path, name), inner) for name, inner in items if isinstance(inner, (dict, list)))
 
 
 def _pointed(root: object, reference: str) -> object:
@@ -120,7 +125,9 @@ def _pointed(root: object, reference: str) -> object:
     return value
 
 
-def _below(path: str, name: str) -> str:
+def _inside(path: str, name: str | int) -> str:
+    if isinstance(name, int):
+        return f"{path}[{name}]"
     return f"{path}.{name}" if path else name
 
 

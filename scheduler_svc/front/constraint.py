@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos import inference_pb2
+from scheduler_svc.constrained.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar, check_size
 from scheduler_svc.front.refusal import invalid
 
@@ -22,6 +23,7 @@ def constraint_source(request: inference_pb2.GenerateRequest) -> tuple[str, str]
     text: str = getattr(request.constraint, kind)
     try:
         check_size(text)
+        check_literals(kind, text)
     except UnusableGrammar as error:
         raise invalid(f"constraint.{kind}", str(error)) from error
     return kind, text

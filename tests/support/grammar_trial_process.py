@@ -17,8 +17,10 @@ import numpy as np
 from llguidance import LLMatcher
 
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from scheduler_svc.constrained import grammar_text
 from scheduler_svc.constrained.compiler import GrammarCompiler
+from scheduler_svc.constrained.grammar_text import grammar_text
+from scheduler_svc.constrained.schema_literals import check_literals
+from scheduler_svc.constrained.source import UnusableGrammar
 
 MOST_BYTES = 3 << 30
 MOST_S = 30.0
@@ -48,16 +50,16 @@ def main() -> None:
     os.dup2(2, 1)  # what the library prints is no answer
     for limit, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
-    if sys.argv[1:] == ["raw"]:
-        for name in ("check_schema", "check_embedded"):
-            setattr(grammar_text, name, lambda text: None)
+    raw = sys.argv[1:] == ["raw"]
     compiler = GrammarCompiler(byte_model("hash", "HashModel", NUM_TOKENS, 2048))
     for line in sys.stdin:
         case = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, MOST_S)  # SIGALRM ends a process that has no handler for it
         try:
-            matcher = compiler.compile(grammar_text.grammar_text(case["kind"], case["text"]))
-        except grammar_text.UnusableGrammar as error:
+            if not raw:
+                check_literals(case["kind"], case["text"])
+            matcher = compiler.compile(grammar_text(case["kind"], case["text"]))
+        except UnusableGrammar as error:
             answer: dict[str, object] = {"refused": str(error)}
         else:
             answer = {"accepted": [accepts(matcher, probe) for probe in case["probes"]]}

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.constrained.schema_literals import check_embedded, check_schema
+from scheduler_svc.constrained.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar
 from tests.support.grammar_trials import GrammarTrials
 from tests.support.schema_numbers import NUMBERS, outcome, singles
@@ -28,7 +27,7 @@ def checked() -> Iterator[GrammarTrials]:
 def refusal(schema: str) -> str:
     """Why a schema is refused; "" where it is not."""
     try:
-        check_schema(schema)
+        check_literals("json_schema", schema)
     except UnusableGrammar as error:
         return str(error)
     return ""
@@ -67,9 +66,9 @@ def test_numbers_that_are_changed_are_refused_by_name(schema: str, path: str, nu
     assert refusal(schema).startswith(path) and f": {number}" in refusal(schema), refusal(schema)
     assert "can't be enforced exactly" in refusal(schema) and len(refusal(schema)) < 300
     with pytest.raises(UnusableGrammar, match="can't be enforced exactly"):
-        grammar_text("json_schema", schema)
+        check_literals("json_schema", schema)
     with pytest.raises(UnusableGrammar, match="can't be enforced exactly"):
-        grammar_text("grammar", f'start: %json // a comment\n {schema} | "a"')
+        check_literals("grammar", f'start: %json // a comment\n {schema} | "a"')
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,8 @@ def test_what_the_library_keeps_still_works(checked: GrammarTrials, schema: str,
 
 
 def test_a_percent_sign_in_a_string_is_no_schema() -> None:
-    check_embedded('start: "%json is no schema" | "{"')
-    check_embedded('start: "%json {" /x/')
+    check_literals("grammar", 'start: "%json is no schema" | "{"')
+    check_literals("grammar", 'start: "%json {" /x/')
 
 
 def test_each_number_under_each_keyword_is_exact_or_refused(checked: GrammarTrials) -> None:
