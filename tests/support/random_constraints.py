@@ -160,8 +160,8 @@ def _odd(rng: random.Random, depth: int) -> dict[str, Any]:
     return rng.choice(
         [
             {"$ref": rng.choice(REFERENCES)}, {"pattern": _regex(rng)}, {"format": rng.choice(["date", "uuid", "x"])},
-            {"default": _value(rng, 1)}, {"x-guidance": {"lenient": True}}, {"exclusiveMinimum": True, "minimum": _number(rng)},
-            {"x-guidance": {"whitespace_pattern": _regex(rng)}}, {"unknown": _value(rng, 2)}, {"uniqueItems": True},
+            {"default": _value(rng, 1)}, {"x-guidance": {"lenient": True}}, {"unknown": _value(rng, 2)},
+            {"x-guidance": {"whitespace_pattern": _regex(rng)}}, {"exclusiveMinimum": True, "minimum": _number(rng)},
             {"x-guidance": {"coerce_one_of": True}}, {"pattern": _regex(rng), "maxLength": rng.randrange(9)},
         ]
     )  # fmt: skip
@@ -179,14 +179,15 @@ def _grammar(rng: random.Random) -> str:
     """Lark or GBNF with repetitions, embedded schemas and regular expressions."""
     count = rng.choice([0, 1, 3, 1000, 65536, 2**31, 2**32, 2**53, 2**64])
     regex = _regex(rng).replace("/", "")
+    schema = _written(rng.choice([_schema(rng, 2), _spoilt(rng, random_schema(rng))]))
     lark = rng.choice(
         [
             f'start: "a"{{{count}}}', f'start: x{{1,{count}}}\nx: "b" x | "c"', f"start: /{regex}/",
-            f"start: %json {_written(_schema(rng, 2))}", f'start: x | "q"\nx: %json {_written(_spoilt(rng, random_schema(rng)))}',
+            f"start: %json {schema}", f'start: x | "q"\nx: %json {schema} "r"', 'start: start start | "a"',
             f"start: x\nx[max_tokens={count}]: /a*/", f"start: x\nx[temperature={_number(rng).text}]: /a*/",
-            f"start: <[{count}]>", f"start: <[0-{count}]> \"a\"", f'start: X ~ {count}\nX: "a" | /{regex}/',
-            f'start: x\nx[stop="", max_tokens={count}]: /.*/', "start: start start | \"a\"", "start: A & B\nA: /a+/\nB: /b+/",
-            f"start: %regex {{ \"substring_chars\": \"{'ab' * rng.randrange(9)}\" }}", f'start: x y{{0,{count}}}\nx: y*\ny: x "a"',
+            f"start: <[{count}]>", f'start: <[0-{count}]> "a"', f'start: X ~ {count}\nX: "a" | /{regex}/',
+            f'start: x\nx[stop="", max_tokens={count}]: /.*/', "start: A & B\nA: /a+/\nB: /b+/",
+            'start: %regex { "substring_chars": "abab" }', f'start: x y{{0,{count}}}\nx: y*\ny: x "a"',
             f'start: x\nx[capture="a", suffix="b"]: /{regex}/', 'start: x\n%ignore /[ \\t]+/\nx: "a" x "b" | ""',
         ]
     )  # fmt: skip

@@ -81,8 +81,9 @@ def _around(numbers: Iterable[str]) -> list[str]:
     for number in (*numbers, *EDGES):
         value = Decimal(number)
         near = value == 0 or Decimal("1e-12") < abs(value) < Decimal("1e25")
-        for step in ("0", "1", "-1", "0.5", "-0.5", "0.1", "0.01") if near else ("0",):
-            beside = value + Decimal(step)
+        last = Decimal(1).scaleb(min(0, int(value.as_tuple().exponent)))
+        steps = map(Decimal, ("0", "1", "-1", "0.5", "-0.5", "0.1", "0.01", last, -last) if near else ("0",))
+        for beside in (value + step for step in steps):
             whole = beside == beside.to_integral_value()
             found.add(format(beside.to_integral_value() if whole else beside.normalize(), "f"))
     return sorted(found - {"-0"})
