@@ -22,7 +22,7 @@ class MaskAsk:
 
     ids: list[int]
     """Of the matchers."""
-    tokens: Sequence[Sequence[int]]
+    tokens: list[list[int]]
     """That the matcher lacks."""
     drafts: Sequence[Sequence[int]] = ()
     """That may follow: a mask is made before the first and behind each. Empty where no row has any."""
