@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import struct
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 _ASK = struct.Struct("<5I")  # rows, dropped matchers, tokens, draft tokens, are forced tokens asked for?
 _ANSWER = struct.Struct("<2I")  # forced tokens, bytes of the failures
@@ -23,11 +24,11 @@ class MaskAsk:
     """Of the matchers."""
     tokens: list[list[int]]
     """That the matcher lacks."""
-    drafts: list[list[int]]
-    """That may follow: a mask is made before the first and behind each."""
+    drafts: Sequence[Sequence[int]] = ()
+    """That may follow: a mask is made before the first and behind each. Empty where no row has any."""
     forced: bool = False
     """Are the tokens asked for that must come next?"""
-    dropped: list[int] = field(default_factory=list)
+    dropped: Sequence[int] = ()
     """Matchers that are not needed any more."""
 
     @property
@@ -37,15 +38,11 @@ class MaskAsk:
 
     def encode(self) -> bytes:
         """The frame."""
-        token_counts, draft_counts = array("i", map(len, self.tokens)), array("i", map(len, self.drafts))
-        tokens, drafts = array("i"), array("i")
-        for row in self.tokens:
-            tokens.extend(row)
-        for row in self.drafts:
-            drafts.extend(row)
+        tokens, drafts = array("i", chain.from_iterable(self.tokens)), array("i", chain.from_iterable(self.drafts))
         head = _ASK.pack(len(self.ids), len(self.dropped), len(tokens), len(drafts), self.forced)
         ids = array("q", self.ids), array("q", self.dropped)
-        return b"".join((head, *(column.tobytes() for column in (*ids, token_counts, draft_counts, tokens, drafts))))
+        counts = array("i", map(len, self.tokens)), array("i", map(len, self.drafts) if drafts else ())
+        return b"".join((head, *ids, *counts, tokens, drafts))
 
     @classmethod
     def decode(cls, frame: bytes) -> MaskAsk:
@@ -54,12 +51,12 @@ class MaskAsk:
         longs, ints = array("q"), array("i")
         middle = _ASK.size + 8 * (rows + num_dropped)
         longs.frombytes(frame[_ASK.size : middle])
-        ints.frombytes(frame[middle : middle + 4 * (2 * rows + num_tokens + num_drafts)])
-        values = ints.tolist()
-        token_counts, draft_counts, rest = values[:rows], values[rows : 2 * rows], values[2 * rows :]
-        ids = longs.tolist()
-        tokens, drafts = rest[:num_tokens], rest[num_tokens:]
-        return cls(ids[:rows], split(tokens, token_counts), split(drafts, draft_counts), bool(forced), ids[rows:])
+        ints.frombytes(frame[middle:])
+        ids, values = longs.tolist(), ints.tolist()
+        counts = 2 * rows if num_drafts else rows
+        tokens = split(values[counts : counts + num_tokens], values[:rows])
+        drafts = split(values[counts + num_tokens :], values[rows:counts]) if num_drafts else ()
+        return cls(ids[:rows], tokens, drafts, bool(forced), ids[rows:])
 
 
 @dataclass(slots=True)
@@ -76,12 +73,10 @@ class MaskAnswer:
     def encode(self) -> bytes:
         """The frame."""
         failures = json.dumps(self.failures).encode() if self.failures else b""
-        tokens = array("i")
-        for row in self.forced:
-            tokens.extend(row)
+        tokens = array("i", chain.from_iterable(self.forced))
         counts = array("i", map(len, self.forced))
         head = _ANSWER.pack(len(counts), len(failures))
-        return b"".join((head, array("i", self.positions).tobytes(), counts.tobytes(), tokens.tobytes(), failures))
+        return b"".join((head, array("i", self.positions), counts, tokens, failures))
 
     @classmethod
     def decode(cls, frame: bytes, rows: int) -> MaskAnswer:
@@ -98,4 +93,8 @@ class MaskAnswer:
 
 def split(values: list[int], counts: list[int]) -> list[list[int]]:
     """Consecutive parts of these lengths."""
+    if not values:
+        return [[]] * len(counts)
+    if len(values) == len(counts) and max(counts) == 1:  # as nearly always: a token a row
+        return [[value] for value in values]
     return [values[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]

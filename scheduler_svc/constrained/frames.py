@@ -6,7 +6,7 @@ import socket
 import struct
 
 LENGTH = struct.Struct(">I")
-CHUNK = 1 << 16
+CHUNK = 1 << 14
 
 
 def send_frame(stream: socket.socket, body: bytes) -> None:
@@ -15,20 +15,19 @@ def send_frame(stream: socket.socket, body: bytes) -> None:
 
 
 def receive_frame(stream: socket.socket) -> bytes | None:
-    """One frame; None when the other end is gone. Raises TimeoutError. Nothing may follow the frame."""
+    """One frame; None when the other end is gone. Raises OSError. Nothing may follow the frame."""
     data = stream.recv(CHUNK)
-    parts, missing = [data], LENGTH.size - len(data)
-    while missing > 0 and data:
-        data = stream.recv(missing)
-        parts.append(data)
-        missing -= len(data)
-    data = b"".join(parts)
-    if len(data) < LENGTH.size:
-        return None
+    while len(data) < LENGTH.size:
+        more = stream.recv(LENGTH.size - len(data)) if data else b""
+        if not more:
+            return None
+        data += more
     (length,) = LENGTH.unpack_from(data)
+    if len(data) == length + LENGTH.size:  # as nearly always
+        return data[LENGTH.size :]
     parts, missing = [data[LENGTH.size :]], length + LENGTH.size - len(data)
     while missing > 0:
-        data = stream.recv(min(missing, 16 * CHUNK))
+        data = stream.recv(min(missing, 1 << 20))
         if not data:
             return None
         parts.append(data)

@@ -11,6 +11,7 @@ Blocks: `check` and `open` are called by one thread, `make` by another.
 from __future__ import annotations
 
 import json
+import mmap
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class OutputState:
     """The process that has its matcher; 0: none has."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class AwaitedRow:
     """A row that waits for its masks: the plan's row, whose it is, and the tokens that its matcher lacks.
 
@@ -58,7 +59,7 @@ class AwaitedRow:
     row: int
     output: OutputState
     tokens: list[int]
-    draft: list[int] = field(default_factory=list)
+    draft: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ class Handle(Protocol):
 
     def reserve(self, num_bytes: int) -> None: ...
 
-    def masks(self, begin: int, end: int) -> bytes: ...
+    @property
+    def memory(self) -> mmap.mmap | bytes: ...
 
     def close(self) -> None: ...
 
@@ -213,17 +215,23 @@ class MaskClient:
         chosen = [rows[index] for index in indices]
         dropped, self._dropped = self._dropped, []
         drafts = [row.draft for row in chosen]
-        ask = MaskAsk([row.output.id for row in chosen], [row.tokens for row in chosen], drafts, forced, dropped)
+        ask = MaskAsk(
+            [row.output.id for row in chosen],
+            [row.tokens for row in chosen],
+            drafts if any(drafts) else (),
+            forced,
+            dropped,
+        )
         size, handle = self._mask_bytes, self._masks
         handle.reserve(ask.num_positions * size)
         answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone), len(chosen))
-        at, add = 0, made.masks.rows.add
+        at, add, masks = 0, made.masks.rows.add, handle.memory
         for index, row, positions in zip(indices, chosen, answer.positions, strict=True):
             row.output.log.extend(row.tokens)
-            add(row=row.row, bits=handle.masks(at, at + size))
+            add(row=row.row, bits=masks[at : at + size])
             if row.draft:
                 places = range(at + size, at + positions * size, size)
-                made.ahead[index] = [handle.masks(place, place + size) for place in places]
+                made.ahead[index] = [masks[place : place + size] for place in places]
             at += (1 + len(row.draft)) * size
         made.failures.extend((indices[place], why) for place, why in answer.failures)
         if forced:

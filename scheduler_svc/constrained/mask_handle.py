@@ -10,10 +10,11 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -109,9 +110,7 @@ class MaskHandle:
         self._size = 0
         self._running: _Running | None = None
         self._starting = threading.Lock()
-        self._turn = threading.Condition()
-        self._asking = 0
-        self._alone = False
+        self._turns = tuple(threading.Lock() for _ in Channel)
         self._closed = False
         self._generation = 0
         self.deaths = 0
@@ -138,7 +137,7 @@ class MaskHandle:
 
         Raises Died if the process of this number has died, before or over this.
         """
-        with self._share(alone):
+        with self._all_turns() if alone else self._turns[channel]:
             running = self._running
             if running is None or generation != self._generation:
                 raise DiedBefore(-signal.SIGKILL)
@@ -146,7 +145,7 @@ class MaskHandle:
             try:
                 send_frame(running.sockets[channel], body)
                 answer = receive_frame(running.sockets[channel])
-            except TimeoutError:
+            except BlockingIOError:  # its time is over
                 answer, patience_s = None, 0.0
             except OSError:
                 answer = None
@@ -161,9 +160,10 @@ class MaskHandle:
             os.ftruncate(self._memory, size)
             self._masks, self._size = mmap.mmap(self._memory, size, prot=mmap.PROT_READ), size
 
-    def masks(self, begin: int, end: int) -> bytes:
-        """A copy of these bytes of the shared memory."""
-        return self._masks[begin:end]
+    @property
+    def memory(self) -> mmap.mmap | bytes:
+        """The shared memory: a slice of it is a copy."""
+        return self._masks
 
     def close(self) -> None:
         """Ends the process for good."""
@@ -178,18 +178,9 @@ class MaskHandle:
                 self._memory, self._size = -1, 0
 
     @contextlib.contextmanager
-    def _share(self, alone: bool) -> Iterator[None]:
-        with self._turn:
-            self._turn.wait_for(lambda: not self._alone and not (alone and self._asking))
-            self._asking += 1
-            self._alone = alone
-        try:
+    def _all_turns(self) -> Iterator[None]:
+        with self._turns[Channel.GRAMMARS], self._turns[Channel.MASKS]:
             yield
-        finally:
-            with self._turn:
-                self._asking -= 1
-                self._alone = False
-                self._turn.notify_all()
 
     def _spawn(self) -> _Running:
         if self._memory < 0:
@@ -214,8 +205,7 @@ class MaskHandle:
                 each.close()
         running = _Running(process, (ours[0], ours[1]))
         try:
-            for each in ours:
-                each.settimeout(START_S)
+            _limit(ours, START_S)
             send_frame(ours[Channel.GRAMMARS], self._model)
             answer = receive_frame(ours[Channel.GRAMMARS])
         except OSError:
@@ -223,8 +213,7 @@ class MaskHandle:
         if answer is None:
             status = running.end()
             raise MasksUnavailable(f"the process for constraints did not start (status {status}): try again later")
-        for each in ours:
-            each.settimeout(self._limits.limit_s + GRACE_S)
+        _limit(ours, self._limits.limit_s + GRACE_S)
         return running
 
     def _bury(self, generation: int, patience_s: float) -> int:
@@ -239,3 +228,11 @@ class MaskHandle:
                 self.deaths += 1
                 log.error("a mask process died: starting another", role=self._role, status=status)
             return status
+
+
+def _limit(sockets: Iterable[socket.socket], seconds: float) -> None:
+    """Sends and receives raise BlockingIOError after that long. By the kernel: `settimeout` polls before each."""
+    value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -13,6 +13,7 @@ then `MaskServer` answers both, each in a thread of its own. The process ends wh
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import resource
@@ -65,6 +66,8 @@ def main() -> None:
     threading.Thread(target=_serve, args=(grammar_socket, server.grammar, alarm), daemon=True).start()
     most = _data_bytes() + spare_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    gc.collect()
+    gc.freeze()  # what is here now stays: no collection needs to look at it
     send_frame(grammar_socket, b"{}")
     _serve(mask_socket, server.masks, alarm)
 

@@ -77,10 +77,9 @@ class MaskServer:
         asked, outputs = MaskAsk.decode(frame), self._outputs
         for each in asked.dropped:
             outputs.pop(each, None)
-        rows = [
-            AskedRow(outputs[each], tokens, draft)
-            for each, tokens, draft in zip(asked.ids, asked.tokens, asked.drafts, strict=True)
-        ]
+        rows = [AskedRow(outputs[each], tokens) for each, tokens in zip(asked.ids, asked.tokens, strict=True)]
+        for row, draft in zip(rows, asked.drafts, strict=False):  # none at all where no row has any
+            row.draft = draft
         places = asked.num_positions
         bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
         positions, failures = self._maker.make(rows, bits)

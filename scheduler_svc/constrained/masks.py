@@ -6,7 +6,8 @@ that is an end-of-sequence token alone. Runs in a mask process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -51,13 +52,13 @@ class OutputMatcher:
             bits[:] = others
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class AskedRow:
     """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
 
     output: OutputMatcher
     tokens: list[int]
-    draft: list[int] = field(default_factory=list)
+    draft: Sequence[int] = ()
 
 
 class MaskMaker:
@@ -82,9 +83,9 @@ class MaskMaker:
             if problem := row.output.feed(row.tokens):
                 failures.append((index, problem))
                 bits[place] = _ALL
-            elif row.draft and (valid := row.output.matcher.validate_tokens(row.draft)):
+            elif row.draft and (valid := row.output.matcher.validate_tokens(list(row.draft))):
                 counts[index] += valid
-                drafted.append((row.output.matcher, place, row.draft[:valid]))
+                drafted.append((row.output.matcher, place, list(row.draft[:valid])))
             else:
                 plain.append((row.output.matcher, place))
             place += 1 + len(row.draft)

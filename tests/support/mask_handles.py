@@ -70,8 +70,9 @@ class LocalHandle:
         if num_bytes > self._memory.nbytes:
             self._memory = np.zeros(num_bytes // 4, np.uint32)
 
-    def masks(self, begin: int, end: int) -> bytes:
-        return self._memory[begin // 4 : end // 4].tobytes()
+    @property
+    def memory(self) -> bytes:
+        return self._memory.tobytes()
 
     def close(self) -> None:
         self._server = None

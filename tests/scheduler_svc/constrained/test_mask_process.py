@@ -50,7 +50,7 @@ class Processes:
         thread = threading.Thread(target=lambda: outcome.append(ask()))
         thread.start()
         handle = self.handles[role]
-        while not handle._asking:
+        while not any(turn.locked() for turn in handle._turns):
             time.sleep(0.001)
         time.sleep(0.05)
         process.send_signal(then)
