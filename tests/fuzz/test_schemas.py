@@ -26,8 +26,10 @@ from tests.support.random_constraints import random_constraint
 SCHEMAS = int(os.environ.get("ROSTER_FUZZ_SCHEMAS", "2000"))
 SEED = int(os.environ.get("ROSTER_FUZZ_SEED", "17"))
 LIMIT_S = float(os.environ.get("ROSTER_FUZZ_SECONDS", "1500"))
-SERVED = max(60, SCHEMAS // 100)
+SERVED = max(40, SCHEMAS // 100)
 """Through the services; the others through what compiles them."""
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 300)
 
 
 @pytest.fixture(scope="module")
