@@ -64,6 +64,8 @@ def random_constraint(rng: random.Random) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.3:
         return "json_schema", _written(_spoilt(rng, random_schema(rng)))
+    if kind < 0.4:
+        return "json_schema", _written(_edges(rng))
     if kind < 0.6:
         return "json_schema", _written(_schema(rng, rng.randrange(4)))
     if kind < 0.65:
@@ -118,6 +120,17 @@ def _schema(rng: random.Random, depth: int) -> Any:
     items = list(schema.items())
     rng.shuffle(items)
     return dict(items)
+
+
+def _edges(rng: random.Random) -> dict[str, Any]:
+    """Little but numbers at the edges, by itself or merged."""
+    low = _Literal(rng.choice(NUMBERS))
+    high = low if rng.random() < 0.3 else _Literal(rng.choice(NUMBERS))
+    bounds = rng.choice([{"minimum": low, "maximum": high}, {"const": low}, {"enum": [low, high]}, {"maximum": low}])
+    kind = {"type": rng.choice(["integer", "number", ["integer", "null"]])}
+    return rng.choice(
+        [{**kind, **bounds}, {**bounds, **kind}, {"allOf": [kind, bounds]}, {"properties": {"a": {**kind, **bounds}}}]
+    )
 
 
 def _numeric(rng: random.Random, depth: int) -> dict[str, Any]:
