@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from scheduler_svc.constrained.schema_literals import check_schema
 from scheduler_svc.constrained.source import UnusableGrammar
 
 ANY_TEXT = r"(.|\n)*"
@@ -17,10 +18,13 @@ ANY_TEXT = r"(.|\n)*"
 
 def tagged_text(text: str) -> str:
     """A Lark grammar for text with such tags. Raises UnusableGrammar."""
+    check_schema(text)  # as it is written: what is read from it below may be changed already
     try:
         described = json.loads(text)
         triggers = [str(trigger) for trigger in described["triggers"]]
         rules = [_rules(index, tag, triggers) for index, tag in enumerate(described["structures"])]
+    except UnusableGrammar:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableGrammar(f"it needs `structures` (of begin, schema and end) and `triggers`: {error!r}") from error
     if not rules:
@@ -39,6 +43,7 @@ def _rules(index: int, structure: dict[str, Any], triggers: list[str]) -> str:
     if trigger is None:
         raise ValueError(f"no trigger begins {begin!r}")
     if isinstance(schema, str):
+        check_schema(schema)
         schema = json.loads(schema)
     if not isinstance(schema, dict):
         raise ValueError("schema must be an object")

@@ -13,6 +13,7 @@ import pytest
 
 from scheduler_svc.constrained.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar
+from scheduler_svc.constrained.structural_tag import tagged_text
 from tests.support.grammar_trials import GrammarTrials
 from tests.support.schema_numbers import NUMBERS, outcome, singles
 from tests.support.thoroughness import FULL, count
@@ -126,6 +127,14 @@ def test_what_is_no_schema_is_refused_with_a_sentence(schema: str, why: str) -> 
 def test_what_the_library_keeps_still_works(checked: GrammarTrials, schema: str, yes: list[str], no: list[str]) -> None:
     trial = checked.run("json_schema", schema, [*yes, *no])
     assert trial.accepted == [True] * len(yes) + [False] * len(no), trial
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_schemas_in_structural_tags_are_checked_as_they_are_written(quoted: bool) -> None:
+    schema = '{"properties": {"x": {"const": 0.1000000000000000055}}}'
+    structure = f'{{"begin": "<a>", "schema": {json.dumps(schema) if quoted else schema}, "end": ""}}'
+    with pytest.raises(UnusableGrammar, match=r"x.const: 0.1000000000000000055 can't be enforced exactly"):
+        tagged_text(f'{{"structures": [{structure}], "triggers": ["<a"]}}')
 
 
 def test_a_percent_sign_in_a_string_is_no_schema() -> None:
