@@ -39,6 +39,8 @@ def test_it_goes_to_the_engine_as_it_is(text: ModelText, kind: str, source: str)
         ({"constraint": pb.Constraint()}, "constraint"),
         ({"constraint": pb.Constraint(regex="")}, "constraint.regex"),
         ({"constraint": pb.Constraint(grammar="a" * (MAX_BYTES + 1))}, "constraint.grammar"),
+        ({"constraint": pb.Constraint(json_schema='{"type": "integer", "const": -1e300}')}, "constraint.json_schema"),
+        ({"constraint": pb.Constraint(grammar='start: %json {"const": 9007199254740993}')}, "constraint.grammar"),
         ({"constraint": pb.Constraint(regex="a"), "stop": pb.StopConditions(ignore_eos=True)}, "stop.ignore_eos"),
     ],
 )
