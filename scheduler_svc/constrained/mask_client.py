@@ -69,6 +69,8 @@ class MadeMasks:
     masks: plan_pb2.Masks
     failures: list[tuple[int, str]] = field(default_factory=list)
     """(index among the awaited rows, why)."""
+    unavailable: set[int] = field(default_factory=set)
+    """Those of them that are not to blame: no mask process could be started."""
     ahead: dict[int, list[bytes]] = field(default_factory=dict)
     """By index of a row with a draft, the masks behind its draft tokens, up to the first that is not allowed."""
     forced: dict[int, list[int]] = field(default_factory=dict)
@@ -110,8 +112,8 @@ class MaskClient:
 
     def start(self) -> None:
         """Starts both processes before they are needed. Raises MasksUnavailable."""
-        self._masks.start()
         self._grammars.start()
+        self._masks.start()
 
     def close(self) -> None:
         """Ends both."""
@@ -152,6 +154,7 @@ class MaskClient:
         try:
             answer = _patiently(lambda: ask(alone=True)) if handle is self._grammars else _then_alone(ask)
         except Died as death:
+            handle.start()  # in the time of who is to blame: the next grammar finds a process that is up
             raise UnusableGrammar(str(death)) from death
         answered: dict[str, Any] = json.loads(answer)
         if "error" in answered:
@@ -166,20 +169,22 @@ class MaskClient:
         `dropped`: matchers that neither this nor a later call is about.
         """
         self._dropped.extend(dropped)
-        made = MadeMasks(plan_pb2.Masks())
-        indices = range(len(rows))
-        try:
-            self._make(indices, rows, forced, made)
-        except Died:
-            for index in indices:
-                self._make_alone(index, rows, forced, made)
-        except MasksUnavailable as error:
-            return self.free(rows, str(error))
-        return made
+        made, indices = MadeMasks(plan_pb2.Masks()), range(len(rows))
+        while True:
+            try:
+                self._make(indices, rows, forced, made)
+            except DiedBefore:
+                continue
+            except Died:
+                for index in indices:
+                    self._make_alone(index, rows, forced, made)
+            except MasksUnavailable as error:
+                return self.free(rows, str(error))
+            return made
 
     def free(self, rows: list[AwaitedRow], problem: str) -> MadeMasks:
-        """Masks that allow everything, as none can be made: all rows fail."""
-        made = MadeMasks(plan_pb2.Masks())
+        """Masks that allow everything, as none can be made: all rows fail, and none of them is to blame."""
+        made = MadeMasks(plan_pb2.Masks(), unavailable=set(range(len(rows))))
         for index in range(len(rows)):
             self._fail(index, rows, problem, made)
         return made
@@ -241,7 +246,10 @@ class MaskClient:
         """The same of one row while nothing else is asked: if that ends the process, the row is to blame."""
         try:
             _patiently(lambda: self._make([index], rows, forced, made, alone=True))
-        except (Died, MasksUnavailable) as error:
+        except Died as death:
+            self._fail(index, rows, str(death), made)
+        except MasksUnavailable as error:
+            made.unavailable.add(index)
             self._fail(index, rows, str(error), made)
 
     def _open_again(self, output: OutputState, generation: int, alone: bool) -> str:

@@ -26,6 +26,9 @@ from scheduler_svc.constrained.frames import receive_frame, send_frame
 START_S = 60.0
 """Time for a process to come up, where cores are scarce."""
 
+START_TRIES = 3
+"""Processes that die in a row while they start, after which what they are needed for is given up."""
+
 GRACE_S = 5.0
 """Beyond its limit, for a process to end itself."""
 
@@ -108,6 +111,7 @@ class MaskHandle:
         self._memory = -1
         self._masks = mmap.mmap(-1, mmap.PAGESIZE)
         self._size = 0
+        self._process: subprocess.Popen[bytes] | None = None
         self._running: _Running | None = None
         self._starting = threading.Lock()
         self._turns = tuple(threading.Lock() for _ in Channel)
@@ -127,9 +131,18 @@ class MaskHandle:
         with self._starting:
             if self._closed:
                 raise MasksUnavailable("the service is shutting down")
-            if self._running is None:
-                self._running = self._spawn()
-                self._generation += 1
+            if self._running is not None and self._running.process.poll() is not None:
+                self._end(self._running, 0.0)
+            tries = 0
+            while self._running is None:
+                tries += 1
+                try:
+                    self._running = self._spawn()
+                    self._generation += 1
+                except MasksUnavailable:
+                    self.deaths += 1
+                    if self._closed or tries == START_TRIES:
+                        raise
             return self._generation
 
     def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
@@ -167,11 +180,12 @@ class MaskHandle:
 
     def close(self) -> None:
         """Ends the process for good."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()  # also one that is being started
         with self._starting:
-            self._closed = True
             running, self._running = self._running, None
             if running is not None:
-                running.process.kill()
                 running.end()
             if self._memory >= 0:
                 os.close(self._memory)
@@ -203,6 +217,7 @@ class MaskHandle:
         finally:
             for each in theirs:
                 each.close()
+        self._process = process
         running = _Running(process, (ours[0], ours[1]))
         try:
             _limit(ours, START_S)
@@ -222,12 +237,15 @@ class MaskHandle:
             running = self._running
             if running is None or generation != self._generation:
                 return -signal.SIGKILL  # another thread has seen it
-            self._running = None
-            status = running.end(patience_s)
-            if not self._closed:
-                self.deaths += 1
-                log.error("a mask process died: starting another", role=self._role, status=status)
-            return status
+            return self._end(running, patience_s)
+
+    def _end(self, running: _Running, patience_s: float) -> int:
+        self._running = None
+        status = running.end(patience_s)
+        if not self._closed:
+            self.deaths += 1
+            log.error("a mask process died: starting another", role=self._role, status=status)
+        return status
 
 
 def _limit(sockets: Iterable[socket.socket], seconds: float) -> None:

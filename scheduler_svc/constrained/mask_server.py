@@ -63,11 +63,13 @@ class MaskServer:
         self, grammar: str, ids: list[int], min_tokens: int, stop_ids: list[int], tokens: list[int]
     ) -> dict[str, Any]:
         """Matchers by these ids, each told the tokens."""
+        opened = {}
         for each in ids:
             output = OutputMatcher(self._compiler.compile(grammar), min_tokens, np.array(stop_ids, np.int32))
             if tokens and (problem := output.feed(tokens)):
                 raise UnusableGrammar(problem)
-            self._outputs[each] = output
+            opened[each] = output
+        self._outputs.update(opened)
         return {}
 
     # ------------------------------------------------------------------ masks

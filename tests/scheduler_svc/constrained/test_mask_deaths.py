@@ -16,14 +16,14 @@ import pytest
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.constrained.columns import MaskAsk
 from scheduler_svc.constrained.mask_client import AwaitedRow
-from scheduler_svc.constrained.mask_handle import Channel
+from scheduler_svc.constrained.mask_handle import Channel, MasksUnavailable
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import MODEL, assert_whole, backend, sampling, submit
 from tests.support.constraints import CONSTRAINTS
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
-from tests.support.mask_handles import dies_once, local_client
+from tests.support.mask_handles import LocalHandle, dies_once, local_client
 
 DEADLY = "[ab]{3}z[ab]{9}"
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
@@ -185,3 +185,29 @@ def test_a_grammar_that_ends_the_other_process_alone_is_refused_too() -> None:
     with pytest.raises(UnusableGrammar, match="breaks the grammar library"):
         client.open(grammar, 1, 0, [])
     assert json.loads(grammar)
+
+
+def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end UNAVAILABLE, new ones are refused so, and all is well once one starts."""
+    stack = stack_of()
+    running = submit(stack, "regex", "[ab]{12}")
+    advance(stack, 3)
+    told = len(running.streams[0].tokens)
+    assert told
+
+    def fails(handle: LocalHandle) -> int:
+        raise MasksUnavailable("no process for constraints can be started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalHandle, "start", fails)
+        refused = submit(stack, "regex", "a")
+        advance_until_idle(stack)
+    end = running.streams[0].end
+    assert end is not None and end.reason == FinishReason.UNAVAILABLE
+    assert running.streams[0].tokens == running.expected(0, 0.0)[: len(running.streams[0].tokens)]
+    assert refused.refused is not None and refused.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert refused.refused.retry_after_ms and not refused.refused.field
+    served = submit(stack, "regex", "[ab]{12}")
+    advance_until_idle(stack)
+    assert_whole([served])
+    stack.assert_clean()
