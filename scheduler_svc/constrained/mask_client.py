@@ -2,8 +2,8 @@
 
 Two processes share nothing. In *grammars* each grammar is compiled first: it may end that process, and no mask is late
 for it. *Masks* has a matcher for each sequence. What was asked of a process that died is asked again alone, a grammar
-or a row at a time: what ends the process then is to blame, and all others have their answers. Where the process was
-killed from outside there is one more try. Matchers are made again from the tokens of their sequences.
+or a row at a time: what ends the process then is to blame, and all others have their answers. Where somebody killed the
+process, or its memory was used up, there is one more try. Matchers are made again from the tokens of their sequences.
 
 Blocks: `check` and `open` are called by one thread, `make` by another.
 """
@@ -26,8 +26,8 @@ from scheduler_svc.constrained.source import UnusableGrammar
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)
 
-KILLED = 2
-"""A grammar or a row over which somebody killed the process so often, alone, is given up."""
+CHANCES = 2
+"""A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
 
 T = TypeVar("T")
 
@@ -289,17 +289,17 @@ def _then_alone(ask: Callable[[bool], T]) -> T:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What `ask` returns, which asks one thing alone. Raises Died if that ends the process, or is killed over it twice.
+    """What `ask` returns, which asks one thing alone. Raises Died if the process dies of it; twice where by chance.
 
-    Who kills a process from outside kills it whatever it does.
+    Who kills a process from outside kills it whatever it does, and memory may have gone to what it did before.
     """
-    killed = 0
+    deaths = 0
     while True:
         try:
             return ask()
         except DiedBefore:
             continue
         except Died as death:
-            killed += 1
-            if not death.was_killed or killed == KILLED:
+            deaths += 1
+            if deaths == CHANCES or not death.may_be_chance:
                 raise

@@ -52,9 +52,9 @@ class Died(Exception):
         self.status = status
 
     @property
-    def was_killed(self) -> bool:
-        """By somebody else: no fault of the library ends a process with SIGKILL."""
-        return self.status == -signal.SIGKILL
+    def may_be_chance(self) -> bool:
+        """Somebody killed it, or what it held besides left too little memory: a fresh one may answer."""
+        return self.status in (-signal.SIGKILL, -signal.SIGABRT) or self.status > 0
 
     def __str__(self) -> str:
         if self.status == -signal.SIGALRM:

@@ -14,6 +14,7 @@ import re
 import signal
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,12 @@ TIED: dict[str, Any] = {
 }
 
 
+def send(pid: int, number: signal.Signals) -> None:
+    """To a process that may just have ended: of the one before it, killed a moment ago, say."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def has_loaded_the_library(pid: int) -> bool:
     return "llguidance" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -126,11 +133,11 @@ async def test_mask_processes_die_and_nobody_notices(roster: RosterProcesses) ->
             await anext(stream)
             pids = roster.mask_processes()
             for pid in pids if hold else ():  # so that its next frame is under way when it is killed
-                os.kill(pid, signal.SIGSTOP)
+                send(pid, signal.SIGSTOP)
             compiled = asyncio.create_task(client.generate("x", regex=f"[ab]{{{number + 3}}}").completion())
             await asyncio.sleep(0.3)
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                send(pid, signal.SIGKILL)
             assert len((await compiled).text) == number + 3
         completion = await asyncio.wait_for(stream.completion(), 120)
         assert completion.choices[0].token_ids == expected.choices[0].token_ids

@@ -130,7 +130,7 @@ class RosterProcesses:
         """(child, whether it is a mask process); those that have ended are left out."""
         found = []
         for child in sorted(psutil.Process(self.pid(name)).children(), key=lambda child: child.create_time()):
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):  # which a zombie's command line is too
                 found.append((child, MASK_PROCESS in child.cmdline()))
         return found
 

@@ -64,8 +64,8 @@ def test_killed_at_any_frame(seed: int) -> None:
     stack.assert_clean()
 
 
-@pytest.mark.parametrize("status", [SEGV, -signal.SIGALRM, -signal.SIGABRT, 1])
-def test_a_grammar_that_breaks_the_library_is_refused(status: int) -> None:
+@pytest.mark.parametrize(("status", "deaths"), [(SEGV, 1), (-signal.SIGALRM, 1), (-signal.SIGABRT, 2), (1, 2)])
+def test_a_grammar_that_breaks_the_library_is_refused(status: int, deaths: int) -> None:
     stack = stack_of()
 
     def fate(role: str, channel: Channel, body: bytes) -> int | None:
@@ -82,7 +82,7 @@ def test_a_grammar_that_breaks_the_library_is_refused(status: int) -> None:
         grpc.StatusCode.INVALID_ARGUMENT.value[0],
         "constraint.json_schema",
     )
-    assert stack.engine.constraints.deaths == {"grammars": 1, "masks": 0}
+    assert stack.engine.constraints.deaths == {"grammars": deaths, "masks": 0}
     stack.assert_clean()
 
 
@@ -211,3 +211,20 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
     advance_until_idle(stack)
     assert_whole([served])
     stack.assert_clean()
+
+
+def test_memory_that_others_used_up_is_nobodys_fault() -> None:
+    """A process dies over its tenth frame, whatever that is: a fresh one answers it."""
+    asked = Counter[str]()
+
+    def fate(role: str, channel: Channel, body: bytes) -> int | None:
+        asked[role] += 1
+        return -signal.SIGABRT if asked[role] % 10 == 0 else None
+
+    stack = stack_of()
+    stack.fate = fate
+    requests = [submit(stack, "regex", f"[ab]{{{number + 1}}}") for number in range(25)]
+    advance_until_idle(stack)
+    assert_whole(requests)
+    deaths = stack.engine.constraints.deaths
+    assert deaths["grammars"] >= 2 and deaths["masks"] >= 2

@@ -141,19 +141,20 @@ def test_what_ends_the_library_is_refused(processes: Processes, schema: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"),
+    ("limits", "why", "deaths"),
     [
-        (Limits(GRAMMAR_LIMITS.spare_bytes, limit_s=0.02), "takes too long"),
-        (Limits(spare_bytes=4 << 20), "takes too much memory"),
+        (Limits(GRAMMAR_LIMITS.spare_bytes, limit_s=0.02), "takes too long", 1),
+        (Limits(spare_bytes=4 << 20), "takes too much memory", 2),
     ],
     ids=["time", "memory"],
 )
-def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str) -> None:
+def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str, deaths: int) -> None:
+    """One that takes too much memory is tried once more: others may have had it before."""
     properties = {f"p{number}": {"type": "string", "pattern": "[a-z]{1,40}"} for number in range(900)}
     with started(grammars=limits) as small:
         with pytest.raises(UnusableGrammar, match=why):
             small.client.check("json_schema", json.dumps({"type": "object", "properties": properties}), [])
-        assert small.client.deaths == {"grammars": 1, "masks": 0}
+        assert small.client.deaths == {"grammars": deaths, "masks": 0}
 
 
 def test_limits_are_set(processes: Processes) -> None:
