@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 from protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
-from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, Limits, MaskHandle, MasksUnavailable
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
 from scheduler_svc.constrained.source import UnusableGrammar
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
@@ -97,8 +98,9 @@ class Handle(Protocol):
 class MaskClient:
     """Of one scheduler and its model."""
 
-    def __init__(self, vocab_size: int, grammars: Handle, masks: Handle) -> None:
-        """`grammars` and `masks`: the two processes, not started yet."""
+    def __init__(self, vocab_size: int, grammars: Handle, masks: Handle, server: ForkServer | None = None) -> None:
+        """`grammars` and `masks`: the two processes, not started yet. `server`: what they are forked from."""
+        self._server = server
         self._mask_bytes = -(-vocab_size // 32) * 4
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
@@ -107,8 +109,9 @@ class MaskClient:
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
         """With processes of its own; `threads` make the masks of one plan."""
-        grammars = MaskHandle("grammars", model, 1, GRAMMAR_LIMITS)
-        return cls(model.vocab_size, grammars, MaskHandle("masks", model, threads, MASK_LIMITS))
+        server = ForkServer(model)
+        grammars = MaskHandle("grammars", server, 1, GRAMMAR_LIMITS)
+        return cls(model.vocab_size, grammars, MaskHandle("masks", server, threads, MASK_LIMITS), server)
 
     def start(self) -> None:
         """Starts both processes before they are needed. Raises MasksUnavailable."""
@@ -117,6 +120,8 @@ class MaskClient:
 
     def close(self) -> None:
         """Ends both."""
+        if self._server is not None:
+            self._server.close()
         self._grammars.close()
         self._masks.close()
 

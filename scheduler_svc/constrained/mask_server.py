@@ -26,18 +26,12 @@ Memory = Callable[[int], npt.NDArray[np.uint32]]
 class MaskServer:
     """Of one model. Frames in, frames out; masks go into `memory`."""
 
-    def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory) -> None:
-        self._compiler = GrammarCompiler(model)
+    def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory, compiler: GrammarCompiler) -> None:
+        """`threads`: for the masks of one plan. `compiler`: of this model."""
+        self._compiler = compiler
         self._maker = MaskMaker(model.vocab_size, threads)
         self._memory = memory
         self._outputs: dict[int, OutputMatcher] = {}
-
-    def prepare(self) -> None:
-        """Builds what the vocabulary needs. A model that allows no constraints is told with each grammar."""
-        try:
-            self._compiler.prepare()
-        except UnusableGrammar:
-            return
 
     # ------------------------------------------------------------------ grammars
 

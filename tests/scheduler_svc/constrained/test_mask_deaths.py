@@ -15,8 +15,9 @@ import pytest
 
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.constrained.columns import MaskAsk
+from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow
-from scheduler_svc.constrained.mask_handle import Channel, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import Channel
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import MODEL, assert_whole, backend, sampling, submit

@@ -18,8 +18,9 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_client import GRAMMAR_LIMITS, MASK_LIMITS, AwaitedRow, MaskClient
-from scheduler_svc.constrained.mask_handle import Limits, MaskHandle, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import MaskHandle
 from scheduler_svc.constrained.source import UnusableGrammar
 from tests.support.mask_handles import local_client
 
@@ -32,11 +33,12 @@ class Processes:
     """A client with both of its processes."""
 
     def __init__(self, grammars: Limits = GRAMMAR_LIMITS, masks: Limits = MASK_LIMITS) -> None:
+        self.server = ForkServer(MODEL)
         self.handles = {
-            "grammars": MaskHandle("grammars", MODEL, 1, grammars),
-            "masks": MaskHandle("masks", MODEL, 2, masks),
+            "grammars": MaskHandle("grammars", self.server, 1, grammars),
+            "masks": MaskHandle("masks", self.server, 2, masks),
         }
-        self.client = MaskClient(NUM_TOKENS, self.handles["grammars"], self.handles["masks"])
+        self.client = MaskClient(NUM_TOKENS, self.handles["grammars"], self.handles["masks"], self.server)
 
     def pid(self, role: str) -> int:
         self.handles[role].start()
@@ -179,7 +181,8 @@ def test_many_tokens_and_rows_fit(processes: Processes) -> None:
 
 def test_it_ends_with_whoever_started_it() -> None:
     with started() as processes:
-        pids = [processes.pid(role) for role in processes.handles]
+        assert processes.server.process is not None
+        pids = [processes.server.process.pid, *(processes.pid(role) for role in processes.handles)]
         children = [psutil.Process(pid) for pid in pids]
     psutil.wait_procs(children, 20)
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -188,15 +191,17 @@ def test_it_ends_with_whoever_started_it() -> None:
     code = """
 import os, signal
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
-from scheduler_svc.constrained.mask_handle import Limits, MaskHandle
-masks = MaskHandle("masks", byte_model("hash", "HashModel", NUM_TOKENS, 2048), 1, Limits(1 << 30))
-masks.start()
-print(masks.pid, flush=True)
+from scheduler_svc.constrained.mask_client import MaskClient
+client = MaskClient.of(byte_model("hash", "HashModel", NUM_TOKENS, 2048), 1)
+client.start()
+print(client._grammars.pid, client._masks.pid, client._server.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     deadline = time.monotonic() + 30
-    while psutil.pid_exists(int(told.stdout)):
+    pids = [int(pid) for pid in told.stdout.split()]
+    assert len(pids) == 3
+    while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -209,45 +214,51 @@ def test_serving_processes_never_import_the_library() -> None:
 
 
 def test_killed_while_it_starts() -> None:
-    processes, killed = Processes(), []
-    masks = processes.handles["masks"]
+    """What all are forked from, twice; and once more while they live."""
+    processes, killed = Processes(), list[int]()
+    server = processes.server
 
     def kill() -> None:
         while len(killed) < 2:
-            process = masks._process
+            process = server.process
             if process is not None and process.pid not in killed:
                 killed.append(process.pid)
                 process.kill()
             time.sleep(0.001)
 
+    def kill_again(step: int) -> None:
+        if step == 4 and server.process is not None:
+            server.process.kill()
+        if step == 6:
+            os.kill(processes.pid("masks"), signal.SIGKILL)
+
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        assert masks_of(processes.client) == masks_of(local_client(MODEL, 1))
+        assert masks_of(processes.client, kill_again) == masks_of(local_client(MODEL, 1))
     finally:
         thread.join()
         processes.client.close()
-    assert processes.client.deaths == {"grammars": 0, "masks": 2}
+    assert processes.client.deaths == {"grammars": 0, "masks": 1}
 
 
 def test_closed_while_it_starts() -> None:
     """Nobody waits until it is up."""
-    masks = Processes().handles["masks"]
-    ended: list[BaseException] = []
+    processes, ended = Processes(), []
 
     def start() -> None:
         try:
-            masks.start()
+            processes.client.start()
         except MasksUnavailable as error:
             ended.append(error)
 
     thread = threading.Thread(target=start)
     thread.start()
-    while masks._process is None:
+    while processes.server.process is None:
         time.sleep(0.001)
-    masks._process.send_signal(signal.SIGSTOP)
-    masks.close()
+    processes.server.process.send_signal(signal.SIGSTOP)
+    processes.client.close()
     thread.join(20)
     assert not thread.is_alive() and ended
     with pytest.raises(MasksUnavailable):
-        masks.start()
+        processes.client.start()
