@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import structlog
@@ -61,16 +62,15 @@ class DiedBefore(Died):
 class _Running:
     pid: int
     sockets: tuple[socket.socket, socket.socket]
+    _ends: select.poll = field(default_factory=select.poll)
+
+    def __post_init__(self) -> None:
+        self._ends.register(self.sockets[0], select.POLLRDHUP)
 
     @property
     def has_hung_up(self) -> bool:
         """It has closed its sockets: it is dead, or will be in a moment."""
-        try:
-            return not self.sockets[0].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return bool(self._ends.poll(0))
 
     def close(self) -> None:
         """Whoever waits for an answer gets none; the process ends when it notices."""
