@@ -8,6 +8,7 @@ scheduler.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,8 +21,8 @@ import structlog
 from protos import plan_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
+from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient, OutputState
-from scheduler_svc.constrained.mask_handle import MasksUnavailable
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason
@@ -30,6 +31,9 @@ from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
     from scheduler_svc.roster.plan_line import PlannedStep
+
+START_AFTER_S = 2.0
+"""From the first runner to the start of the processes, unless a request needs them before: others begin first."""
 
 MOST_OF_A_TENANT = 256
 """Grammars of one tenant that wait to be compiled."""
@@ -78,6 +82,7 @@ class Constraints:
         """The processes are started when the model is known, before a request needs them."""
         self._compiling = Background(lambda: self.wake())
         self._masking = Background(lambda: self.wake())
+        self._starts_s = math.inf
         self._new_client: Callable[[plan_pb2.Model, int], MaskClient] = MaskClient.of
         self._client: MaskClient | None = None
         self._clock = time.monotonic
@@ -101,9 +106,13 @@ class Constraints:
 
     def expect(self) -> None:
         """The model is known: the processes are started beside the engine, if that was asked for."""
-        if self.starts_early and self._client is None:
-            client = self._the_client
-            self._compiling.run(lambda: _started(client), lambda nothing: None)
+        if self.starts_early and self._client is None and self._starts_s == math.inf:
+            self._starts_s = self._engine.ledger.now_s + START_AFTER_S
+
+    def _start(self) -> None:
+        self._starts_s = math.inf
+        client = self._the_client
+        self._compiling.run(lambda: _started(client), lambda nothing: None)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -198,6 +207,8 @@ class Constraints:
 
     def settle(self) -> None:
         """Takes what the threads have brought, between two steps."""
+        if self._engine.ledger.now_s >= self._starts_s:
+            self._start()
         self._compiling.collect()
         self._masking.collect()
 
@@ -210,7 +221,10 @@ class Constraints:
     def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
         self._made.append((session, number, made.masks))
         for index, problem in made.failures:
-            self._fail(sequences[index], problem)
+            if index in made.unavailable:
+                self._engine.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
+            else:
+                self._fail(sequences[index], problem)
 
     # ------------------------------------------------------------------ ends
 

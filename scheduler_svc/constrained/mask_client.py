@@ -2,8 +2,8 @@
 
 Two processes share nothing. In *grammars* each grammar is compiled first: it may end that process, and no mask is late
 for it. *Masks* has a matcher for each sequence. What was asked of a process that died is asked again alone, a grammar
-or a row at a time: what ends the process then is to blame, and all others have their answers. Where the process was
-killed from outside there is one more try. Matchers are made again from the tokens of their sequences.
+or a row at a time: what ends the process then is to blame, and all others have their answers. Where somebody killed the
+process, or its memory was used up, there is one more try. Matchers are made again from the tokens of their sequences.
 
 Blocks: `check` and `open` are called by one thread, `make` by another.
 """
@@ -20,14 +20,15 @@ from typing import Any, Protocol, TypeVar
 
 from protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
-from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, Limits, MaskHandle, MasksUnavailable
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
 from scheduler_svc.constrained.source import UnusableGrammar
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)
 
-KILLED = 2
-"""A grammar or a row over which somebody killed the process so often, alone, is given up."""
+CHANCES = 2
+"""A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class MadeMasks:
     masks: plan_pb2.Masks
     failures: list[tuple[int, str]] = field(default_factory=list)
     """(index among the awaited rows, why)."""
+    unavailable: set[int] = field(default_factory=set)
+    """Those of them that are not to blame: no mask process could be started."""
     ahead: dict[int, list[bytes]] = field(default_factory=dict)
     """By index of a row with a draft, the masks behind its draft tokens, up to the first that is not allowed."""
     forced: dict[int, list[int]] = field(default_factory=dict)
@@ -95,8 +98,9 @@ class Handle(Protocol):
 class MaskClient:
     """Of one scheduler and its model."""
 
-    def __init__(self, vocab_size: int, grammars: Handle, masks: Handle) -> None:
-        """`grammars` and `masks`: the two processes, not started yet."""
+    def __init__(self, vocab_size: int, grammars: Handle, masks: Handle, server: ForkServer | None = None) -> None:
+        """`grammars` and `masks`: the two processes, not started yet. `server`: what they are forked from."""
+        self._server = server
         self._mask_bytes = -(-vocab_size // 32) * 4
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
@@ -105,16 +109,19 @@ class MaskClient:
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
         """With processes of its own; `threads` make the masks of one plan."""
-        grammars = MaskHandle("grammars", model, 1, GRAMMAR_LIMITS)
-        return cls(model.vocab_size, grammars, MaskHandle("masks", model, threads, MASK_LIMITS))
+        server = ForkServer(model)
+        grammars = MaskHandle("grammars", server, 1, GRAMMAR_LIMITS)
+        return cls(model.vocab_size, grammars, MaskHandle("masks", server, threads, MASK_LIMITS), server)
 
     def start(self) -> None:
         """Starts both processes before they are needed. Raises MasksUnavailable."""
-        self._masks.start()
         self._grammars.start()
+        self._masks.start()
 
     def close(self) -> None:
         """Ends both."""
+        if self._server is not None:
+            self._server.close()
         self._grammars.close()
         self._masks.close()
 
@@ -152,6 +159,7 @@ class MaskClient:
         try:
             answer = _patiently(lambda: ask(alone=True)) if handle is self._grammars else _then_alone(ask)
         except Died as death:
+            handle.start()  # in the time of who is to blame: the next grammar finds a process that is up
             raise UnusableGrammar(str(death)) from death
         answered: dict[str, Any] = json.loads(answer)
         if "error" in answered:
@@ -166,20 +174,22 @@ class MaskClient:
         `dropped`: matchers that neither this nor a later call is about.
         """
         self._dropped.extend(dropped)
-        made = MadeMasks(plan_pb2.Masks())
-        indices = range(len(rows))
-        try:
-            self._make(indices, rows, forced, made)
-        except Died:
-            for index in indices:
-                self._make_alone(index, rows, forced, made)
-        except MasksUnavailable as error:
-            return self.free(rows, str(error))
-        return made
+        made, indices = MadeMasks(plan_pb2.Masks()), range(len(rows))
+        while True:
+            try:
+                self._make(indices, rows, forced, made)
+            except DiedBefore:
+                continue
+            except Died:
+                for index in indices:
+                    self._make_alone(index, rows, forced, made)
+            except MasksUnavailable as error:
+                return self.free(rows, str(error))
+            return made
 
     def free(self, rows: list[AwaitedRow], problem: str) -> MadeMasks:
-        """Masks that allow everything, as none can be made: all rows fail."""
-        made = MadeMasks(plan_pb2.Masks())
+        """Masks that allow everything, as none can be made: all rows fail, and none of them is to blame."""
+        made = MadeMasks(plan_pb2.Masks(), unavailable=set(range(len(rows))))
         for index in range(len(rows)):
             self._fail(index, rows, problem, made)
         return made
@@ -241,7 +251,10 @@ class MaskClient:
         """The same of one row while nothing else is asked: if that ends the process, the row is to blame."""
         try:
             _patiently(lambda: self._make([index], rows, forced, made, alone=True))
-        except (Died, MasksUnavailable) as error:
+        except Died as death:
+            self._fail(index, rows, str(death), made)
+        except MasksUnavailable as error:
+            made.unavailable.add(index)
             self._fail(index, rows, str(error), made)
 
     def _open_again(self, output: OutputState, generation: int, alone: bool) -> str:
@@ -281,17 +294,17 @@ def _then_alone(ask: Callable[[bool], T]) -> T:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What `ask` returns, which asks one thing alone. Raises Died if that ends the process, or is killed over it twice.
+    """What `ask` returns, which asks one thing alone. Raises Died if the process dies of it; twice where by chance.
 
-    Who kills a process from outside kills it whatever it does.
+    Who kills a process from outside kills it whatever it does, and memory may have gone to what it did before.
     """
-    killed = 0
+    deaths = 0
     while True:
         try:
             return ask()
         except DiedBefore:
             continue
         except Died as death:
-            killed += 1
-            if not death.was_killed or killed == KILLED:
+            deaths += 1
+            if deaths == CHANCES or not death.may_be_chance:
                 raise

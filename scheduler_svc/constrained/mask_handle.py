@@ -8,28 +8,21 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import structlog
 
-from protos import plan_pb2
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable, limit
 from scheduler_svc.constrained.frames import receive_frame, send_frame
-
-START_S = 60.0
-"""Time for a process to come up, where cores are scarce."""
 
 GRACE_S = 5.0
 """Beyond its limit, for a process to end itself."""
-
-_INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 
 log = structlog.get_logger()
 
@@ -49,9 +42,9 @@ class Died(Exception):
         self.status = status
 
     @property
-    def was_killed(self) -> bool:
-        """By somebody else: no fault of the library ends a process with SIGKILL."""
-        return self.status == -signal.SIGKILL
+    def may_be_chance(self) -> bool:
+        """Somebody killed it, or what it held besides left too little memory: a fresh one may answer."""
+        return self.status in (-signal.SIGKILL, -signal.SIGABRT) or self.status > 0
 
     def __str__(self) -> str:
         if self.status == -signal.SIGALRM:
@@ -65,44 +58,35 @@ class DiedBefore(Died):
     """It had died before it was asked."""
 
 
-class MasksUnavailable(Exception):
-    """No mask process can be started, or the service ends; the text is a sentence."""
-
-
-@dataclass(slots=True, frozen=True)
-class Limits:
-    """Of one process, set by its kernel."""
-
-    spare_bytes: int
-    """Memory beyond what interpreter and vocabulary take."""
-    limit_s: float = 10.0
-    """Time for one frame."""
-    niceness: int = 0
-    """Added to the scheduler's own."""
-
-
 @dataclass(slots=True, eq=False)
 class _Running:
-    process: subprocess.Popen[bytes]
+    pid: int
     sockets: tuple[socket.socket, socket.socket]
+    _ends: select.poll = field(default_factory=select.poll)
 
-    def end(self, patience_s: float = 0.0) -> int:
-        """Waits so long for its end, then kills it; returns the status that it ended with."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        self.process.kill()
+    def __post_init__(self) -> None:
+        self._ends.register(self.sockets[0], select.POLLRDHUP)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """It has closed its sockets: it is dead, or will be in a moment."""
+        return bool(self._ends.poll(0))
+
+    def close(self) -> None:
+        """Whoever waits for an answer gets none; the process ends when it notices."""
         for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
             each.close()
-        return self.process.wait()
 
 
 class MaskHandle:
     """One process, and those that follow it when it dies."""
 
-    def __init__(self, role: str, model: plan_pb2.Model, threads: int, limits: Limits) -> None:
-        """`role` is for the log. `threads`: for the masks of one plan. Starts nothing yet."""
+    def __init__(self, role: str, server: ForkServer, threads: int, limits: Limits) -> None:
+        """Starts nothing yet. `role` is its name. `server`: forks it. `threads`: for the masks of one plan."""
         self._role = role
-        self._model = model.SerializeToString()
+        self._server = server
         self._threads = threads
         self._limits = limits
         self._memory = -1
@@ -120,15 +104,17 @@ class MaskHandle:
     def pid(self) -> int | None:
         """Of the process, if one runs."""
         running = self._running
-        return running.process.pid if running is not None else None
+        return running.pid if running is not None else None
 
     def start(self) -> int:
         """Starts a process if none runs; returns the number of the one that runs. Raises MasksUnavailable."""
         with self._starting:
             if self._closed:
                 raise MasksUnavailable("the service is shutting down")
+            if self._running is not None and self._running.has_hung_up:
+                self._end(self._running, GRACE_S)
             if self._running is None:
-                self._running = self._spawn()
+                self._running = self._fork()
                 self._generation += 1
             return self._generation
 
@@ -167,12 +153,11 @@ class MaskHandle:
 
     def close(self) -> None:
         """Ends the process for good."""
+        self._closed = True
         with self._starting:
-            self._closed = True
             running, self._running = self._running, None
             if running is not None:
-                running.process.kill()
-                running.end()
+                running.close()
             if self._memory >= 0:
                 os.close(self._memory)
                 self._memory, self._size = -1, 0
@@ -182,39 +167,19 @@ class MaskHandle:
         with self._turns[Channel.GRAMMARS], self._turns[Channel.MASKS]:
             yield
 
-    def _spawn(self) -> _Running:
+    def _fork(self) -> _Running:
         if self._memory < 0:
             self._memory = os.memfd_create("roster-masks")
         pairs = [socket.socketpair() for _ in Channel]
-        ours, theirs = tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
-        descriptors = [*(each.fileno() for each in theirs), self._memory]
-        limits = self._limits
-        values = [self._role, *descriptors, self._threads, limits.spare_bytes, limits.niceness, limits.limit_s]
+        ours, theirs = (pairs[0][0], pairs[1][0]), [pair[1] for pair in pairs]
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler_svc.constrained.mask_process", *map(str, values)],
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a crash says may quote what a client sent
-                env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-                pass_fds=descriptors,
-            )
-        except OSError as error:
-            raise MasksUnavailable(f"no process for constraints can be started: {error}") from error
+            descriptors = [*(each.fileno() for each in theirs), self._memory]
+            pid = self._server.fork(self._role, self._threads, self._limits, descriptors)
         finally:
             for each in theirs:
                 each.close()
-        running = _Running(process, (ours[0], ours[1]))
-        try:
-            _limit(ours, START_S)
-            send_frame(ours[Channel.GRAMMARS], self._model)
-            answer = receive_frame(ours[Channel.GRAMMARS])
-        except OSError:
-            answer = None
-        if answer is None:
-            status = running.end()
-            raise MasksUnavailable(f"the process for constraints did not start (status {status}): try again later")
-        _limit(ours, self._limits.limit_s + GRACE_S)
-        return running
+        limit(ours, self._limits.limit_s + GRACE_S)
+        return _Running(pid, ours)
 
     def _bury(self, generation: int, patience_s: float) -> int:
         """The process of this number is dead, or will be; returns its status."""
@@ -222,17 +187,13 @@ class MaskHandle:
             running = self._running
             if running is None or generation != self._generation:
                 return -signal.SIGKILL  # another thread has seen it
-            self._running = None
-            status = running.end(patience_s)
-            if not self._closed:
-                self.deaths += 1
-                log.error("a mask process died: starting another", role=self._role, status=status)
-            return status
+            return self._end(running, patience_s)
 
-
-def _limit(sockets: Iterable[socket.socket], seconds: float) -> None:
-    """Sends and receives raise BlockingIOError after that long. By the kernel: `settimeout` polls before each."""
-    value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    for each in sockets:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+    def _end(self, running: _Running, patience_s: float) -> int:
+        self._running = None
+        status = self._server.wait(running.pid, patience_s)
+        running.close()
+        if not self._closed:
+            self.deaths += 1
+            log.error("a mask process died: starting another", role=self._role, status=status)
+        return status

@@ -26,18 +26,12 @@ Memory = Callable[[int], npt.NDArray[np.uint32]]
 class MaskServer:
     """Of one model. Frames in, frames out; masks go into `memory`."""
 
-    def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory) -> None:
-        self._compiler = GrammarCompiler(model)
+    def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory, compiler: GrammarCompiler) -> None:
+        """`threads`: for the masks of one plan. `compiler`: of this model."""
+        self._compiler = compiler
         self._maker = MaskMaker(model.vocab_size, threads)
         self._memory = memory
         self._outputs: dict[int, OutputMatcher] = {}
-
-    def prepare(self) -> None:
-        """Builds what the vocabulary needs. A model that allows no constraints is told with each grammar."""
-        try:
-            self._compiler.prepare()
-        except UnusableGrammar:
-            return
 
     # ------------------------------------------------------------------ grammars
 
@@ -63,11 +57,13 @@ class MaskServer:
         self, grammar: str, ids: list[int], min_tokens: int, stop_ids: list[int], tokens: list[int]
     ) -> dict[str, Any]:
         """Matchers by these ids, each told the tokens."""
+        opened = {}
         for each in ids:
             output = OutputMatcher(self._compiler.compile(grammar), min_tokens, np.array(stop_ids, np.int32))
             if tokens and (problem := output.feed(tokens)):
                 raise UnusableGrammar(problem)
-            self._outputs[each] = output
+            opened[each] = output
+        self._outputs.update(opened)
         return {}
 
     # ------------------------------------------------------------------ masks

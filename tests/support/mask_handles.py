@@ -51,8 +51,8 @@ class LocalHandle:
 
     def start(self) -> int:
         if self._server is None:
-            self._server = MaskServer(self._model, 1, lambda words: self._memory[:words])
-            self._server._compiler = _compiler(self._model.SerializeToString())  # one vocabulary for all tests
+            compiler = _compiler(self._model.SerializeToString())  # one vocabulary for all tests
+            self._server = MaskServer(self._model, 1, lambda words: self._memory[:words], compiler)
             self._generation += 1
         return self._generation
 

@@ -120,17 +120,18 @@ class RosterProcesses:
 
     def children(self, name: str) -> list[int]:
         """The process ids of a service's own children: its front workers, that is."""
-        return [child.pid for child, is_mask_process in self._children(name) if not is_mask_process]
+        return [child.pid for child, is_fork_server in self._children(name) if not is_fork_server]
 
     def mask_processes(self) -> list[int]:
-        """The process ids of the scheduler's mask processes, the oldest first."""
-        return [child.pid for child, is_mask_process in self._children("scheduler") if is_mask_process]
+        """The process ids of the scheduler's mask processes."""
+        servers = [child for child, is_fork_server in self._children("scheduler") if is_fork_server]
+        return [child.pid for server in servers for child in server.children() if child.status() != "zombie"]
 
     def _children(self, name: str) -> list[tuple[psutil.Process, bool]]:
-        """(child, whether it is a mask process); those that have ended are left out."""
+        """(child, whether mask processes are forked from it); those that have ended are left out."""
         found = []
-        for child in sorted(psutil.Process(self.pid(name)).children(), key=lambda child: child.create_time()):
-            with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(self.pid(name)).children():
+            with suppress(psutil.NoSuchProcess):  # which a zombie's command line is too
                 found.append((child, MASK_PROCESS in child.cmdline()))
         return found
 

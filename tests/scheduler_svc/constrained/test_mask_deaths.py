@@ -15,6 +15,7 @@ import pytest
 
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.constrained.columns import MaskAsk
+from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow
 from scheduler_svc.constrained.mask_handle import Channel
 from scheduler_svc.constrained.source import UnusableGrammar
@@ -23,7 +24,7 @@ from tests.scheduler_svc.constrained.test_constraints import MODEL, assert_whole
 from tests.support.constraints import CONSTRAINTS
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
-from tests.support.mask_handles import dies_once, local_client
+from tests.support.mask_handles import LocalHandle, dies_once, local_client
 
 DEADLY = "[ab]{3}z[ab]{9}"
 SEGV, KILL = -signal.SIGSEGV, -signal.SIGKILL
@@ -64,8 +65,8 @@ def test_killed_at_any_frame(seed: int) -> None:
     stack.assert_clean()
 
 
-@pytest.mark.parametrize("status", [SEGV, -signal.SIGALRM, -signal.SIGABRT, 1])
-def test_a_grammar_that_breaks_the_library_is_refused(status: int) -> None:
+@pytest.mark.parametrize(("status", "deaths"), [(SEGV, 1), (-signal.SIGALRM, 1), (-signal.SIGABRT, 2), (1, 2)])
+def test_a_grammar_that_breaks_the_library_is_refused(status: int, deaths: int) -> None:
     stack = stack_of()
 
     def fate(role: str, channel: Channel, body: bytes) -> int | None:
@@ -82,7 +83,7 @@ def test_a_grammar_that_breaks_the_library_is_refused(status: int) -> None:
         grpc.StatusCode.INVALID_ARGUMENT.value[0],
         "constraint.json_schema",
     )
-    assert stack.engine.constraints.deaths == {"grammars": 1, "masks": 0}
+    assert stack.engine.constraints.deaths == {"grammars": deaths, "masks": 0}
     stack.assert_clean()
 
 
@@ -185,3 +186,46 @@ def test_a_grammar_that_ends_the_other_process_alone_is_refused_too() -> None:
     with pytest.raises(UnusableGrammar, match="breaks the grammar library"):
         client.open(grammar, 1, 0, [])
     assert json.loads(grammar)
+
+
+def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end UNAVAILABLE, new ones are refused so, and all is well once one starts."""
+    stack = stack_of()
+    running = submit(stack, "regex", "[ab]{12}")
+    advance(stack, 3)
+    told = len(running.streams[0].tokens)
+    assert told
+
+    def fails(handle: LocalHandle) -> int:
+        raise MasksUnavailable("no process for constraints can be started")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalHandle, "start", fails)
+        refused = submit(stack, "regex", "a")
+        advance_until_idle(stack)
+    end = running.streams[0].end
+    assert end is not None and end.reason == FinishReason.UNAVAILABLE
+    assert running.streams[0].tokens == running.expected(0, 0.0)[: len(running.streams[0].tokens)]
+    assert refused.refused is not None and refused.refused.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert refused.refused.retry_after_ms and not refused.refused.field
+    served = submit(stack, "regex", "[ab]{12}")
+    advance_until_idle(stack)
+    assert_whole([served])
+    stack.assert_clean()
+
+
+def test_memory_that_others_used_up_is_nobodys_fault() -> None:
+    """A process dies over its tenth frame, whatever that is: a fresh one answers it."""
+    asked = Counter[str]()
+
+    def fate(role: str, channel: Channel, body: bytes) -> int | None:
+        asked[role] += 1
+        return -signal.SIGABRT if asked[role] % 10 == 0 else None
+
+    stack = stack_of()
+    stack.fate = fate
+    requests = [submit(stack, "regex", f"[ab]{{{number + 1}}}") for number in range(25)]
+    advance_until_idle(stack)
+    assert_whole(requests)
+    deaths = stack.engine.constraints.deaths
+    assert deaths["grammars"] >= 2 and deaths["masks"] >= 2

@@ -18,8 +18,9 @@ import pytest
 
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_client import GRAMMAR_LIMITS, MASK_LIMITS, AwaitedRow, MaskClient
-from scheduler_svc.constrained.mask_handle import Limits, MaskHandle, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import MaskHandle
 from scheduler_svc.constrained.source import UnusableGrammar
 from tests.support.mask_handles import local_client
 
@@ -32,13 +33,15 @@ class Processes:
     """A client with both of its processes."""
 
     def __init__(self, grammars: Limits = GRAMMAR_LIMITS, masks: Limits = MASK_LIMITS) -> None:
+        self.server = ForkServer(MODEL)
         self.handles = {
-            "grammars": MaskHandle("grammars", MODEL, 1, grammars),
-            "masks": MaskHandle("masks", MODEL, 2, masks),
+            "grammars": MaskHandle("grammars", self.server, 1, grammars),
+            "masks": MaskHandle("masks", self.server, 2, masks),
         }
-        self.client = MaskClient(NUM_TOKENS, self.handles["grammars"], self.handles["masks"])
+        self.client = MaskClient(NUM_TOKENS, self.handles["grammars"], self.handles["masks"], self.server)
 
     def pid(self, role: str) -> int:
+        self.handles[role].start()
         pid = self.handles[role].pid
         assert pid is not None
         return pid
@@ -99,7 +102,7 @@ def test_killed_between(processes: Processes) -> None:
     assert masks_of(processes.client, kill) == masks_of(local_client(MODEL, 1))
     assert processes.client.check("regex", "a", [])[1] == 0
     deaths = {role: count - before[role] for role, count in processes.client.deaths.items()}
-    assert deaths == {"masks": 2, "grammars": 1}
+    assert deaths == {"masks": 2, "grammars": 2}
 
 
 def test_killed_at_a_mask(processes: Processes) -> None:
@@ -140,19 +143,20 @@ def test_what_ends_the_library_is_refused(processes: Processes, schema: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"),
+    ("limits", "why", "deaths"),
     [
-        (Limits(GRAMMAR_LIMITS.spare_bytes, limit_s=0.02), "takes too long"),
-        (Limits(spare_bytes=4 << 20), "takes too much memory"),
+        (Limits(GRAMMAR_LIMITS.spare_bytes, limit_s=0.02), "takes too long", 1),
+        (Limits(spare_bytes=4 << 20), "takes too much memory", 2),
     ],
     ids=["time", "memory"],
 )
-def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str) -> None:
+def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str, deaths: int) -> None:
+    """One that takes too much memory is tried once more: others may have had it before."""
     properties = {f"p{number}": {"type": "string", "pattern": "[a-z]{1,40}"} for number in range(900)}
     with started(grammars=limits) as small:
         with pytest.raises(UnusableGrammar, match=why):
             small.client.check("json_schema", json.dumps({"type": "object", "properties": properties}), [])
-        assert small.client.deaths == {"grammars": 1, "masks": 0}
+        assert small.client.deaths == {"grammars": deaths, "masks": 0}
 
 
 def test_limits_are_set(processes: Processes) -> None:
@@ -166,10 +170,10 @@ def test_limits_are_set(processes: Processes) -> None:
 def test_many_tokens_and_rows_fit(processes: Processes) -> None:
     """Frames beyond a socket's buffer, and masks beyond the first mapping."""
     client = processes.client
-    grammar, taken = client.check("regex", "[ab]*", [97] * 300_000)
-    assert taken == 300_000
+    grammar, taken = client.check("regex", "[ab]*", [97] * 100_000)
+    assert taken == 100_000
     outputs = client.open(grammar, 150, 0, [])
-    for tokens in ([97, 98] * 2000, [97]):
+    for tokens in ([97, 98] * 300, [97]):
         made = client.make([AwaitedRow(row, output, tokens) for row, output in enumerate(outputs)])
         assert not made.failures and len(made.masks.rows) == 150
         assert len({row.bits for row in made.masks.rows}) == 1
@@ -177,7 +181,8 @@ def test_many_tokens_and_rows_fit(processes: Processes) -> None:
 
 def test_it_ends_with_whoever_started_it() -> None:
     with started() as processes:
-        pids = [processes.pid(role) for role in processes.handles]
+        assert processes.server.process is not None
+        pids = [processes.server.process.pid, *(processes.pid(role) for role in processes.handles)]
         children = [psutil.Process(pid) for pid in pids]
     psutil.wait_procs(children, 20)
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -185,18 +190,20 @@ def test_it_ends_with_whoever_started_it() -> None:
         processes.client.check("regex", "a", [])
     code = """
 import os, signal
-from tests.scheduler_svc.constrained.test_mask_process import Processes
-processes = Processes()
-processes.client.start()
-print(*(processes.pid(role) for role in processes.handles), flush=True)
+from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from scheduler_svc.constrained.mask_client import MaskClient
+client = MaskClient.of(byte_model("hash", "HashModel", NUM_TOKENS, 2048), 1)
+client.start()
+print(client._grammars.pid, client._masks.pid, client._server.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(int(pid)) for pid in told.stdout.split()):
+    pids = [int(pid) for pid in told.stdout.split()]
+    assert len(pids) == 3
+    while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert len(told.stdout.split()) == 2
 
 
 def test_serving_processes_never_import_the_library() -> None:
@@ -204,3 +211,54 @@ def test_serving_processes_never_import_the_library() -> None:
     code = f"import sys, {modules}, scheduler_svc.simulator.simulation; print('llguidance' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     assert told.stdout.split() == [b"False"]
+
+
+def test_killed_while_it_starts() -> None:
+    """What all are forked from, twice; and once more while they live."""
+    processes, killed = Processes(), list[int]()
+    server = processes.server
+
+    def kill() -> None:
+        while len(killed) < 2:
+            process = server.process
+            if process is not None and process.pid not in killed:
+                killed.append(process.pid)
+                process.kill()
+            time.sleep(0.001)
+
+    def kill_again(step: int) -> None:
+        if step == 4 and server.process is not None:
+            server.process.kill()
+        if step == 6:
+            os.kill(processes.pid("masks"), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        assert masks_of(processes.client, kill_again) == masks_of(local_client(MODEL, 1))
+    finally:
+        thread.join()
+        processes.client.close()
+    assert processes.client.deaths == {"grammars": 0, "masks": 1}
+
+
+def test_closed_while_it_starts() -> None:
+    """Nobody waits until it is up."""
+    processes, ended = Processes(), []
+
+    def start() -> None:
+        try:
+            processes.client.start()
+        except MasksUnavailable as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while processes.server.process is None:
+        time.sleep(0.001)
+    processes.server.process.send_signal(signal.SIGSTOP)
+    processes.client.close()
+    thread.join(20)
+    assert not thread.is_alive() and ended
+    with pytest.raises(MasksUnavailable):
+        processes.client.start()
