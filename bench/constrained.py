@@ -6,7 +6,8 @@
 `schemas` asks SmolLM2, over the real services, for an instance of each of `count` random bounded schemas, by turns
 greedy and at temperature 1, and validates the answers with `jsonschema`. `cost` takes the answers of such a run and
 measures
-  masks  µs a row for the scheduler's side (matcher told the token, mask made, message built), at several rows a plan
+  masks  µs a row for the scheduler's side (its mask process told the tokens, masks made, message built), at several
+         rows a plan
   steps  ms a decoding step of 8 sequences over the real services, free and constrained by turns, with the same lengths
 """
 
@@ -35,9 +36,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
-from scheduler_svc.constrained.compiler import GrammarCompiler
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.constrained.masks import AwaitedRow, MaskMaker, OutputMatcher
+from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from tests.support.json_schemas import Schema, random_schema
 from tests.support.processes import RosterProcesses
 
@@ -135,24 +134,22 @@ def described_model() -> plan_pb2.Model:
     return describe_model(MODEL, folder, config, "")
 
 
-def mask_times(answers: list[dict[str, Any]], model: plan_pb2.Model, batch: int) -> list[float]:
+def mask_times(answers: list[dict[str, Any]], client: MaskClient, stops: list[int], batch: int) -> list[float]:
     """µs a row of each plan: groups of `batch` answers, token by token."""
-    compiler, maker = GrammarCompiler(model), MaskMaker(model.vocab_size, threads=2)
-    stops = np.array(list(model.eos_token_ids), np.int32)
     times: list[float] = []
     for first in range(0, len(answers) - batch + 1, batch):
         group = answers[first : first + batch]
-        outputs = [
-            OutputMatcher(compiler.compile(grammar_text("json_schema", json.dumps(row["schema"]))), 0, stops)
-            for row in group
-        ]
+        outputs = []
+        for row in group:
+            grammar, _ = client.check("json_schema", json.dumps(row["schema"]), [])
+            outputs += client.open(grammar, 1, 0, stops)
         for step in range(min(len(row["token_ids"]) for row in group)):
             rows = [
                 AwaitedRow(index, output, row["token_ids"][step - 1 : step] if step else [])
                 for index, (row, output) in enumerate(zip(group, outputs, strict=True))
             ]
             began = time.perf_counter()
-            made = maker.make(rows)
+            made = client.make(rows)
             made.masks.SerializeToString()
             times.append((time.perf_counter() - began) / batch * 1e6)
             if made.failures:
@@ -177,13 +174,15 @@ def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Both measurements."""
     model = described_model()
     result: dict[str, Any] = {"vocabulary": model.vocab_size, "mask_us_a_row": {}, "step_ms": {}}
+    client = MaskClient.of(model, threads=2)
     for batch in BATCHES:
-        times = mask_times(answers, model, batch)
+        times = mask_times(answers, client, list(model.eos_token_ids), batch)
         quantiles = dict(
             zip(("p50", "p90", "p99"), np.quantile(times, (0.5, 0.9, 0.99)).round(1).tolist(), strict=True)
         )
         result["mask_us_a_row"][batch] = {"plans": len(times), "mean": round(float(np.mean(times)), 1), **quantiles}
         print(f"masks, {batch:>2} rows a plan: {result['mask_us_a_row'][batch]}")
+    client.close()
     with tempfile.TemporaryDirectory() as folder, services(Path(folder)) as running:
         kinds = {"free": None, "constrained": inference_pb2.Constraint(regex=ANYTHING)}
         rounds: dict[str, list[float]] = {kind: [] for kind in kinds}

@@ -59,7 +59,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended")
+    __slots__ = ("handle", "tenant", "request_id", "digest", "body", "prompt", "received", "sampling", "n", "seed", "max_tokens", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "cache_salt", "grammar", "open_ended", "grammar_kind")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Submit(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     OPEN_ENDED_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_KIND_FIELD_NUMBER: _ClassVar[int]
     handle: int
     tenant: str
     request_id: str
@@ -98,7 +99,8 @@ class Submit(_message.Message):
     cache_salt: str
     grammar: str
     open_ended: bool
-    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ...) -> None: ...
+    grammar_kind: str
+    def __init__(self, handle: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., body: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., received: _Optional[bytes] = ..., sampling: _Optional[_Union[_plan_pb2.Sampling, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., ttft_target_ms: _Optional[int] = ..., itl_target_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., keep_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ..., grammar: _Optional[str] = ..., open_ended: _Optional[bool] = ..., grammar_kind: _Optional[str] = ...) -> None: ...
 
 class SequenceContext(_message.Message):
     __slots__ = ("submit", "index", "num_received", "arrival_unix_s", "deadline_unix_s", "cached_tokens")

@@ -73,10 +73,6 @@ class Commands:
             engine.outbox.message(worker, refusal.to_message(submit.handle))
             request.dissolve()
             return
-        accepted = engine_pb2.Accepted(
-            handle=request.handle, first_sequence_id=request.sequences[0].id, seed=request.seed
-        )
-        engine.outbox.message(worker, engine_pb2.FromEngine(accepted=accepted))
         engine.submit(request)
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
@@ -126,6 +122,7 @@ class Commands:
         detached = engine_pb2.Detached(handle=request.handle)
         outbox.message(request.owner, engine_pb2.FromEngine(detached=detached))
         self._engine.book.rename(request, handle, worker)
+        self._engine.note_accepted(request)
         outbox.message(worker, attached_message(handle, request.sequences))
 
     def _disconnect(self, worker: bytes, disconnect: engine_pb2.Disconnect) -> None:

@@ -217,15 +217,34 @@ class Engine:
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request) -> None:
-        """Queues the request's sequences, once its grammar is compiled if it has one."""
+        """Accepts the request and queues its sequences: once its grammar is compiled, if it has one."""
         request.arrival_unix_s = self.wall_clock()
+        request.accepted = False
         self.enter(request)
-        self.totals.requests += 1
         self.shares.submitted(request)
         if request.grammar:
-            self.constraints.prepare(request, self._line_up)
+            self.constraints.prepare(request, self._begin)
         else:
-            self._line_up(request)
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        if not request.accepted:
+            self._accept(request)
+        self._line_up(request)
+
+    def _accept(self, request: Request) -> None:
+        """Tells the worker the ids of the request's sequences."""
+        self.note_accepted(request)
+        accepted = engine_pb2.Accepted(
+            handle=request.handle, first_sequence_id=request.sequences[0].id, seed=request.seed
+        )
+        self.outbox.message(request.owner, engine_pb2.FromEngine(accepted=accepted))
+
+    def note_accepted(self, request: Request) -> None:
+        """Its worker knows its sequences, or hears of them now."""
+        if not request.accepted:
+            request.accepted = True
+            self.totals.requests += 1
 
     def _line_up(self, request: Request) -> None:
         """Queues the sequences that live, or ends them if the received tokens already did."""
@@ -253,6 +272,8 @@ class Engine:
         """Ends the sequence wherever it is. A second end is ignored."""
         if sequence.phase is Phase.FINISHED:
             return
+        if not sequence.request.accepted and sequence.request.owner != NOBODY:
+            self._accept(sequence.request)  # it ends before its grammar is compiled
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
@@ -260,10 +281,11 @@ class Engine:
             self.discard_waiting(sequence)
         sequence.phase = Phase.FINISHED
         sequence.end = end
-        sequence.matcher = None
+        self.constraints.release(sequence)
         self.shares.ended(sequence, self.queue)
-        self.totals.finished += 1
-        self.measurements.ended(sequence, end.reason, self.ledger.now_s)
+        if sequence.request.accepted:
+            self.totals.finished += 1
+            self.measurements.ended(sequence, end.reason, self.ledger.now_s)
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.results.note_end(sequence)
         self.outbox.end(sequence)

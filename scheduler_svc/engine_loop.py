@@ -53,6 +53,7 @@ class EngineLoop:
         """Where other threads ask for the engine's numbers."""
         self._pipe = WakePipe()
         self.engine.constraints.wake = self._pipe.wake
+        self.engine.constraints.starts_early = True
         self._failures_told = 0
         self._told_s = -math.inf
         self._stops = 0
@@ -123,6 +124,7 @@ class EngineLoop:
         """Closes the sockets, and ends the policy's watchdog."""
         self.engine.policy.close()
         self.engine.constraints.wake = lambda: None
+        self.engine.constraints.close()
         self._pipe.close()
         self.snapshots.close()
         self._fronts.close()

@@ -20,4 +20,6 @@ class RefusalReason(Enum):
     QUEUE_FULL = "queue_full"
     SHED = "shed"
     """It waited, and was taken back for a request of a tenant that has less of a full queue."""
+    CONSTRAINT = "constraint"
+    """Its constraint can't be used."""
     CRASHES_RUNNERS = "crashes_runners"

@@ -18,7 +18,7 @@ from scheduler_svc.rank import Rank
 from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
-    from scheduler_svc.constrained.masks import OutputMatcher
+    from scheduler_svc.constrained.mask_client import OutputState
     from scheduler_svc.intake import EngineRefusal
     from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler
@@ -95,7 +95,7 @@ class Sequence:
     """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
-    matcher: OutputMatcher | None = None
+    output: OutputState | None = None
     """Where it stands in its request's grammar, once that is compiled."""
     num_matched: int = 0
     """Generated tokens that the matcher was told, or is about to be."""
@@ -166,7 +166,12 @@ class Request:
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
     grammar: str = ""
-    """What its output must match, as llguidance takes it; "" for anything."""
+    """What its output must match: as `grammar_kind` says, and as llguidance takes it once that is compiled; "" for
+    anything."""
+    grammar_kind: str = ""
+    """How its client wrote it: a field of roster.v1.Constraint; "" for as llguidance takes it."""
+    accepted: bool = True
+    """Its worker knows its sequences; not before its grammar is compiled."""
     rebuilt: bool = False
     """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
     is_left: bool = False

@@ -84,7 +84,10 @@ class SchedulerSettings(ServiceSettings):
         "takes up to a core, saves a wake-up a step.",
     )
     mask_threads: int = Field(
-        4, ge=1, le=64, description="Threads that make the masks of constrained sequences, while the runner computes."
+        4,
+        ge=1,
+        le=64,
+        description="Threads of the process that makes the masks of constrained sequences, while the runner computes.",
     )
     prefix_sharing: bool = Field(True, description="Sequences share the KV blocks of equal prefixes.")
     isolate_tenants: bool = Field(False, description="Prefixes are shared only between requests of one tenant.")

@@ -1,6 +1,6 @@
 """Output that must match a grammar: grammars compiled, and a mask of allowed tokens for each next one.
 
-`llguidance` does both, in threads of the engine's process: it releases the interpreter while it works, tokens and masks
-cross no process boundary, and the step never waits for either. Front workers compile a grammar once more to refuse what
-can't be used before the engine hears of it.
+`llguidance` does both, and only in processes of its own: it is native code on what clients send. Theirs are compiler,
+grammar_text, masks, mask_server and mask_process; all other modules here run in the scheduler or in front workers, and
+import none of those.
 """

@@ -1,4 +1,4 @@
-"""Compiles grammars for one model's tokenizer, within limits, and remembers the latest."""
+"""Compiles grammars for one model's tokenizer, within limits, and remembers the latest. Runs in a mask process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from protos import plan_pb2
-from scheduler_svc.constrained.grammar_text import UnusableGrammar
+from scheduler_svc.constrained.source import UnusableGrammar
 
 REMEMBERED = 64
 """Grammars that are kept compiled: applications send the same few schemas all day."""
@@ -35,6 +35,11 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Builds what the vocabulary needs, which takes up to a second. Raises UnusableGrammar."""
+        with self._lock:
+            self._built_tokenizer()
 
     def compile(self, grammar: str) -> LLMatcher:
         """A matcher at its beginning, not shared with anybody.

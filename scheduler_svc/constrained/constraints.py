@@ -1,31 +1,72 @@
 """The engine's constrained requests: grammars are compiled before they wait for a slot, masks made while they run.
 
-One thread compiles, another makes masks, as a grammar may take a second and a mask must not. Both hand their outcomes
-to the engine between two steps. A matcher knows only tokens, so that it is made again from them wherever a sequence
-goes on: on another runner, or under a new scheduler.
+Mask processes do both (see `mask_client`): one thread asks for grammars, another for masks, as a grammar may take a
+second and a mask must not. Both hand their outcomes to the engine between two steps. A matcher knows only tokens, so
+that it is made again from them wherever a sequence goes on: in another mask process, on another runner, or under a new
+scheduler.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
+import grpc
 import structlog
-from llguidance import LLMatcher
 
 from protos import plan_pb2
 from scheduler_svc.background import Background
-from scheduler_svc.constrained.compiler import GrammarCompiler
-from scheduler_svc.constrained.grammar_text import UnusableGrammar
-from scheduler_svc.constrained.masks import AwaitedRow, MadeMasks, MaskMaker, OutputMatcher
+from scheduler_svc.constrained.compile_line import CompileLine
+from scheduler_svc.constrained.fork_server import MasksUnavailable
+from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient, OutputState
+from scheduler_svc.constrained.source import UnusableGrammar
+from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
     from scheduler_svc.roster.plan_line import PlannedStep
 
+START_AFTER_S = 2.0
+"""From the first runner to the start of the processes, unless a request needs them before: others begin first."""
+
+MOST_OF_A_TENANT = 256
+"""Grammars of one tenant that wait to be compiled."""
+
+MOST = 4096
+"""Those of all tenants."""
+
 log = structlog.get_logger()
+
+
+@dataclass(slots=True, frozen=True)
+class _Problem:
+    """Why a request's sequences have no matchers."""
+
+    message: str
+    field: str = ""
+    """At fault, as a path in the public message; "" where the service is."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Job:
+    request: Request
+    then: Callable[[Request], None]
+
+
+@dataclass(slots=True, frozen=True)
+class _Prepared:
+    """What came of a job."""
+
+    seconds: float
+    grammar: str = ""
+    outputs: list[OutputState] | None = None
+    problem: _Problem | None = None
 
 
 class Constraints:
@@ -37,33 +78,127 @@ class Constraints:
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
         """Ends the engine's wait; called by other threads."""
+        self.starts_early = False
+        """The processes are started when the model is known, before a request needs them."""
         self._compiling = Background(lambda: self.wake())
         self._masking = Background(lambda: self.wake())
-        self._compiler: GrammarCompiler | None = None
-        self._maker: MaskMaker | None = None
+        self._starts_s = math.inf
+        self._new_client: Callable[[plan_pb2.Model, int], MaskClient] = MaskClient.of
+        self._client: MaskClient | None = None
+        self._clock = time.monotonic
+        self._line: CompileLine[_Job] = CompileLine()
+        self._waiting: Counter[str] = Counter()
+        self._at_work = False
+        self._released: list[int] = []
         self._made: list[tuple[int, int, plan_pb2.Masks]] = []
 
-    def work_in(self, compiling: Background, masking: Background) -> None:
-        """Takes these threads instead of its own; before the first request."""
+    def work_in(
+        self,
+        compiling: Background,
+        masking: Background,
+        new_client: Callable[[plan_pb2.Model, int], MaskClient],
+        clock: Callable[[], float],
+    ) -> None:
+        """Takes these threads instead of its own, this client, and this clock for what a grammar takes, in seconds;
+        before the first request."""
         self._compiling, self._masking = compiling, masking
+        self._new_client, self._clock = new_client, clock
+
+    def expect(self) -> None:
+        """The model is known: the processes are started beside the engine, if that was asked for."""
+        if self.starts_early and self._client is None and self._starts_s == math.inf:
+            self._starts_s = self._engine.ledger.now_s + START_AFTER_S
+
+    def _start(self) -> None:
+        self._starts_s = math.inf
+        client = self._the_client
+        self._compiling.run(lambda: _started(client), lambda nothing: None)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._client is not None:
+            self._client.close()
+
+    @property
+    def deaths(self) -> dict[str, int]:
+        """Mask processes that have died, by what they were for."""
+        return {"grammars": 0, "masks": 0} if self._client is None else self._client.deaths
+
+    # ------------------------------------------------------------------ grammars
+
+    def is_crowded(self, tenant: str) -> bool:
+        """So many grammars wait to be compiled that no more of this tenant's may."""
+        return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._line) >= MOST
 
     def prepare(self, request: Request, then: Callable[[Request], None]) -> None:
         """Calls `then(request)` once its grammar is compiled and its sequences have their matchers.
 
-        A request whose grammar can't be used ends instead; one that has ended meanwhile is forgotten.
+        A request whose grammar can't be used is refused, or ends if it was accepted before; one that has ended
+        meanwhile is forgotten. Tenants take turns, by the time that their grammars take.
         """
-        compiler = self._compiler = self._compiler or GrammarCompiler(self._model)
-        grammar, count = request.grammar, len(request.sequences)
+        self._line.push(request.tenant, _Job(request, then))
+        self._waiting[request.tenant] += 1
+        self._compile_next()
+
+    def _compile_next(self) -> None:
+        while not self._at_work and (job := self._line.pop()) is not None:
+            self._waiting[job.request.tenant] -= 1
+            if not self._waiting[job.request.tenant]:
+                del self._waiting[job.request.tenant]
+            if job.request.finished:
+                self._line.charge(job.request.tenant, 0.0)
+                continue
+            self._at_work = True
+            self._compile(job)
+
+    def _compile(self, job: _Job) -> None:
+        client, clock, request = self._the_client, self._clock, job.request
+        kind, text, count = request.grammar_kind, request.grammar, len(request.sequences)
+        tokens = request.sequences[0].tokens
+        received = tokens[request.prompt_len : request.prompt_len + request.num_received].tolist()
+        min_tokens, stop_ids = request.sampling.min_tokens, sorted(request.stop_ids)
         self._compiling.run(
-            lambda: _compiled(compiler, grammar, count), lambda found: self._prepared(request, found, then)
+            lambda: _prepared(client, clock, kind, text, received, count, min_tokens, stop_ids),
+            lambda prepared: self._take_prepared(job, prepared),
         )
+
+    def _take_prepared(self, job: _Job, prepared: _Prepared) -> None:
+        self._at_work = False
+        request = job.request
+        self._line.charge(request.tenant, prepared.seconds)
+        outputs = prepared.outputs or []
+        if request.finished:
+            self._released.extend(output.id for output in outputs)
+        elif prepared.problem is not None:
+            self._give_up(request, prepared.problem)
+        else:
+            request.grammar = prepared.grammar
+            for sequence, output in zip(request.sequences, outputs, strict=True):
+                if sequence.phase is Phase.FINISHED:
+                    self._released.append(output.id)
+                    continue
+                sequence.output, sequence.num_matched = output, 0
+                self._engine.rank_anew(sequence)  # the policy may have changed meanwhile
+            job.then(request)
+        self._compile_next()
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence has ended: its matcher is not needed any more."""
+        if sequence.output is not None:
+            self._released.append(sequence.output.id)
+            sequence.output = None
+
+    # ------------------------------------------------------------------ masks
 
     def ask(self, session: int, step: PlannedStep) -> None:
         """The plan was sent: its masks are to be made."""
-        maker = self._maker = self._maker or MaskMaker(self._model.vocab_size, self._threads)
+        client, released = self._the_client, self._released
+        self._released = []  # no plan from this one on has a row of theirs
         rows = [_awaited(row, sequence) for row, sequence in step.awaiting]
         sequences, number = [sequence for _, sequence in step.awaiting], step.number
-        self._masking.run(lambda: _made(maker, rows), lambda made: self._take(session, number, sequences, made))
+        self._masking.run(
+            lambda: _made(client, rows, released), lambda made: self._take(session, number, sequences, made)
+        )
 
     @property
     def busy(self) -> bool:
@@ -72,6 +207,8 @@ class Constraints:
 
     def settle(self) -> None:
         """Takes what the threads have brought, between two steps."""
+        if self._engine.ledger.now_s >= self._starts_s:
+            self._start()
         self._compiling.collect()
         self._masking.collect()
 
@@ -81,59 +218,113 @@ class Constraints:
             self._engine.runners.send_masks(session, number, masks)
         self._made.clear()
 
-    @property
-    def _model(self) -> plan_pb2.Model:
-        model = self._engine.pool.model
-        if model is None:
-            raise RuntimeError("a constrained request came before the first runner")
-        return model
-
-    def _prepared(self, request: Request, found: list[LLMatcher] | str, then: Callable[[Request], None]) -> None:
-        if request.finished:
-            return
-        if isinstance(found, str):
-            self._engine.finish_request(request, End(FinishReason.ERROR, message=f"constraint: {found}"))
-            return
-        stop_ids = np.array(sorted(request.stop_ids), np.int32)
-        for sequence, matcher in zip(request.sequences, found, strict=True):
-            if sequence.phase is not Phase.FINISHED:
-                sequence.matcher = OutputMatcher(matcher, request.sampling.min_tokens, stop_ids)
-                sequence.num_matched = 0
-                self._engine.rank_anew(sequence)  # the policy may have changed meanwhile
-        then(request)
-
     def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
         self._made.append((session, number, made.masks))
         for index, problem in made.failures:
+            if index in made.unavailable:
+                self._engine.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
+            else:
+                self._fail(sequences[index], problem)
+
+    # ------------------------------------------------------------------ ends
+
+    def _fail(self, sequence: Sequence, problem: str) -> None:
+        """The sequence can't go on. A request of which no token was told is refused instead."""
+        request = sequence.request
+        known = request.prompt_len + request.num_received
+        if request.rebuilt or any(len(each.tokens) > known for each in request.sequences):
             message = f"the output can't go on to match its constraint: {problem}"
-            self._engine.finish(sequences[index], End(FinishReason.ERROR, message=message))
+            self._engine.finish(sequence, End(FinishReason.ERROR, message=message))
+        elif not request.finished:
+            self._refuse(request, _Problem(problem, _field(request.grammar_kind)))
+
+    def _give_up(self, request: Request, problem: _Problem) -> None:
+        """None of the request's sequences can begin: it is refused, or ends if it was accepted before."""
+        if request.accepted:
+            end = End(FinishReason.ERROR, message=f"constraint: {problem.message}")
+            self._engine.finish_request(request, end)
+        else:
+            self._refuse(request, problem)
+
+    def _refuse(self, request: Request, problem: _Problem) -> None:
+        """Takes the request back; its client hears why, and nothing of its ends."""
+        engine = self._engine
+        if problem.field:
+            message = f"{problem.field}: {problem.message}"
+            refusal = EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, problem.field)
+        else:
+            refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, problem.message, retry_after_s=1.0)
+        engine.totals.refuse(RefusalReason.CONSTRAINT)
+        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        engine.book.abandon(request)
+        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+
+    @property
+    def _the_client(self) -> MaskClient:
+        if self._client is None:
+            model = self._engine.pool.model
+            if model is None:
+                raise RuntimeError("a constrained request came before the first runner")
+            self._client = self._new_client(model, self._threads)
+        return self._client
 
 
-def _compiled(compiler: GrammarCompiler, grammar: str, count: int) -> list[LLMatcher] | str:
-    """So many matchers at their beginning, or why there are none."""
+def _started(client: MaskClient) -> None:
     try:
-        return [compiler.compile(grammar) for _ in range(count)]
+        client.start()
+    except MasksUnavailable as error:
+        log.error("constraints can't be used yet", reason=str(error))
+
+
+def _prepared(
+    client: MaskClient,
+    clock: Callable[[], float],
+    kind: str,
+    text: str,
+    received: list[int],
+    count: int,
+    min_tokens: int,
+    stop_ids: list[int],
+) -> _Prepared:
+    """So many sequences at the beginning of the grammar, or why there are none."""
+    began_s = clock()
+    grammar, outputs, problem = "", None, None
+    field = _field(kind)
+    try:
+        grammar, taken = client.check(kind, text, received)
+        if taken < len(received):
+            message = f"{received[taken]} can't follow those before it under this constraint"
+            problem = _Problem(message, f"received_token_ids[{taken}]")
+        else:
+            outputs = client.open(grammar, count, min_tokens, stop_ids)
     except UnusableGrammar as error:
-        return str(error)
-    except Exception as error:  # one request's data must not end the process
+        problem = _Problem(str(error), field)
+    except MasksUnavailable as error:
+        problem = _Problem(str(error))
+    except Exception as error:  # one request's data must not end the thread
         log.exception("a grammar failed to compile")
-        return f"{type(error).__name__}: {error}"
+        problem = _Problem(f"{type(error).__name__}: {error}", field)
+    return _Prepared(clock() - began_s, grammar, outputs, problem)
+
+
+def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> MadeMasks:
+    """The rows' masks; if making them fails as a whole, all that wait fail, and the runner goes on."""
+    try:
+        return client.make(rows, released)
+    except Exception as error:  # one plan's rows must not end the thread
+        log.exception("masks could not be made")
+        return client.free(rows, f"{type(error).__name__}: {error}")
+
+
+def _field(kind: str) -> str:
+    """The constraint's path in the public message."""
+    return f"constraint.{kind}" if kind else "constraint"
 
 
 def _awaited(row: int, sequence: Sequence) -> AwaitedRow:
     """The row with all that its matcher was not told yet."""
-    if sequence.matcher is None:
+    if sequence.output is None:
         raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
     tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()
     sequence.num_matched += len(tokens)
-    return AwaitedRow(row, sequence.matcher, tokens)
-
-
-def _made(maker: MaskMaker, rows: list[AwaitedRow]) -> MadeMasks:
-    """The rows' masks; if making them fails as a whole, all that wait fail, and the runner goes on."""
-    try:
-        return maker.make(rows)
-    except Exception as error:  # one plan's rows must not end the process
-        log.exception("masks could not be made")
-        problem = f"{type(error).__name__}: {error}"
-        return MadeMasks(maker.free(rows), [(index, problem) for index in range(len(rows))])
+    return AwaitedRow(row, sequence.output, tokens)

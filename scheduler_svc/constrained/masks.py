@@ -1,18 +1,18 @@
 """The masks of one plan's constrained rows: each matcher is told the tokens since its last one, then all masks at once.
 
 A mask has a bit per token id, set where the token may come next. Where the text is complete and nothing may follow,
-that is an end-of-sequence token alone.
+that is an end-of-sequence token alone. Runs in a mask process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
-from protos import plan_pb2
 from scheduler_svc.constrained.compiler import sentence
 
 _ALL = 0xFFFFFFFF
@@ -39,9 +39,12 @@ class OutputMatcher:
             return f"token {self.num_tokens} does not continue a match"
         return ""
 
-    def put_off_stops(self, bits: npt.NDArray[np.uint32]) -> None:
-        """Excludes the stop tokens from the mask before `min_tokens`, unless nothing else is allowed."""
-        if self.num_tokens >= self.min_tokens:
+    def put_off_stops(self, bits: npt.NDArray[np.uint32], ahead: int = 0) -> None:
+        """Excludes the stop tokens from the mask before `min_tokens`, unless nothing else is allowed.
+
+        `ahead`: draft tokens before the mask's position.
+        """
+        if self.num_tokens + ahead >= self.min_tokens:
             return
         others = bits.copy()
         np.bitwise_and.at(others, self.stop_ids >> 5, ~(np.uint32(1) << (self.stop_ids & 31).astype(np.uint32)))
@@ -49,56 +52,68 @@ class OutputMatcher:
             bits[:] = others
 
 
-@dataclass(slots=True, frozen=True)
-class AwaitedRow:
-    """A row that waits for its mask: the plan's row, whose it is, and the tokens that its matcher lacks."""
+@dataclass(slots=True)
+class AskedRow:
+    """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
 
-    row: int
     output: OutputMatcher
     tokens: list[int]
-
-
-@dataclass(slots=True)
-class MadeMasks:
-    """What the runner gets, and the rows whose matcher has failed: they get a mask that allows everything."""
-
-    masks: plan_pb2.Masks
-    failures: list[tuple[int, str]] = field(default_factory=list)
-    """(index among the awaited rows, why)."""
+    draft: Sequence[int] = ()
 
 
 class MaskMaker:
     """Makes masks over `vocab_size` ids, of several rows in `threads` threads."""
 
     def __init__(self, vocab_size: int, threads: int) -> None:
-        self._words = -(-vocab_size // 32)
+        self.words = -(-vocab_size // 32)
+        """uint32 of one mask."""
         self._executor = LLExecutor(threads)
 
-    def make(self, rows: list[AwaitedRow]) -> MadeMasks:
-        """The masks of the rows; never raises for what a request is to blame for."""
-        bits = np.full((len(rows), self._words), _ALL, "<u4")
-        made = MadeMasks(plan_pb2.Masks())
-        ready = []
-        for index, row in enumerate(rows):
-            problem = row.output.feed(row.tokens)
-            if problem:
-                made.failures.append((index, problem))
-            else:
-                ready.append((row.output.matcher, index))
-        self._executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * self._words, len(rows))
-        for matcher, index in ready:
-            if matcher.is_error():
-                bits[index] = _ALL
-                made.failures.append((index, sentence(matcher.get_error())))
-            else:
-                rows[index].output.put_off_stops(bits[index])
-        for row, line in zip(rows, bits, strict=True):
-            made.masks.rows.add(row=row.row, bits=line.tobytes())
-        return made
+    def make(self, rows: list[AskedRow], bits: npt.NDArray[np.uint32]) -> tuple[list[int], list[tuple[int, str]]]:
+        """Fills `bits` [positions, words] with 1 + len(draft) masks a row, one behind each draft token.
 
-    def free(self, rows: list[AwaitedRow]) -> plan_pb2.Masks:
-        """Masks that allow everything."""
-        masks, bits = plan_pb2.Masks(), np.full(self._words, _ALL, "<u4").tobytes()
-        for row in rows:
-            masks.rows.add(row=row.row, bits=bits)
-        return masks
+        Returns the positions of each row that may be reached: masks behind a draft token that is not allowed are not
+        made. And (index, why) of each row whose matcher has failed: its one mask allows everything. The matchers stand
+        where `tokens` end. Never raises for what a request is to blame for.
+        """
+        counts, failures = [1] * len(rows), []
+        plain, drafted = [], []
+        place = 0
+        for index, row in enumerate(rows):
+            if problem := row.output.feed(row.tokens):
+                failures.append((index, problem))
+                bits[place] = _ALL
+            elif row.draft and (valid := row.output.matcher.validate_tokens(list(row.draft))):
+                counts[index] += valid
+                drafted.append((row.output.matcher, place, list(row.draft[:valid])))
+            else:
+                plain.append((row.output.matcher, place))
+            place += 1 + len(row.draft)
+        address, size = bits.ctypes.data, 4 * self.words
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, address, size, len(bits))
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, size, len(bits))
+        self._settle(rows, bits, counts, failures)
+        return counts, failures
+
+    def _settle(
+        self,
+        rows: list[AskedRow],
+        bits: npt.NDArray[np.uint32],
+        counts: list[int],
+        failures: list[tuple[int, str]],
+    ) -> None:
+        """Finds the matchers that failed over their masks, and puts off the stop tokens of the others."""
+        failed = {index for index, _ in failures}
+        place = 0
+        for index, row in enumerate(rows):
+            output = row.output
+            if index not in failed:
+                if output.matcher.is_error():
+                    failures.append((index, sentence(output.matcher.get_error())))
+                    bits[place], counts[index] = _ALL, 1
+                elif output.num_tokens < output.min_tokens:
+                    for ahead in range(counts[index]):
+                        output.put_off_stops(bits[place + ahead], ahead)
+            place += 1 + len(row.draft)

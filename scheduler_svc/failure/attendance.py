@@ -123,6 +123,7 @@ class Attendance:
     def _enter(self, session: int, scheduler: Scheduler) -> None:
         hello = scheduler.hello
         self._engine.placement.join(session, scheduler)
+        self._engine.constraints.expect()
         self.alone_since_s = None
         log.info(
             "a runner joined",

@@ -1,9 +1,8 @@
 """Validates and tokenizes requests where it disturbs nobody.
 
 Small requests are prepared on the event loop; a big prompt goes to a thread (`tokenizers` releases the GIL), so that a
-100,000-token prompt does not hold up anybody's stream. So does every constraint, which is compiled, and every chat,
-whose template is rendered by a process that has to be waited for. What is under way is bounded: beyond that, big
-requests are refused.
+100,000-token prompt does not hold up anybody's stream. So does every chat, whose template is rendered by a process that
+has to be waited for. What is under way is bounded: beyond that, big requests are refused.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class Preparer:
     @staticmethod
     def is_quick(request: Message, prompt: inference_pb2.Prompt | None) -> bool:
         """Whether preparing it on the event loop is hardly noticeable."""
-        if isinstance(request, inference_pb2.GenerateRequest) and request.HasField("constraint"):
-            return False
         return request.ByteSize() <= INLINE_BYTES and (prompt is None or prompt.WhichOneof("kind") != "chat")
 
     def prepare_now(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:

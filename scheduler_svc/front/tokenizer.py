@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from protos import inference_pb2, plan_pb2
-from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.front.chat_template import ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.refusal import invalid
@@ -36,7 +35,6 @@ class ModelText:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.eos_token_ids = tuple(model.eos_token_ids)
-        self.grammars = GrammarCompiler(model)
         self._special = SpecialTokens(model.tokenizer)
         self._tokenizer = Tokenizer.from_buffer(self._special.renamed)
         # A tokenizer.json may carry its training's truncation and padding, which would cut or fill prompts silently.

@@ -2,7 +2,7 @@
 
 Every refusal names the field by its path in the public message and says what to change. The checks go from cheap to
 dear: what the server doesn't do, parameters, sizes, then the tokens of the prompt, then what depends on their number,
-then the constraint, which is compiled.
+then the constraint, which the engine has compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 
 from protos import engine_pb2, inference_pb2, plan_pb2
-from scheduler_svc.front.constraint import constraint_grammar
+from scheduler_svc.front.constraint import constraint_source
 from scheduler_svc.front.little_endian import int32_bytes, int32_list
 from scheduler_svc.front.prompt_tokens import check_ids, prompt_tokens
 from scheduler_svc.front.refusal import invalid, unimplemented
@@ -52,7 +52,9 @@ class ValidRequest:
     keep_ms: int
     """Milliseconds that it outlives its stream; 0: not at all."""
     grammar: str = ""
-    """What the output must match, as llguidance takes it; "" for anything."""
+    """What the output must match, as the client wrote it; "" for anything."""
+    grammar_kind: str = ""
+    """How that is written: a field of roster.v1.Constraint."""
 
     def to_submit(self, handle: int, tenant: str) -> engine_pb2.Submit:
         """The engine's form of it. `handle` names the request between worker and engine; `tenant` owns its id."""
@@ -73,6 +75,7 @@ class ValidRequest:
             cache_salt=body.cache_salt,
             grammar=self.grammar,
             open_ended=not body.stop.HasField("max_tokens"),
+            grammar_kind=self.grammar_kind,
         )
         if body.sampling.HasField("seed"):
             submit.seed = body.sampling.seed
@@ -127,6 +130,7 @@ def validate(
             "stop.min_tokens", f"{sampling.min_tokens} is more than the {max_tokens} tokens that can be generated"
         )
     _check_received(received, sampling, max_tokens)
+    grammar_kind, grammar = constraint_source(request)
     keeps = request.on_disconnect == inference_pb2.ON_DISCONNECT_KEEP
     return ValidRequest(
         body=request,
@@ -138,7 +142,8 @@ def validate(
         max_tokens=max_tokens,
         timeout_ms=_timeout_ms(request, remaining_ms),
         keep_ms=(request.keep_ms if request.HasField("keep_ms") else DEFAULT_KEEP_MS) if keeps else 0,
-        grammar=constraint_grammar(request, text),
+        grammar=grammar,
+        grammar_kind=grammar_kind,
     )
 
 

@@ -150,6 +150,8 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
 def _failures(snapshot: Snapshot) -> Iterator[Metric]:
     losses = {loss.value: snapshot.losses.get(loss, 0) for loss in Loss}
     yield _counters("roster_runner_losses", "Runners that went away.", "reason", losses)
+    text = "Processes of the grammar library that died; others took their place."
+    yield _counters("roster_mask_process_deaths", text, "process", snapshot.mask_process_deaths)
     recoveries = {"recomputed": snapshot.recomputed, "adopted": snapshot.adopted}
     text = "Sequences that outlived their runner (recomputed) or a former scheduler (adopted)."
     yield _counters("roster_recovered_sequences", text, "way", recoveries)

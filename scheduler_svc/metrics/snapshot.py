@@ -39,6 +39,8 @@ class Snapshot:
     refusals: dict[RefusalReason, int]
     ends: dict[FinishReason, int]
     losses: dict[Loss, int]
+    mask_process_deaths: dict[str, int]
+    """By what they were for."""
     recomputed: int
     adopted: int
     phases_s: dict[StepPhase, float]
@@ -73,6 +75,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
         refusals=dict(totals.refusals),
         ends=dict(measured.ends),
         losses=dict(totals.losses),
+        mask_process_deaths=engine.constraints.deaths,
         recomputed=totals.recomputed,
         adopted=totals.adopted,
         phases_s=engine.phases.seconds(),

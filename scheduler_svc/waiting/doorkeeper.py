@@ -43,6 +43,9 @@ class Doorkeeper:
     def refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
         """Why this request can't wait here; None if it can. `known`: another request of its id."""
         refusal = self._unfit(request, known) or self._over_limit(request) or self._late(request)
+        if refusal is None and request.grammar and self._engine.constraints.is_crowded(request.tenant):
+            message = "too many constraints wait to be compiled: try again later"
+            refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
         if refusal is not None:
             return refusal
         if self._engine.policy.admits:

@@ -14,6 +14,7 @@ import re
 import signal
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,49 @@ async def test_a_death_changes_nothing(roster: RosterProcesses, victim: str) -> 
         completion = await asyncio.wait_for(stream.completion(), 120)
     assert completion.choices[0].token_ids == expected.choices[0].token_ids
     assert json.loads(completion.text.split(" {")[0])
+
+
+TIED: dict[str, Any] = {
+    "regex": r'(\{"[a-z]{40}": [0-9]{40}\} ){4}',
+    "temperature": 1.0,
+    "seed": 11,
+    "max_tokens": 500,
+}
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """To a process that may just have ended: of the one before it, killed a moment ago, say."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def has_loaded_the_library(pid: int) -> bool:
+    return "llguidance" in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_mask_processes_die_and_nobody_notices(roster: RosterProcesses) -> None:
+    """Killed at a mask, at a compile, and between; scheduler and front worker stay as they are."""
+    serving = [roster.pid("scheduler"), *roster.children("scheduler")]
+    loose: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "seed": 1, "temperature": 1.0}
+    async with RosterClient(roster.address) as client:
+        expected = await client.generate("x", **TIED).completion()
+        expected_free = await client.generate("free", **loose).completion()
+        stream = client.generate("x", **TIED)
+        beside = asyncio.create_task(client.generate("free", **loose).completion())
+        for number, hold in enumerate((True, False, True)):
+            await anext(stream)
+            pids = roster.mask_processes()
+            for pid in pids if hold else ():  # so that its next frame is under way when it is killed
+                send(pid, signal.SIGSTOP)
+            compiled = asyncio.create_task(client.generate("x", regex=f"[ab]{{{number + 3}}}").completion())
+            await asyncio.sleep(0.3)
+            for pid in pids:
+                send(pid, signal.SIGKILL)
+            assert len((await compiled).text) == number + 3
+        completion = await asyncio.wait_for(stream.completion(), 120)
+        assert completion.choices[0].token_ids == expected.choices[0].token_ids
+        assert (await beside).choices[0].token_ids == expected_free.choices[0].token_ids
+        assert [roster.pid("scheduler"), *roster.children("scheduler")] == serving
+        assert len(roster.mask_processes()) == 2
+        assert all(has_loaded_the_library(pid) for pid in roster.mask_processes())
+        assert not any(has_loaded_the_library(pid) for pid in serving)

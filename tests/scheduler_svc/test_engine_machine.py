@@ -138,7 +138,7 @@ class EngineMachine(RuleBasedStateMachine):
         if timeout_ms is not None:
             fields["timeout_ms"] = timeout_ms
         if constraint is not None:
-            fields["grammar"] = grammar_text(*constraint)
+            fields["grammar_kind"], fields["grammar"] = constraint
         elif num_received and n == 1:
             submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
             tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)

@@ -122,8 +122,8 @@ def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
     """With both of its doors."""
     scheduler = {"gateway_listen": "127.0.0.1:0"}
     with RosterProcesses(tmp_path, scheduler=scheduler, runner={"device": "hash"}) as roster:
-        (worker,) = psutil.Process(roster.pid("scheduler")).children()
-        worker.kill()
+        (worker,) = roster.children("scheduler")
+        psutil.Process(worker).kill()
         deadline = time.monotonic() + 20
         while True:
             try:

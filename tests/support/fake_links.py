@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from protos import engine_pb2, plan_pb2
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.runner import Runner
-from scheduler_svc.background import Background
 from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 
 WORKER = b"worker"
@@ -34,14 +31,6 @@ class FakeFront:
 
     def put(self, worker: bytes = WORKER, **command: object) -> None:
         self.commands.append((worker, engine_pb2.Command(**command)))  # type: ignore[arg-type]
-
-
-class Inline(Background):
-    """Work that is done when it is asked for, and collected as ever."""
-
-    def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        self._open += 1
-        self._done.put((work(), then))
 
 
 @dataclass

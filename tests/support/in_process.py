@@ -21,7 +21,8 @@ from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.settings import SchedulerSettings
-from tests.support.fake_links import FakeFront, FakeRunners, Inline
+from tests.support.fake_links import FakeFront, FakeRunners
+from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
 from tests.support.scored_streams import ScoredStream
 
@@ -103,6 +104,8 @@ class Stack:
         self._clock = clock or (lambda: self.now_s)
         self._attaching: set[int] = set()
         self.restarts = 0
+        self.fate: Fate = lives
+        """When mask processes die."""
         self.front, self.runners = FakeFront(), FakeRunners()
         self.engine = self._new_engine()
         self.front.put(hello=engine_pb2.WorkerHello(worker=0))
@@ -117,7 +120,7 @@ class Stack:
         name, parameters = self.settings.policy, self.settings.policy_parameters
         policy = PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
         engine = Engine(self.settings, policy, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
-        engine.constraints.work_in(Inline(), Inline())
+        work_inline(engine.constraints, lambda *asked: self.fate(*asked))
         return engine
 
     def wall_clock(self) -> float:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +28,7 @@ from roster_client.sync_client import SyncRosterClient
 
 READY_S = 60.0
 STOP_S = 20.0
+MASK_PROCESS = "scheduler_svc.constrained.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
 
 
@@ -123,8 +124,21 @@ class RosterProcesses:
         return self._processes[name].pid
 
     def children(self, name: str) -> list[int]:
-        """The process ids of a service's own children."""
-        return [child.pid for child in psutil.Process(self.pid(name)).children()]
+        """The process ids of a service's own children: its front workers, that is."""
+        return [child.pid for child, is_fork_server in self._children(name) if not is_fork_server]
+
+    def mask_processes(self) -> list[int]:
+        """The process ids of the scheduler's mask processes."""
+        servers = [child for child, is_fork_server in self._children("scheduler") if is_fork_server]
+        return [child.pid for server in servers for child in server.children() if child.status() != "zombie"]
+
+    def _children(self, name: str) -> list[tuple[psutil.Process, bool]]:
+        """(child, whether mask processes are forked from it); those that have ended are left out."""
+        found = []
+        for child in psutil.Process(self.pid(name)).children():
+            with suppress(psutil.NoSuchProcess):  # which a zombie's command line is too
+                found.append((child, MASK_PROCESS in child.cmdline()))
+        return found
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Sends a signal and does not wait."""

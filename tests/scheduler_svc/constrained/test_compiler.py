@@ -10,7 +10,8 @@ import pytest
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.compiler import REMEMBERED, GrammarCompiler
-from scheduler_svc.constrained.grammar_text import MAX_BYTES, UnusableGrammar, any_of, grammar_text
+from scheduler_svc.constrained.grammar_text import grammar_text
+from scheduler_svc.constrained.source import MAX_BYTES, UnusableGrammar, any_of
 from scheduler_svc.constrained.structural_tag import tagged_text
 
 ORDERED = '{"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "integer"}}}'

@@ -6,13 +6,14 @@ import itertools
 import json
 import random
 
+import grpc
 import pytest
 
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.roster.roster_check import check_roster
 from scheduler_svc.sequence import FinishReason
@@ -53,8 +54,7 @@ def submit(
 ) -> Submitted:
     """A constrained request of the test."""
     fields.setdefault("sampling", sampling(1.0))
-    grammar = grammar_text(kind, text)
-    request = stack.submit(prompt or [1, 2, 3], max_tokens, grammar=grammar, **fields)
+    request = stack.submit(prompt or [1, 2, 3], max_tokens, grammar=text, grammar_kind=kind, **fields)
     chosen = request.submit.sampling
     request.allowed = allowed_after(MODEL, kind, text, min_tokens=chosen.min_tokens, stop_ids=[IM_END_ID])
     return request
@@ -187,18 +187,25 @@ def test_received_tokens_are_the_beginning() -> None:
     assert len(text_of(stream.tokens)) == 8
 
 
-def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+def test_a_grammar_that_fails_is_refused_and_costs_nobody_else() -> None:
     stack = Stack()
     stack.add_runner(backend())
     stack.step()
     other = submit(stack, "regex", "[ab]{12}")
-    broken = stack.submit([1], 10, grammar="start: nothing", sampling=sampling(1.0))
-    late = submit(stack, "regex", "[ab]{12}", received=pack(list(b"xx")))  # as if validation had let it through
+    broken = stack.submit([1], 10, grammar="(a", grammar_kind="regex", sampling=sampling(1.0))
+    late = submit(stack, "regex", "[ab]{12}", received=pack(list(b"axb")))
     advance_until_idle(stack)
     assert_whole([other])
-    for request, word in ((broken, "nothing"), (late, "match")):
-        end = request.streams[0].end
-        assert end is not None and end.reason == FinishReason.ERROR and word in end.message
+    for request, field, word in (
+        (broken, "constraint.regex", "unclosed group"),
+        (late, "received_token_ids[1]", "can't follow"),
+    ):
+        refused = request.refused
+        assert refused is not None and refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert refused.field == field and refused.message.startswith(field) and word in refused.message
+        assert not request.streams, "it was accepted before"
+    assert stack.engine.totals.refusals == {RefusalReason.CONSTRAINT: 2}
+    assert stack.engine.totals.requests == 1
     stack.assert_clean()
 
 

@@ -23,6 +23,7 @@ from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
 from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
+from tests.support.mask_handles import dies_once
 
 NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
 
@@ -117,6 +118,11 @@ class RecoveryMachine(EngineMachine):
         session = rng.choice(sorted(session for session, queue in runners.results.items() if queue))
         runners.deliver(session)
         runners.events.append(runners.events[-1])
+
+    @rule(role=st.sampled_from(["grammars", "masks"]), after=st.integers(0, 5))
+    def mask_process_dies(self, role: str, after: int) -> None:
+        """A mask process is killed over one of the next frames."""
+        self.stack.fate = dies_once(role, after)
 
     @rule(rng=st.randoms(use_true_random=False), sees_results=st.booleans())
     def wakes_after_its_successor_took_over(self, rng: random.Random, sees_results: bool) -> None:

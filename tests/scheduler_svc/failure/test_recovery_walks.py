@@ -83,6 +83,7 @@ RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "leave": (1, _with_rng),
     "truncated": (1, lambda rng: {"rng": rng, "column": rng.choice(["tokens", "statuses", "token_counts"])}),
     "doubled": (2, _with_rng),
+    "mask_process_dies": (2, lambda rng: {"role": rng.choice(["grammars", "masks"]), "after": rng.randrange(6)}),
     "wakes_after_its_successor_took_over": (2, lambda rng: {"rng": rng, "sees_results": rng.random() < 0.5}),
 }
 """Weight of each rule, and how its arguments are drawn."""
@@ -94,9 +95,8 @@ def _possible(machine: RecoveryMachine, name: str) -> bool:
         return bool(machine.stack.requests)
     if name in ("truncated", "doubled"):
         return any(machine.stack.runners.results.values())
-    return name in ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart") or bool(
-        machine.stack.runners.runners
-    )
+    free = ("submit", "step", "swap_policy", "slow_masks", "overtaken", "time_passes", "restart", "mask_process_dies")
+    return name in free or bool(machine.stack.runners.runners)
 
 
 def walk(seed: int) -> None:

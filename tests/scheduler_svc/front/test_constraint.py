@@ -1,4 +1,4 @@
-"""A request's constraint at the door: compiled, or refused at its field."""
+"""A request's constraint at the door: what can be said of it without compiling it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
-from scheduler_svc.front.constraint import constraint_grammar
+from scheduler_svc.constrained.source import MAX_BYTES
 from scheduler_svc.front.preparation import Preparer
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.tokenizer import ModelText
@@ -23,11 +23,14 @@ def request(**fields: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(prompt=pb.Prompt(text="hi"), **fields)  # type: ignore[arg-type]
 
 
-def test_the_grammar_goes_to_the_engine(text: ModelText) -> None:
-    asked = request(constraint=pb.Constraint(regex="[ab]+"))
-    submit = validate(asked, text, 4096).to_submit(1, "")
-    assert submit.grammar == constraint_grammar(asked, text) != ""
-    assert validate(request(), text, 4096).to_submit(1, "").grammar == ""
+@pytest.mark.parametrize(
+    ("kind", "source"), [("regex", "[ab]+"), ("json_schema", '{"type": "null"}'), ("grammar", 'start: "a"')]
+)
+def test_it_goes_to_the_engine_as_it_is(text: ModelText, kind: str, source: str) -> None:
+    submit = validate(request(constraint=pb.Constraint(**{kind: source})), text, 4096).to_submit(1, "")
+    assert (submit.grammar_kind, submit.grammar) == (kind, source)
+    free = validate(request(), text, 4096).to_submit(1, "")
+    assert (free.grammar_kind, free.grammar) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -35,9 +38,10 @@ def test_the_grammar_goes_to_the_engine(text: ModelText) -> None:
     [
         ({"constraint": pb.Constraint()}, "constraint"),
         ({"constraint": pb.Constraint(regex="")}, "constraint.regex"),
-        ({"constraint": pb.Constraint(json_schema="[1]")}, "constraint.json_schema"),
+        ({"constraint": pb.Constraint(grammar="a" * (MAX_BYTES + 1))}, "constraint.grammar"),
+        ({"constraint": pb.Constraint(json_schema='{"type": "integer", "const": -1e300}')}, "constraint.json_schema"),
+        ({"constraint": pb.Constraint(grammar='start: %json {"const": 9007199254740993}')}, "constraint.grammar"),
         ({"constraint": pb.Constraint(regex="a"), "stop": pb.StopConditions(ignore_eos=True)}, "stop.ignore_eos"),
-        ({"constraint": pb.Constraint(regex="ab"), "received_token_ids": [97, 97]}, "received_token_ids[1]"),
     ],
 )
 def test_what_can_not_be_used_is_refused_at_its_field(text: ModelText, fields: dict[str, object], field: str) -> None:
@@ -46,10 +50,6 @@ def test_what_can_not_be_used_is_refused_at_its_field(text: ModelText, fields: d
     assert (refused.value.code, refused.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 
 
-def test_received_tokens_begin_a_match(text: ModelText) -> None:
-    assert constraint_grammar(request(constraint=pb.Constraint(regex="ab"), received_token_ids=[97]), text)
-
-
-def test_compiling_does_not_hold_up_the_event_loop() -> None:
-    asked = request(constraint=pb.Constraint(regex="a"))
-    assert Preparer.is_quick(request(), request().prompt) and not Preparer.is_quick(asked, asked.prompt)
+def test_a_large_one_does_not_hold_up_the_event_loop() -> None:
+    small, large = (request(constraint=pb.Constraint(regex="a" * count)) for count in (10, 60_000))
+    assert Preparer.is_quick(small, small.prompt) and not Preparer.is_quick(large, large.prompt)

@@ -127,9 +127,7 @@ async def test_absent_parameters_take_our_defaults(stack: FrontStack, stub: vllm
 @pytest.mark.parametrize(
     "params",
     [
-        {"json_schema": '{"type": "objct"}'},
-        {"regex": "(a"},
-        {"grammar": "start: missing"},
+        {"regex": "a" * 70_000},
         {"structural_tag": "{}"},
         {"logprobs": -1},
         {"logit_bias": {-1: 1.0}},
@@ -145,26 +143,28 @@ async def test_what_is_not_done_is_refused(stub: vllm_grpc.VllmEngineStub, param
 
 
 @pytest.mark.parametrize(
-    ("params", "part"),
+    ("params", "kind", "part"),
     [
-        ({"json_schema": '{"type": "null"}'}, '"type":"null"'),
-        ({"json_object": True}, '"type":"object"'),
-        ({"regex": "a+"}, "a+"),
-        ({"grammar": 'root ::= "a"'}, "start"),
-        ({"choice": vllm.ChoiceConstraint(choices=["yes", "no"])}, "yes"),
+        ({"json_schema": '{"type": "null"}'}, "json_schema", '"type": "null"'),
+        ({"json_object": True}, "json_schema", '"type": "object"'),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"grammar": 'root ::= "a"'}, "grammar", "root"),
+        ({"choice": vllm.ChoiceConstraint(choices=["yes", "no"])}, "grammar", "yes"),
         (
             {"structural_tag": '{"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}'},
+            "grammar",
             "</a>",
         ),
-        ({"json_object": False}, ""),
+        ({"json_object": False}, "", ""),
     ],
 )
 async def test_constraints_reach_the_engine(
-    stack: FrontStack, stub: vllm_grpc.VllmEngineStub, params: dict[str, object], part: str
+    stack: FrontStack, stub: vllm_grpc.VllmEngineStub, params: dict[str, object], kind: str, part: str
 ) -> None:
     await gathered(stub, asked(**params))
     (command,) = stack.engine.commands_of("submit")
     assert part in command.submit.grammar and bool(part) == bool(command.submit.grammar)
+    assert command.submit.grammar_kind == kind
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])

@@ -1,0 +1,140 @@
+"""Masks from another process: what they cost more than those made in this one, for plans of 1 and of 64 rows.
+
+Both ways are told the same tokens, a few plans each by turns, so that a busy machine slows both.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.trust.line import Line
+from protos import plan_pb2
+from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
+from scheduler_svc.constrained.compiler import GrammarCompiler
+from scheduler_svc.constrained.grammar_text import grammar_text
+from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
+from scheduler_svc.constrained.masks import AskedRow, MaskMaker, OutputMatcher
+
+MOST_ADDED_US = 100.0
+THREADS = 2
+ROWS = (1, 64)
+BLOCK = 10
+"""Plans of one way before the other has its turn: each has a vocabulary in the caches."""
+ALL = 0xFFFFFFFF
+LARGE = 131_072
+CONSTRAINT = ("regex", r"[a-zA-Z ,.]*")
+"""Any word may follow any other, so that what may come first may come always."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A plan's time in µs, in-process and through the mask process."""
+
+    here_us: list[float]
+    there_us: list[float]
+
+    @property
+    def added_us(self) -> float:
+        """Of the medians."""
+        return float(np.median(self.there_us) - np.median(self.here_us))
+
+
+def run(quick: bool) -> Line:
+    """Vocabularies of 49k ids, and of 131k unless `quick`."""
+    models = [smollm2()] if quick else [smollm2(), widened(smollm2(), LARGE)]
+    parts, worst = [], 0.0
+    for model in models:
+        client = MaskClient.of(model, THREADS)
+        try:
+            for rows in ROWS:
+                trial = measured(model, client, rows, plans=60 if quick else 400)
+                worst = max(worst, trial.added_us)
+                parts.append(
+                    f"{trial.added_us:+.0f} µs to {np.median(trial.here_us):.0f} at {rows} rows of {model.vocab_size}"
+                )
+        finally:
+            client.close()
+    return Line(
+        promise="masks of one plan from a process of their own cost hardly more than in-process",
+        figure=f"p50 {', '.join(parts)} ids",
+        bar=f"at most {MOST_ADDED_US:.0f} µs more at p50",
+        met=worst <= MOST_ADDED_US,
+    )
+
+
+def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -> Trial:
+    """So many plans of so many rows."""
+    maker = MaskMaker(model.vocab_size, THREADS)
+    compiler, stops = GrammarCompiler(model), list(model.eos_token_ids)
+    here = [
+        OutputMatcher(compiler.compile(grammar_text(*CONSTRAINT)), 0, np.array(stops, np.int32)) for _ in range(rows)
+    ]
+    grammar, _ = client.check(*CONSTRAINT, [])
+    there = client.open(grammar, rows, 0, stops)
+    words, rng, trial = _words(model, client), random.Random(rows), Trial([], [])
+    for _ in range(0, plans, BLOCK):
+        told = [[[rng.choice(words)] for _ in range(rows)] for _ in range(BLOCK)]
+        masks = []
+        for tokens in told:
+            began = time.perf_counter()
+            masks.append(_here(maker, here, tokens))
+            trial.here_us.append((time.perf_counter() - began) * 1e6)
+        for tokens, expected in zip(told, masks, strict=True):
+            began = time.perf_counter()
+            made = client.make([AwaitedRow(row, each, tokens[row]) for row, each in enumerate(there)])
+            trial.there_us.append((time.perf_counter() - began) * 1e6)
+            if made.failures or made.masks != expected:
+                raise RuntimeError(f"the two ways differ: {made.failures}")
+    return trial
+
+
+def _here(maker: MaskMaker, outputs: list[OutputMatcher], told: list[list[int]]) -> plan_pb2.Masks:
+    """The same in this thread, as the scheduler did it before: masks in memory of their own, then as a message."""
+    bits = np.full((len(told), maker.words), ALL, "<u4")
+    _, failures = maker.make([AskedRow(each, tokens) for each, tokens in zip(outputs, told, strict=True)], bits)
+    if failures:
+        raise RuntimeError(f"masks failed: {failures}")
+    masks = plan_pb2.Masks()
+    for row, line in enumerate(bits):
+        masks.rows.add(row=row, bits=line.tobytes())
+    return masks
+
+
+def _words(model: plan_pb2.Model, client: MaskClient) -> list[int]:
+    """Tokens that may come first and end nothing."""
+    grammar, _ = client.check(*CONSTRAINT, [])
+    (mask,) = client.make([AwaitedRow(0, *client.open(grammar, 1, 0, []), [])]).masks.rows
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")).tolist()
+    return [token for token in allowed if token not in model.eos_token_ids]
+
+
+def smollm2() -> plan_pb2.Model:
+    """SmolLM2 as its runner describes it; a vocabulary of bytes where it is not at hand."""
+    try:
+        folder = model_folder("smollm2", default_cache_folder(), lambda what, share: None)
+    except (OSError, ValueError, ImportError):
+        return byte_model("hash", "HashModel", NUM_TOKENS, 2048)
+    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    return describe_model("smollm2", folder, config, "")
+
+
+def widened(model: plan_pb2.Model, size: int) -> plan_pb2.Model:
+    """The same with made-up words up to so many ids."""
+    described = json.loads(model.tokenizer.decode())
+    vocabulary, rng = described["model"]["vocab"], random.Random(1)
+    while len(vocabulary) < size:
+        word = "".join(rng.choices("etaoinshrdlucmfwypvbgkqjxz", k=rng.randint(5, 12)))
+        vocabulary.setdefault(rng.choice(("Ġ", "")) + word, len(vocabulary))
+    wide = plan_pb2.Model()
+    wide.CopyFrom(model)
+    wide.vocab_size, wide.tokenizer = size, json.dumps(described).encode()
+    return wide

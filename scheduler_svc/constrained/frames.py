@@ -1,0 +1,35 @@
+"""Frames between the scheduler and a mask process: a body behind its length, 4 bytes, big-endian."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+LENGTH = struct.Struct(">I")
+CHUNK = 1 << 14
+
+
+def send_frame(stream: socket.socket, body: bytes) -> None:
+    """Sends one frame. Raises OSError when the other end is gone, or the socket's timeout has passed."""
+    stream.sendall(LENGTH.pack(len(body)) + body)
+
+
+def receive_frame(stream: socket.socket) -> bytes | None:
+    """One frame; None when the other end is gone. Raises OSError. Nothing may follow the frame."""
+    data = stream.recv(CHUNK)
+    while len(data) < LENGTH.size:
+        more = stream.recv(LENGTH.size - len(data)) if data else b""
+        if not more:
+            return None
+        data += more
+    (length,) = LENGTH.unpack_from(data)
+    if len(data) == length + LENGTH.size:  # as nearly always
+        return data[LENGTH.size :]
+    parts, missing = [data[LENGTH.size :]], length + LENGTH.size - len(data)
+    while missing > 0:
+        data = stream.recv(min(missing, 1 << 20))
+        if not data:
+            return None
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)

@@ -1,0 +1,310 @@
+"""What the scheduler asks its mask processes, and what it does when one of them dies.
+
+Two processes share nothing. In *grammars* each grammar is compiled first: it may end that process, and no mask is late
+for it. *Masks* has a matcher for each sequence. What was asked of a process that died is asked again alone, a grammar
+or a row at a time: what ends the process then is to blame, and all others have their answers. Where somebody killed the
+process, or its memory was used up, there is one more try. Matchers are made again from the tokens of their sequences.
+
+Blocks: `check` and `open` are called by one thread, `make` by another.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from protos import plan_pb2
+from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
+from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
+from scheduler_svc.constrained.source import UnusableGrammar
+
+GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
+MASK_LIMITS = Limits(spare_bytes=1 << 30)
+
+CHANCES = 2
+"""A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class OutputState:
+    """Where one sequence stands in its grammar: all that it takes to make its matcher, in whichever process."""
+
+    id: int
+    """Of its matcher."""
+    grammar: str
+    """As llguidance takes it."""
+    min_tokens: int
+    """No stop token comes before this many, as long as anything else may."""
+    stop_ids: list[int]
+    log: array[int] = field(default_factory=lambda: array("i"))
+    """Generated tokens that its matcher was told."""
+    generation: int = 0
+    """The process that has its matcher; 0: none has."""
+
+
+@dataclass(slots=True)
+class AwaitedRow:
+    """A row that waits for its masks: the plan's row, whose it is, and the tokens that its matcher lacks.
+
+    `draft`: tokens that may follow; a mask is made before the first and behind each.
+    """
+
+    row: int
+    output: OutputState
+    tokens: list[int]
+    draft: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class MadeMasks:
+    """What the runner gets, and the rows whose matcher has failed: they get a mask that allows everything."""
+
+    masks: plan_pb2.Masks
+    failures: list[tuple[int, str]] = field(default_factory=list)
+    """(index among the awaited rows, why)."""
+    unavailable: set[int] = field(default_factory=set)
+    """Those of them that are not to blame: no mask process could be started."""
+    ahead: dict[int, list[bytes]] = field(default_factory=dict)
+    """By index of a row with a draft, the masks behind its draft tokens, up to the first that is not allowed."""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """By index, if they were asked for, the tokens that must come next."""
+
+
+class Handle(Protocol):
+    """A mask process, as `MaskHandle` has it."""
+
+    deaths: int
+
+    def start(self) -> int: ...
+
+    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes: ...
+
+    def reserve(self, num_bytes: int) -> None: ...
+
+    @property
+    def memory(self) -> mmap.mmap | bytes: ...
+
+    def close(self) -> None: ...
+
+
+class MaskClient:
+    """Of one scheduler and its model."""
+
+    def __init__(self, vocab_size: int, grammars: Handle, masks: Handle, server: ForkServer | None = None) -> None:
+        """`grammars` and `masks`: the two processes, not started yet. `server`: what they are forked from."""
+        self._server = server
+        self._mask_bytes = -(-vocab_size // 32) * 4
+        self._grammars, self._masks = grammars, masks
+        self._ids = count(1)
+        self._dropped: list[int] = []
+
+    @classmethod
+    def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
+        """With processes of its own; `threads` make the masks of one plan."""
+        server = ForkServer(model)
+        grammars = MaskHandle("grammars", server, 1, GRAMMAR_LIMITS)
+        return cls(model.vocab_size, grammars, MaskHandle("masks", server, threads, MASK_LIMITS), server)
+
+    def start(self) -> None:
+        """Starts both processes before they are needed. Raises MasksUnavailable."""
+        self._grammars.start()
+        self._masks.start()
+
+    def close(self) -> None:
+        """Ends both."""
+        if self._server is not None:
+            self._server.close()
+        self._grammars.close()
+        self._masks.close()
+
+    @property
+    def deaths(self) -> dict[str, int]:
+        """Processes that have died, by what they were for."""
+        return {"grammars": self._grammars.deaths, "masks": self._masks.deaths}
+
+    # ------------------------------------------------------------------ grammars
+
+    def check(self, kind: str, text: str, received: list[int]) -> tuple[str, int]:
+        """The grammar as llguidance takes it, and how many of the received tokens can begin a match.
+
+        Raises UnusableGrammar for a grammar that can't be used, and MasksUnavailable.
+        """
+        asked = {"check": {"kind": kind, "text": text, "received": received}}
+        answer = self._grammar(self._grammars, asked)
+        return answer["grammar"], answer["taken"]
+
+    def open(self, grammar: str, count: int, min_tokens: int, stop_ids: list[int]) -> list[OutputState]:
+        """So many sequences at the beginning of a grammar that was checked. Raises as `check` does."""
+        outputs = [OutputState(next(self._ids), grammar, min_tokens, stop_ids) for _ in range(count)]
+        generation = self._masks.start()
+        self._grammar(self._masks, _opening(outputs))
+        for output in outputs:
+            output.generation = generation
+        return outputs
+
+    def _grammar(self, handle: Handle, asked: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps(asked).encode()
+
+        def ask(alone: bool) -> bytes:
+            return handle.ask(Channel.GRAMMARS, handle.start(), body, alone=alone)
+
+        try:
+            answer = _patiently(lambda: ask(alone=True)) if handle is self._grammars else _then_alone(ask)
+        except Died as death:
+            handle.start()  # in the time of who is to blame: the next grammar finds a process that is up
+            raise UnusableGrammar(str(death)) from death
+        answered: dict[str, Any] = json.loads(answer)
+        if "error" in answered:
+            raise UnusableGrammar(answered["error"])
+        return answered
+
+    # ------------------------------------------------------------------ masks
+
+    def make(self, rows: list[AwaitedRow], dropped: Sequence[int] = (), *, forced: bool = False) -> MadeMasks:
+        """The masks of one plan, and the `forced` tokens; never raises for what a request is to blame for.
+
+        `dropped`: matchers that neither this nor a later call is about.
+        """
+        self._dropped.extend(dropped)
+        made, indices = MadeMasks(plan_pb2.Masks()), range(len(rows))
+        while True:
+            try:
+                self._make(indices, rows, forced, made)
+            except DiedBefore:
+                continue
+            except Died:
+                for index in indices:
+                    self._make_alone(index, rows, forced, made)
+            except MasksUnavailable as error:
+                return self.free(rows, str(error))
+            return made
+
+    def free(self, rows: list[AwaitedRow], problem: str) -> MadeMasks:
+        """Masks that allow everything, as none can be made: all rows fail, and none of them is to blame."""
+        made = MadeMasks(plan_pb2.Masks(), unavailable=set(range(len(rows))))
+        for index in range(len(rows)):
+            self._fail(index, rows, problem, made)
+        return made
+
+    def _make(
+        self, indices: Sequence[int], rows: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool = False
+    ) -> None:
+        """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
+        generation = self._masks.start()
+        asked, problems = [], []
+        for index in indices:
+            output = rows[index].output
+            problem = "" if output.generation == generation else self._open_again(output, generation, alone)
+            if problem:
+                problems.append((index, problem))
+            else:
+                asked.append(index)
+        if asked:
+            self._ask(asked, rows, forced, made, generation, alone)
+        for index, problem in problems:
+            self._fail(index, rows, problem, made)
+
+    def _ask(
+        self,
+        indices: list[int],
+        rows: list[AwaitedRow],
+        forced: bool,
+        made: MadeMasks,
+        generation: int,
+        alone: bool,
+    ) -> None:
+        """Asks for the masks of these rows, whose matchers are there, and copies them out of the shared memory."""
+        chosen = [rows[index] for index in indices]
+        dropped, self._dropped = self._dropped, []
+        drafts = [row.draft for row in chosen]
+        ask = MaskAsk(
+            [row.output.id for row in chosen],
+            [row.tokens for row in chosen],
+            drafts if any(drafts) else (),
+            forced,
+            dropped,
+        )
+        size, handle = self._mask_bytes, self._masks
+        handle.reserve(ask.num_positions * size)
+        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone), len(chosen))
+        at, add, masks = 0, made.masks.rows.add, handle.memory
+        for index, row, positions in zip(indices, chosen, answer.positions, strict=True):
+            row.output.log.extend(row.tokens)
+            add(row=row.row, bits=masks[at : at + size])
+            if row.draft:
+                places = range(at + size, at + positions * size, size)
+                made.ahead[index] = [masks[place : place + size] for place in places]
+            at += (1 + len(row.draft)) * size
+        made.failures.extend((indices[place], why) for place, why in answer.failures)
+        if forced:
+            made.forced.update(zip(indices, answer.forced, strict=True))
+
+    def _make_alone(self, index: int, rows: list[AwaitedRow], forced: bool, made: MadeMasks) -> None:
+        """The same of one row while nothing else is asked: if that ends the process, the row is to blame."""
+        try:
+            _patiently(lambda: self._make([index], rows, forced, made, alone=True))
+        except Died as death:
+            self._fail(index, rows, str(death), made)
+        except MasksUnavailable as error:
+            made.unavailable.add(index)
+            self._fail(index, rows, str(error), made)
+
+    def _open_again(self, output: OutputState, generation: int, alone: bool) -> str:
+        """Makes the matcher in this process from the sequence's tokens; why it can't be, "" if it can. Raises Died."""
+        body = json.dumps(_opening([output])).encode()
+        answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
+        output.generation = generation
+        problem: str = answer.get("error", "")
+        return problem
+
+    def _fail(self, index: int, rows: list[AwaitedRow], problem: str, made: MadeMasks) -> None:
+        """The row's sequence can't go on; its runner gets a mask that allows everything."""
+        made.masks.rows.add(row=rows[index].row, bits=b"\xff" * self._mask_bytes)
+        made.failures.append((index, problem))
+
+
+def _opening(outputs: list[OutputState]) -> dict[str, Any]:
+    """The frame that opens matchers which stand at the same place."""
+    first = outputs[0]
+    return {
+        "open": {
+            "grammar": first.grammar,
+            "ids": [output.id for output in outputs],
+            "min_tokens": first.min_tokens,
+            "stop_ids": first.stop_ids,
+            "tokens": first.log.tolist(),
+        }
+    }
+
+
+def _then_alone(ask: Callable[[bool], T]) -> T:
+    """What `ask(alone)` returns, asked beside others, and alone if the process dies over one of them. Raises Died."""
+    try:
+        return ask(False)
+    except Died:
+        return _patiently(lambda: ask(True))
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """What `ask` returns, which asks one thing alone. Raises Died if the process dies of it; twice where by chance.
+
+    Who kills a process from outside kills it whatever it does, and memory may have gone to what it did before.
+    """
+    deaths = 0
+    while True:
+        try:
+            return ask()
+        except DiedBefore:
+            continue
+        except Died as death:
+            deaths += 1
+            if deaths == CHANCES or not death.may_be_chance:
+                raise

@@ -1,0 +1,199 @@
+"""The scheduler's end of one mask process: starts it, asks it, and starts another when it has died.
+
+Blocks, so it must not be called by the engine's thread. Several threads may ask, one a channel at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import structlog
+
+from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable, limit
+from scheduler_svc.constrained.frames import receive_frame, send_frame
+
+GRACE_S = 5.0
+"""Beyond its limit, for a process to end itself."""
+
+log = structlog.get_logger()
+
+
+class Channel(IntEnum):
+    """What is asked; each has a thread of its own in the process."""
+
+    GRAMMARS = 0
+    MASKS = 1
+
+
+class Died(Exception):
+    """The process that was asked has died; `status` is its exit status, negative for a signal."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Somebody killed it, or what it held besides left too little memory: a fresh one may answer."""
+        return self.status in (-signal.SIGKILL, -signal.SIGABRT) or self.status > 0
+
+    def __str__(self) -> str:
+        if self.status == -signal.SIGALRM:
+            return "it takes too long"
+        if self.status == -signal.SIGABRT or self.status > 0:
+            return "it takes too much memory, or breaks the grammar library"
+        return "it breaks the grammar library"
+
+
+class DiedBefore(Died):
+    """It had died before it was asked."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    pid: int
+    sockets: tuple[socket.socket, socket.socket]
+    _ends: select.poll = field(default_factory=select.poll)
+
+    def __post_init__(self) -> None:
+        self._ends.register(self.sockets[0], select.POLLRDHUP)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """It has closed its sockets: it is dead, or will be in a moment."""
+        return bool(self._ends.poll(0))
+
+    def close(self) -> None:
+        """Whoever waits for an answer gets none; the process ends when it notices."""
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+class MaskHandle:
+    """One process, and those that follow it when it dies."""
+
+    def __init__(self, role: str, server: ForkServer, threads: int, limits: Limits) -> None:
+        """Starts nothing yet. `role` is its name. `server`: forks it. `threads`: for the masks of one plan."""
+        self._role = role
+        self._server = server
+        self._threads = threads
+        self._limits = limits
+        self._memory = -1
+        self._masks = mmap.mmap(-1, mmap.PAGESIZE)
+        self._size = 0
+        self._running: _Running | None = None
+        self._starting = threading.Lock()
+        self._turns = tuple(threading.Lock() for _ in Channel)
+        self._closed = False
+        self._generation = 0
+        self.deaths = 0
+        """Processes that ended by themselves, or were killed."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if one runs."""
+        running = self._running
+        return running.pid if running is not None else None
+
+    def start(self) -> int:
+        """Starts a process if none runs; returns the number of the one that runs. Raises MasksUnavailable."""
+        with self._starting:
+            if self._closed:
+                raise MasksUnavailable("the service is shutting down")
+            if self._running is not None and self._running.has_hung_up:
+                self._end(self._running, GRACE_S)
+            if self._running is None:
+                self._running = self._fork()
+                self._generation += 1
+            return self._generation
+
+    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
+        """The answer to one frame. `alone`: nothing else is asked meanwhile.
+
+        Raises Died if the process of this number has died, before or over this.
+        """
+        with self._all_turns() if alone else self._turns[channel]:
+            running = self._running
+            if running is None or generation != self._generation:
+                raise DiedBefore(-signal.SIGKILL)
+            patience_s = GRACE_S  # its sockets are closed: so is the rest of it, in a moment
+            try:
+                send_frame(running.sockets[channel], body)
+                answer = receive_frame(running.sockets[channel])
+            except BlockingIOError:  # its time is over
+                answer, patience_s = None, 0.0
+            except OSError:
+                answer = None
+            if answer is None:
+                raise Died(self._bury(generation, patience_s))
+            return answer
+
+    def reserve(self, num_bytes: int) -> None:
+        """Makes the shared memory at least so large."""
+        if num_bytes > self._size:
+            size = -(-max(num_bytes, 2 * self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self._memory, size)
+            self._masks, self._size = mmap.mmap(self._memory, size, prot=mmap.PROT_READ), size
+
+    @property
+    def memory(self) -> mmap.mmap | bytes:
+        """The shared memory: a slice of it is a copy."""
+        return self._masks
+
+    def close(self) -> None:
+        """Ends the process for good."""
+        self._closed = True
+        with self._starting:
+            running, self._running = self._running, None
+            if running is not None:
+                running.close()
+            if self._memory >= 0:
+                os.close(self._memory)
+                self._memory, self._size = -1, 0
+
+    @contextlib.contextmanager
+    def _all_turns(self) -> Iterator[None]:
+        with self._turns[Channel.GRAMMARS], self._turns[Channel.MASKS]:
+            yield
+
+    def _fork(self) -> _Running:
+        if self._memory < 0:
+            self._memory = os.memfd_create("roster-masks")
+        pairs = [socket.socketpair() for _ in Channel]
+        ours, theirs = (pairs[0][0], pairs[1][0]), [pair[1] for pair in pairs]
+        try:
+            descriptors = [*(each.fileno() for each in theirs), self._memory]
+            pid = self._server.fork(self._role, self._threads, self._limits, descriptors)
+        finally:
+            for each in theirs:
+                each.close()
+        limit(ours, self._limits.limit_s + GRACE_S)
+        return _Running(pid, ours)
+
+    def _bury(self, generation: int, patience_s: float) -> int:
+        """The process of this number is dead, or will be; returns its status."""
+        with self._starting:
+            running = self._running
+            if running is None or generation != self._generation:
+                return -signal.SIGKILL  # another thread has seen it
+            return self._end(running, patience_s)
+
+    def _end(self, running: _Running, patience_s: float) -> int:
+        self._running = None
+        status = self._server.wait(running.pid, patience_s)
+        running.close()
+        if not self._closed:
+            self.deaths += 1
+            log.error("a mask process died: starting another", role=self._role, status=status)
+        return status

@@ -1,0 +1,103 @@
+"""Mask processes that are none: the frames go to a `MaskServer` in this thread, which dies when a test says so."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from protos import plan_pb2
+from scheduler_svc.background import Background
+from scheduler_svc.constrained.compiler import GrammarCompiler
+from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.constrained.mask_client import MaskClient
+from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore
+from scheduler_svc.constrained.mask_server import MaskServer
+
+Fate = Callable[[str, Channel, bytes], int | None]
+"""From role, channel and frame to the status with which the process ends over it; None: it answers."""
+
+
+def lives(role: str, channel: Channel, body: bytes) -> int | None:
+    """Nothing ends it."""
+    return None
+
+
+def dies_once(role: str, after: int = 0, status: int = -signal.SIGKILL) -> Fate:
+    """The process of this role dies over the frame that comes after so many others, and never again."""
+    left = itertools.count(after, -1)
+
+    def fate(asked: str, channel: Channel, body: bytes) -> int | None:
+        return status if asked == role and next(left) == 0 else None
+
+    return fate
+
+
+class LocalHandle:
+    """Stands for a `MaskHandle`."""
+
+    def __init__(self, role: str, model: plan_pb2.Model, fate: Fate = lives) -> None:
+        self._role = role
+        self._model = model
+        self.fate = fate
+        self._server: MaskServer | None = None
+        self._memory = np.zeros(0, np.uint32)
+        self._generation = 0
+        self.deaths = 0
+
+    def start(self) -> int:
+        if self._server is None:
+            compiler = _compiler(self._model.SerializeToString())  # one vocabulary for all tests
+            self._server = MaskServer(self._model, 1, lambda words: self._memory[:words], compiler)
+            self._generation += 1
+        return self._generation
+
+    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
+        if self._server is None or generation != self._generation:
+            raise DiedBefore(-9)
+        status = self.fate(self._role, channel, body)
+        if status is not None:
+            self._server = None
+            self.deaths += 1
+            raise Died(status)
+        return self._server.grammar(body) if channel is Channel.GRAMMARS else self._server.masks(body)
+
+    def reserve(self, num_bytes: int) -> None:
+        if num_bytes > self._memory.nbytes:
+            self._memory = np.zeros(num_bytes // 4, np.uint32)
+
+    @property
+    def memory(self) -> bytes:
+        return self._memory.tobytes()
+
+    def close(self) -> None:
+        self._server = None
+
+
+@functools.lru_cache(maxsize=4)
+def _compiler(model: bytes) -> GrammarCompiler:
+    return GrammarCompiler(plan_pb2.Model.FromString(model))
+
+
+def local_client(model: plan_pb2.Model, threads: int, fate: Fate = lives) -> MaskClient:
+    """A client whose processes are in this thread."""
+    return MaskClient(model.vocab_size, LocalHandle("grammars", model, fate), LocalHandle("masks", model, fate))
+
+
+class Inline(Background):
+    """Work that is done when it is asked for, and collected as ever."""
+
+    def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self._open += 1
+        self._done.put((work(), then))
+
+
+def work_inline(constraints: Constraints, fate: Fate = lives) -> None:
+    """Everything happens in the engine's own turns, the same each time."""
+    constraints.work_in(
+        Inline(), Inline(), lambda model, threads: local_client(model, threads, fate), clock=lambda: 0.0
+    )
