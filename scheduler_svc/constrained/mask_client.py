@@ -199,14 +199,11 @@ class MaskClient:
     ) -> None:
         """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
         generation = self._masks.start()
-        asked, problems = [], []
-        for index in indices:
-            output = rows[index].output
-            problem = "" if output.generation == generation else self._open_again(output, generation, alone)
-            if problem:
-                problems.append((index, problem))
-            else:
-                asked.append(index)
+        lacking = [index for index in indices if rows[index].output.generation != generation]
+        problems = [(index, self._open_again(rows[index].output, generation, alone)) for index in lacking]
+        problems = [(index, problem) for index, problem in problems if problem]
+        failed = {index for index, _ in problems}
+        asked = [index for index in indices if index not in failed] if failed else indices
         if asked:
             self._ask(asked, rows, forced, made, generation, alone)
         for index, problem in problems:
@@ -214,7 +211,7 @@ class MaskClient:
 
     def _ask(
         self,
-        indices: list[int],
+        indices: Sequence[int],
         rows: list[AwaitedRow],
         forced: bool,
         made: MadeMasks,
@@ -236,13 +233,14 @@ class MaskClient:
         handle.reserve(ask.num_positions * size)
         answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone), len(chosen))
         at, add, masks = 0, made.masks.rows.add, handle.memory
-        for index, row, positions in zip(indices, chosen, answer.positions, strict=True):
+        for place, row in enumerate(chosen):
             row.output.log.extend(row.tokens)
             add(row=row.row, bits=masks[at : at + size])
+            at += size
             if row.draft:
-                places = range(at + size, at + positions * size, size)
-                made.ahead[index] = [masks[place : place + size] for place in places]
-            at += (1 + len(row.draft)) * size
+                ahead = range(at, at + (answer.positions[place] - 1) * size, size)
+                made.ahead[indices[place]] = [masks[begin : begin + size] for begin in ahead]
+                at += len(row.draft) * size
         made.failures.extend((indices[place], why) for place, why in answer.failures)
         if forced:
             made.forced.update(zip(indices, answer.forced, strict=True))

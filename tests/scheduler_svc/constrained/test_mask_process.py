@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.background import Background
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_client import GRAMMAR_LIMITS, MASK_LIMITS, AwaitedRow, MaskClient
 from scheduler_svc.constrained.mask_handle import MaskHandle
 from scheduler_svc.constrained.source import UnusableGrammar
+from tests.scheduler_svc.constrained.test_constraints import assert_whole, backend, submit
+from tests.support.in_process import Stack
+from tests.support.lockstep import advance
 from tests.support.mask_handles import local_client
 
 MODEL = byte_model("hash", "HashModel", NUM_TOKENS, 2048)
@@ -142,6 +147,29 @@ def test_what_ends_the_library_is_refused(processes: Processes, schema: str) -> 
     assert client.check("json_schema", '{"type": "integer", "const": 3}', list(b"3"))[1] == 1
 
 
+def test_an_engine_outlives_what_ends_the_library() -> None:
+    """As if the front had let it through: it is refused at its field, and a bystander has its exact tokens."""
+    stack = Stack()
+    constraints = stack.engine.constraints
+    constraints.work_in(Background(), Background(), MaskClient.of, time.monotonic)
+    stack.add_runner(backend())
+    stack.step()
+    bystander = submit(stack, "regex", "[ab]{30}", max_tokens=30)
+    deadly = [submit(stack, "json_schema", '{"type": "integer", "const": -1e300}') for _ in range(3)]
+    deadline = time.monotonic() + 60
+    while not stack.engine.idle or stack.front.commands:
+        advance(stack)
+        time.sleep(0.002)
+        assert time.monotonic() < deadline
+    assert_whole([bystander])
+    for request in deadly:
+        refused = request.refused
+        assert refused is not None and refused.field == "constraint.json_schema"
+        assert refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert constraints.deaths == {"grammars": 3, "masks": 0}
+    constraints.close()
+
+
 @pytest.mark.parametrize(
     ("limits", "why", "deaths"),
     [
@@ -160,6 +188,8 @@ def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str, deaths
 
 
 def test_limits_are_set(processes: Processes) -> None:
+    grammar, _ = processes.client.check("regex", "a", [])
+    processes.client.open(grammar, 1, 0, [])  # nothing is answered before they are
     for role in processes.handles:
         process = psutil.Process(processes.pid(role))
         assert process.rlimit(psutil.RLIMIT_CORE) == process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
