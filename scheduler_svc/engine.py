@@ -148,6 +148,7 @@ class Engine:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.shares.started(sequence)
+                    self.rate.seated(len(sequence.log))
                 if self.settings.check:
                     check_roster(scheduler)
                 if not self.pool.takes_plan(scheduler):
@@ -236,6 +237,7 @@ class Engine:
         """Ends the sequence wherever it is. A second end is ignored."""
         if sequence.phase is Phase.FINISHED:
             return
+        self.rate.ended(in_slot=sequence.scheduler is not None, early=end.reason is not FinishReason.LENGTH)
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)
