@@ -74,14 +74,13 @@ class EarlyRefusal:
         own = work_of(request.sequences)
         first, count = self._ahead(request, key)
         ahead = work_of(first) if first else own
-        hold_s = float(rate.hold_s(ahead).mean())
         running, free = self._slots(ahead, key)
-        wait_s = rate.wait_s(running, free, count + choices - 1, hold_s)
+        wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
         limit = engine.shares.limits_of(request.tenant).running
         if limit is not None:
             mine = self._running(tenant=engine.ledger.index_of(request.tenant))
             before = engine.shares.waiting(request.tenant) + choices - 1
-            wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), before, hold_s))
+            wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), ahead, before))
         hopeful_s = HOPEFUL_WAIT * wait_s + float(rate.hold_at_s(own, HOPEFUL_CHANCE).max())
         return Forecast(wait_s, hopeful_s, wait_s + float(rate.hold_s(own).max()))
 
@@ -93,8 +92,7 @@ class EarlyRefusal:
             return UNKNOWN_RETRY_S
         work = work_of(waiting)
         running, free = self._slots(work, None)
-        hold_s = float(engine.rate.hold_s(work).mean())
-        return _bounded(engine.rate.wait_s(running, free, max(0, round(leaving) - 1), hold_s))
+        return _bounded(engine.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
 
     def _slots(self, waiting: Work, key: Any) -> tuple[Work, int]:
         """What runs, and how many slots are free, as far as there are blocks for sequences like those that wait. Slots

@@ -138,13 +138,16 @@ class ServiceRate:
         """Seconds for which each holds a slot, where it is shorter with this chance."""
         return self.prompt_s * work.prompt + self.token_s * np.minimum(work.tokens, -np.log1p(-chance) / self.early)
 
-    def wait_s(self, running: Work, free: int, ahead: int, hold_s: float) -> float:
-        """Seconds until a sequence gets a slot behind `ahead` others, each of which holds its own for `hold_s`; `free`
-        slots are free now, the others are those of `running`. Infinite where there is no slot."""
-        chances = (
-            np.arange(len(running.tokens)) * _GOLDEN + 0.5
-        ) % 1.0  # lengths are as spread as they were seen to be
-        ends_s = np.sort(np.concatenate((np.zeros(free), self.hold_at_s(running, chances))))
+    def wait_s(self, running: Work, free: int, first: Work, ahead: int) -> float:
+        """Seconds until a sequence gets a slot behind `ahead` others, of which `first` are the first or a sample.
+
+        `free` slots are free now, the others are those of `running`. Infinite where there is no slot.
+        """
+        joining = min(free, ahead, len(first.tokens))
+        seated = Work(*(np.concatenate((now, new[:joining])) for now, new in zip(running, first, strict=True)))
+        chances = (np.arange(len(seated.tokens)) * _GOLDEN + 0.5) % 1.0  # spread evenly
+        ends_s = np.sort(np.concatenate((np.zeros(free - joining), self.hold_at_s(seated, chances))))
+        ahead, hold_s = ahead - joining, float(self.hold_s(first).mean()) if len(first.tokens) else 0.0
         if not len(ends_s):
             return math.inf
         slots = np.arange(1, len(ends_s) + 1)

@@ -18,11 +18,13 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from protos import engine_pb2, plan_pb2
@@ -83,6 +85,9 @@ MIXES = {
     "overload": Mix({"length": 0.3, "eos": 0.3, "stop": 0.3, "cancel": 0.1}, load=1.6, batch=0),
 }
 
+FORESEEABLE = [name for name in MIXES if name != "overload"]
+"""Those whose load is not for ever more than can be served: when that ends nobody can know."""
+
 STEP_S, POSITION_S = 0.05, 0.0004
 """A step takes so long, and so much longer for each position that it computes."""
 MOST_TOKENS = 100
@@ -120,7 +125,6 @@ class Verdict:
     refused: bool
     weight: float = 1.0
     """Requests that it stands for."""
-    forecast: Any = None
     retry_s: float = 0.0
     reason: int = 0
     """How it ended, or would have; 0: it was sent again to a new scheduler, and refused there."""
@@ -264,8 +268,7 @@ class World:
         self._forced: str | None = None
         self._writer = -1
         self._live: dict[str, tuple[Wish, Submitted, float]] = {}
-        self._refused: dict[str, tuple[Verdict, Request]] = {}
-        self._forecasts = {}
+        self._refused: list[tuple[Verdict, Request]] = []
         self._turned_away: set[str] = set()
         self._left: set[str] = set()
         self._probed_s = 0.0
@@ -291,7 +294,6 @@ class World:
     def _listen(self) -> None:
         """From now on the world hears of each request that is judged late."""
         doorkeeper = self.stack.engine.commands.doorkeeper
-        self._early = doorkeeper.early
         self._judge = doorkeeper.early.refusal
         doorkeeper.early.refusal = self._heard  # type: ignore[method-assign]
 
@@ -299,7 +301,6 @@ class World:
         """In the branch where it is to be admitted, None whatever the judgement is."""
         if request.request_id == self._forced:
             return None
-        self._forecasts[request.request_id] = self._early.forecast(request)
         refusal = self._judge(request)
         if refusal is None or self._forced is not None:
             return refusal
@@ -309,7 +310,7 @@ class World:
         if (verdict := self._admitted_after_all(request, refusal)) is None:
             return None
         self.report.verdicts.append(verdict)
-        self._refused[request.request_id] = (verdict, replace(request))
+        self._refused.append((verdict, replace(request)))
         return refusal
 
     def _admitted_after_all(self, request: Request, refusal: EngineRefusal) -> Verdict | None:
@@ -317,7 +318,6 @@ class World:
         assert request.deadline_s is not None
         verdict = Verdict(request.request_id, self.stack.now_s, request.deadline_s - self.stack.now_s, True, 1 / TRIED)
         verdict.retry_s = refusal.retry_after_s
-        verdict.forecast = self._forecasts[request.request_id]
         reader, writer = os.pipe()
         pid = os.fork()
         if not pid:
@@ -345,7 +345,6 @@ class World:
             os._exit(0)
         if wish.timeout_ms is not None and request_id not in self._turned_away:
             verdict = Verdict(request_id, begin_s, wish.timeout_ms / 1000, refused=False, reason=reason, took_s=took_s)
-            verdict.forecast = self._forecasts.get(request_id)
             self.report.verdicts.append(verdict)
         return True
 
@@ -354,13 +353,18 @@ class World:
         if self._forced is not None or self.stack.now_s < self._probed_s:
             return
         self._probed_s = self.stack.now_s + PROBE_S
-        for request_id, (verdict, request) in list(self._refused.items()):
+        for verdict, request in self._refused:
             if verdict.accepted_after_s is not None:
                 continue
             now_s = self.stack.now_s
             again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, view=None)
             if self._judge(again) is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
+
+    def refuse_all(self) -> None:
+        """Makes the engine refuse whatever has a deadline."""
+        refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "no deadline is taken", "", 1.0)
+        self._judge = lambda request: None if request.deadline_s is None else refusal
 
     # ------------------------------------------------------------------ time
 
@@ -463,11 +467,20 @@ class World:
             self._batch, self._batch_s = set(), self._rest_s()
 
 
-def trial(mix: str, seed: int, seconds: float) -> Report:
-    """One world, in a process of its own."""
+def trials(mixes: Iterable[str], seeds: Iterable[int], seconds: float, *, refuse_all: bool = False) -> Report:
+    """One world a mix and seed, each in a process of its own, two at a time. `refuse_all`: whatever its deadline."""
+    tries = [(mix, seed) for mix in mixes for seed in seeds]
+    report = Report()
+    with ThreadPoolExecutor(2) as pool:
+        for told in pool.map(lambda one: _trial(*one, seconds, refuse_all), tries):
+            report.add(told)
+    return report
+
+
+def _trial(mix: str, seed: int, seconds: float, refuse_all: bool) -> Report:
     command = [sys.executable, "-m", "tests.support.refusal_trials", mix, str(seed), str(seconds)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    command += ["all"] if refuse_all else []
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True)
     told = json.loads(done.stdout)
     return Report([Verdict(**verdict) for verdict in told["verdicts"]], told["requests"])
 
@@ -475,8 +488,11 @@ def trial(mix: str, seed: int, seconds: float) -> Report:
 def main() -> None:
     """See the module."""
     configure_logs("console", "error")
-    mix, seed, seconds = sys.argv[1:]
-    print(json.dumps(asdict(World(MIXES[mix], int(seed), float(seconds)).run())))
+    mix, seed, seconds, *refuse_all = sys.argv[1:]
+    world = World(MIXES[mix], int(seed), float(seconds))
+    if refuse_all:
+        world.refuse_all()
+    print(json.dumps(asdict(world.run())))
 
 
 if __name__ == "__main__":

@@ -302,8 +302,13 @@ def test_a_stop_string_complete_exactly_at_min_tokens_does_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("strings", "stop", "text"),
-    [(["abcd", "bc"], "bc", "a"), (["c", "bc", "abc"], "abc", ""), (["abcde", "d"], "d", "abc"), (["bcx", "cd"], "cd", "ab")],
-)  # fmt: skip
+    [
+        (["abcd", "bc"], "bc", "a"),
+        (["c", "bc", "abc"], "abc", ""),
+        (["abcde", "d"], "d", "abc"),
+        (["bcx", "cd"], "cd", "ab"),
+    ],
+)
 def test_the_first_to_be_complete_cuts_and_of_equals_the_longest(strings: list[str], stop: str, text: str) -> None:
     for order in (strings, strings[::-1]):
         choice = stream("byte_level", TextOptions(stop_strings=tuple(order)))

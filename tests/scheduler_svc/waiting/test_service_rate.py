@@ -16,6 +16,9 @@ def work(*tokens: int, prompt: int = 0) -> Work:
     return Work(np.full(len(tokens), prompt), np.array(tokens, np.int64))
 
 
+TWENTY = work(20)
+
+
 def steady(rate: ServiceRate, start_s: float, seconds: float, *, early: bool, step_s: float = 0.1) -> float:
     """Every slot decodes, and every tenth token ends a sequence, on which another takes the slot; the time then."""
     for step in range(round(seconds / step_s)):
@@ -68,26 +71,33 @@ def test_a_free_slot_means_no_wait_and_no_slot_means_no_end() -> None:
     rate = ServiceRate()
     steady(rate, 0, 60, early=True)
     running = work(*[100] * 6)
-    assert rate.wait_s(running, 2, 0, 1.0) == rate.wait_s(running, 2, 1, 1.0) == 0
-    assert rate.wait_s(running, 2, 2, 1.0) > 0
-    assert rate.wait_s(work(), 0, 0, 1.0) == math.inf
+    assert rate.wait_s(running, 2, work(10), 0) == rate.wait_s(running, 2, work(10), 1) == 0
+    assert rate.wait_s(running, 2, work(10, 10), 2) > 0
+    assert rate.wait_s(work(), 0, work(), 0) == math.inf
 
 
 def test_slots_that_end_together_serve_in_turns() -> None:
     rate = ServiceRate()
     steady(rate, 0, 600, early=False)  # they all go to their limits
     running = work(*[5] * SLOTS)
-    first_s = rate.wait_s(running, 0, 0, 2.0)
-    assert first_s == pytest.approx(0.5, rel=0.01) == rate.wait_s(running, 0, SLOTS - 1, 2.0)
-    assert rate.wait_s(running, 0, SLOTS, 2.0) == pytest.approx(0.5 + 2.0 / SLOTS, rel=0.05)
-    assert rate.wait_s(running, 0, 10 * SLOTS, 2.0) == pytest.approx(0.5 + 20.0, rel=0.1)
+    first_s = rate.wait_s(running, 0, TWENTY, 0)
+    assert first_s == pytest.approx(0.5, rel=0.01) == rate.wait_s(running, 0, TWENTY, SLOTS - 1)
+    assert rate.wait_s(running, 0, TWENTY, SLOTS) == pytest.approx(0.5 + 2.0 / SLOTS, rel=0.05)
+    assert rate.wait_s(running, 0, TWENTY, 10 * SLOTS) == pytest.approx(0.5 + 20.0, rel=0.1)
+
+
+def test_sequences_that_take_free_slots_now_hold_them_as_long_as_they_do() -> None:
+    rate = ServiceRate()
+    steady(rate, 0, 600, early=False)
+    same = work(*[20] * SLOTS)
+    assert rate.wait_s(work(), SLOTS, same, SLOTS) == pytest.approx(2.0, rel=0.01)  # they all end together
 
 
 def test_a_long_row_does_not_hold_up_the_others() -> None:
     rate = ServiceRate()
     steady(rate, 0, 600, early=False)
-    assert rate.wait_s(work(2, 2000, 2000), 0, 0, 1.0) == pytest.approx(0.2, rel=0.01)
-    assert rate.wait_s(work(2, 2000, 2000), 0, 5, 1.0) == pytest.approx(5.2, rel=0.01)
+    assert rate.wait_s(work(2, 2000, 2000), 0, work(10), 0) == pytest.approx(0.2, rel=0.01)
+    assert rate.wait_s(work(2, 2000, 2000), 0, work(10), 5) == pytest.approx(5.2, rel=0.01)
 
 
 def test_those_that_give_up_make_the_wait_shorter() -> None:
@@ -97,7 +107,7 @@ def test_those_that_give_up_make_the_wait_shorter() -> None:
     for _ in range(15):
         impatient.ended(in_slot=False, early=True)  # a tenth of those that wait, each second
     running = work(*[100] * SLOTS)
-    assert impatient.wait_s(running, 0, 200, 1.0) < 0.6 * patient.wait_s(running, 0, 200, 1.0)
+    assert impatient.wait_s(running, 0, work(10), 200) < 0.6 * patient.wait_s(running, 0, work(10), 200)
 
 
 def test_ends_of_every_kind_count_though_no_result_brings_them() -> None:
