@@ -145,7 +145,7 @@ class ServiceRate:
         """
         joining = min(free, ahead, len(first.tokens))
         seated = Work(*(np.concatenate((now, new[:joining])) for now, new in zip(running, first, strict=True)))
-        chances = (np.arange(len(seated.tokens)) * _GOLDEN + 0.5) % 1.0  # spread evenly
+        chances: Numbers = (np.arange(len(seated.tokens), dtype=np.float64) * _GOLDEN + 0.5) % 1.0  # spread evenly
         ends_s = np.sort(np.concatenate((np.zeros(free - joining), self.hold_at_s(seated, chances))))
         ahead, hold_s = ahead - joining, float(self.hold_s(first).mean()) if len(first.tokens) else 0.0
         if not len(ends_s):

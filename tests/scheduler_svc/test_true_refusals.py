@@ -7,6 +7,8 @@ at which the same request would have been accepted. The whole is for ROSTER_TEST
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protos import engine_pb2
@@ -46,7 +48,7 @@ def test_a_report_tells_right_from_wrong() -> None:
     assert report.wrongly > 0.5 * report.met > 0, report
 
 
-def stack_with_runner(**settings: object) -> tuple[Stack, int]:
+def stack_with_runner(**settings: Any) -> tuple[Stack, int]:
     stack = Stack(**settings)
     backend = HashBackend(
         num_slots=2, block_size=4, num_blocks=256, max_step_tokens=64, context_length=256, eos_probability=0
@@ -73,9 +75,10 @@ def test_ends_that_no_result_brings_count(end: str) -> None:
                 cut = engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=1, stop_string="x")
                 stack.front.put(cut=cut)
             elif end != "deadline" or request is patient:
-                name = "disconnect" if end == "disconnect" else "cancel"
-                message = engine_pb2.Disconnect if end == "disconnect" else engine_pb2.Cancel
-                stack.front.put(**{name: message(handle=request.handle)})
+                if end == "disconnect":
+                    stack.front.put(disconnect=engine_pb2.Disconnect(handle=request.handle))
+                else:
+                    stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
         stack.advance(session, turns=5 if end == "deadline" else 1, turn_s=0.1)
     assert refused == 0
 

@@ -472,7 +472,7 @@ def trials(mixes: Iterable[str], seeds: Iterable[int], seconds: float, *, refuse
     tries = [(mix, seed) for mix in mixes for seed in seeds]
     report = Report()
     with ThreadPoolExecutor(2) as pool:
-        for told in pool.map(lambda one: _trial(*one, seconds, refuse_all), tries):
+        for told in pool.map(lambda one: _trial(one[0], one[1], seconds, refuse_all), tries):
             report.add(told)
     return report
 
