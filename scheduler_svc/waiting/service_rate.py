@@ -69,7 +69,9 @@ class ServiceRate:
     def stepped(self, now_s: float, step_s: float, decoding: int, running: int, waiting: int) -> None:
         """A step of `decoding` decoding rows has ended after `step_s` seconds; `running` sequences have slots on its
         runner, and `waiting` wait for any."""
-        if now_s - self.faded_s >= 1.0:
+        if not self.at_s:
+            self.faded_s = now_s
+        elif now_s - self.faded_s >= 1.0:
             self._fade(now_s)
         step_s = min(step_s, LONGEST_STEP_S)
         self.tokens += decoding

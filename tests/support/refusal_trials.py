@@ -78,7 +78,7 @@ MIXES = {
     "all": Mix({"length": 0.3, "eos": 0.3, "stop": 0.2, "cancel": 0.1, "disconnect": 0.05, "error": 0.05}),
     "fleet": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, runners=3, batch=300),
     "choices": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, choices=3),
-    "preemption": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, slots=16, blocks=70),
+    "preemption": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, slots=16, blocks=90, load=0.3),
     "priority": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, policy="priority"),
     "fair": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, policy="fair", tenants=3),
     "takeover": Mix({"length": 0.5, "eos": 0.3, "stop": 0.2}, takeover_s=12.0),
@@ -132,6 +132,16 @@ class Verdict:
     accepted_after_s: float | None = None
     """Seconds from the refusal to the first time at which it would have been accepted; None: never judged so."""
 
+    @property
+    def met(self) -> bool:
+        """It came to its own end in time, or would have."""
+        return self.reason in OWN_ENDS and self.took_s <= self.timeout_s
+
+    @property
+    def missed(self) -> bool:
+        """Time was up before: also for one that was sent again to a new scheduler, which counts its time anew."""
+        return self.reason == FinishReason.DEADLINE or (self.reason in OWN_ENDS and self.took_s > self.timeout_s)
+
 
 @dataclass(slots=True)
 class Report:
@@ -144,8 +154,8 @@ class Report:
         self.verdicts += other.verdicts
         self.requests += other.requests
 
-    def _count(self, refused: bool, *reasons: int) -> float:
-        return sum(v.weight for v in self.verdicts if v.refused == refused and v.reason in reasons)
+    def _count(self, refused: bool, met: bool) -> float:
+        return sum(v.weight for v in self.verdicts if v.refused == refused and (v.met if met else v.missed))
 
     @property
     def refused(self) -> float:
@@ -154,22 +164,22 @@ class Report:
     @property
     def wrongly(self) -> float:
         """Refused, and would have met their deadlines."""
-        return self._count(True, *OWN_ENDS)
+        return self._count(True, True)
 
     @property
     def met(self) -> float:
         """Requests that met their deadlines or would have."""
-        return self.wrongly + self._count(False, *OWN_ENDS)
+        return self.wrongly + self._count(False, True)
 
     @property
     def rightly(self) -> float:
         """Refused, and would have missed their deadlines."""
-        return self._count(True, FinishReason.DEADLINE)
+        return self._count(True, False)
 
     @property
     def missed(self) -> float:
         """Requests that missed their deadlines or would have."""
-        return self.rightly + self._count(False, FinishReason.DEADLINE)
+        return self.rightly + self._count(False, False)
 
     @property
     def timed(self) -> list[Verdict]:
