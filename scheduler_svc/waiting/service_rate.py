@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 PACE_KEPT, ENDS_KEPT, LOAD_KEPT = 0.8, 0.98, 0.95
 """What is left of evidence after a second with results: times follow the load, lengths are the clients' habit."""
-PRIOR_ENDS = 2.0
+PRIOR_ENDS = 4.0
 """Early ends that are believed unseen: while little is known, answers are thought to be short."""
 LONGEST_STEP_S = 5.0
 """A longer one is an outage, not a pace."""
-HIGHEST_LOAD = 0.9
-"""A queue never seems to stand still: what comes may stop to."""
+LOAD_COUNTED = 0.7
+"""The wait goes up and down: it is short enough for the first time before it is so on average."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 Numbers = npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     """Most tokens that they may still sample."""
 
 
-@dataclass(slots=True)
+@dataclass
 class ServiceRate:
     """The evidence, as sums that fade, and what follows from it. Times in seconds."""
 
@@ -69,9 +69,10 @@ class ServiceRate:
     def stepped(self, now_s: float, step_s: float, decoding: int, running: int, waiting: int) -> None:
         """A step of `decoding` decoding rows has ended after `step_s` seconds; `running` sequences have slots on its
         runner, and `waiting` wait for any."""
-        if not self.at_s:
-            self.faded_s = now_s
-        elif now_s - self.faded_s >= 1.0:
+        if not self.at_s:  # of a scheduler that has just taken over it holds the time without one
+            self.at_s = self.faded_s = now_s
+            return
+        if now_s - self.faded_s >= 1.0:
             self._fade(now_s)
         step_s = min(step_s, LONGEST_STEP_S)
         self.tokens += decoding
@@ -160,5 +161,5 @@ class ServiceRate:
         return math.log1p(give_up * wait_s) / give_up if give_up else wait_s
 
     def until_shorter_s(self, seconds: float) -> float:
-        """Seconds until the wait is shorter by so many, while new requests come as they do."""
-        return seconds / (1 - min(self.load, HIGHEST_LOAD))
+        """Seconds until the wait is first shorter by so many, while new requests come as they do."""
+        return seconds / (1 - LOAD_COUNTED * self.load)

@@ -111,10 +111,10 @@ def test_a_free_slot_means_no_wait() -> None:
 
 def test_a_full_queue_says_when_there_is_room() -> None:
     stack, session = stack_with_runner(max_waiting_requests=4)
-    for _ in range(20):
-        stack.submit([1, 2], 100)
-        stack.advance(session, turns=30, turn_s=0.1)
-    stack.advance(session, turns=200, turn_s=0.1)
+    for _ in range(15):
+        for _ in range(2):
+            stack.submit([1, 2], 100)
+        stack.advance(session, turns=55, turn_s=0.1)
     assert stack.engine.idle
     for _ in range(6):
         stack.submit([1, 2], 100)

@@ -388,6 +388,7 @@ class World:
         stack = self.stack
         if stack.now_s >= self._takeover_s:
             stack.restart_scheduler()
+            self._refused.clear()  # it knows nothing yet, and so would accept them: that was not to be foreseen
             self._listen()
             self._takeover_s = stack.now_s + self.mix.takeover_s
         self._arrivals()
