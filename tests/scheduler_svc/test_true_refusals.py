@@ -81,6 +81,7 @@ def test_ends_that_no_result_brings_count(end: str) -> None:
                     stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
         stack.advance(session, turns=5 if end == "deadline" else 1, turn_s=0.1)
     assert refused == 0
+    assert stack.engine.rate.ended_early > 5 and stack.engine.rate.gave_up > 5
 
 
 def test_what_a_limit_holds_back_is_passed() -> None:
