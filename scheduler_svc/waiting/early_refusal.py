@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
-HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.85, 0.3
 """Rather well: so much of the wait, and an answer that is shorter with this chance."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 UNKNOWN_RETRY_S = 1.0
