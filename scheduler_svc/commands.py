@@ -26,7 +26,7 @@ class Commands:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.ids = SequenceIds()
-        self._doorkeeper = Doorkeeper(engine)
+        self.doorkeeper = Doorkeeper(engine)
         self.policies = PolicyCommands(engine)
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
@@ -67,7 +67,7 @@ class Commands:
             self._hand_over(known, submit.handle, worker)
             return
         request = build_request(submit, worker, self.ids.take(submit.n), engine.ledger.now_s)
-        refusal = self._doorkeeper.refusal(request, known)
+        refusal = self.doorkeeper.refusal(request, known)
         if refusal is not None:
             engine.totals.refuse(refusal.reason)
             engine.outbox.message(worker, refusal.to_message(submit.handle))

@@ -163,6 +163,7 @@ class Engine:
                 plans.append((session, step))
                 for sequence, _ in step.joined:
                     self.shares.started(sequence)
+                    self.rate.seated(len(sequence.log))
                 if self.settings.check:
                     check_roster(scheduler)
                 if not self.pool.takes_plan(scheduler):
@@ -274,6 +275,8 @@ class Engine:
             return
         if not sequence.request.accepted and sequence.request.owner != NOBODY:
             self._accept(sequence.request)  # it ends before its grammar is compiled
+        if sequence.request.accepted:
+            self.rate.ended(in_slot=sequence.scheduler is not None, early=end.reason is not FinishReason.LENGTH)
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)

@@ -26,6 +26,7 @@ MAX_CHOICES = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_BYTES = 256
 MAX_KEEP_MS = 3_600_000
+MAX_INT32 = 2**31 - 1
 DEFAULT_KEEP_MS = 60_000
 
 
@@ -161,15 +162,24 @@ def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
     for field in ("ttft_target_ms", "itl_target_ms", "timeout_ms"):
         if request.HasField(field) and getattr(request, field) == 0:  # type: ignore[arg-type]
             raise invalid(field, "it is 0; set at least 1 millisecond, or leave it out")
+        _check_signed(getattr(request, field), field)
     if request.on_disconnect not in inference_pb2.OnDisconnect.values():
         raise invalid("on_disconnect", f"this server knows no value {int(request.on_disconnect)}; use cancel or keep")
     if request.HasField("keep_ms"):
         check_range(request.keep_ms, "keep_ms", 1, MAX_KEEP_MS)
 
 
+def _check_signed(value: int, field: str) -> None:
+    """Refuses what -1 becomes where a client's language wraps it."""
+    if value > MAX_INT32:
+        raise invalid(field, f"{value} is more than an int32 holds, {MAX_INT32}; if you mean no limit, leave it out")
+
+
 def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise invalid("stop.max_tokens", "it is 0; generate at least 1 token")
+    _check_signed(stop.max_tokens, "stop.max_tokens")
+    _check_signed(stop.min_tokens, "stop.min_tokens")
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         raise invalid("stop.min_tokens", f"{stop.min_tokens} is more than stop.max_tokens, {stop.max_tokens}")
     if len(stop.strings) > MAX_STOP_STRINGS:

@@ -58,7 +58,8 @@ class Results:
             engine.outbox.message(worker, step_done(engine, scheduler, applied))
         for sequence, end in applied.ends:
             engine.finish(sequence, end)
-        engine.rate.observe(engine.ledger.now_s, len(applied.tokens), len(applied.ends), len(engine.queue))
+        running, waiting = scheduler.table.num_running, len(engine.queue)
+        engine.rate.stepped(engine.ledger.now_s, applied.step_s, applied.flight.num_decode, running, waiting)
         if engine.policy.observes:
             engine.policy.observe(observation(scheduler.hello, applied, engine.ledger.now_s, self._ended))
             self._ended.clear()

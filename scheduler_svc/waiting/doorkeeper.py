@@ -13,7 +13,6 @@ The checks go from certain to costly; only the last one, a full queue, may shed 
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import grpc
@@ -24,14 +23,10 @@ from scheduler_svc.policy import Load, Refuse
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_view import request_view
 from scheduler_svc.sequence import End, FinishReason, Request
+from scheduler_svc.waiting.early_refusal import EarlyRefusal, work_of
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
-
-RANKS_SAMPLED = 256
-"""Sequences whose rank is compared to tell how many go first."""
-
-SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 
 
 class Doorkeeper:
@@ -39,10 +34,11 @@ class Doorkeeper:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.early = EarlyRefusal(engine)
 
     def refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
         """Why this request can't wait here; None if it can. `known`: another request of its id."""
-        refusal = self._unfit(request, known) or self._over_limit(request) or self._late(request)
+        refusal = self._unfit(request, known) or self._over_limit(request) or self.early.refusal(request)
         if refusal is None and request.grammar and self._engine.constraints.is_crowded(request.tenant):
             message = "too many constraints wait to be compiled: try again later"
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
@@ -54,7 +50,11 @@ class Doorkeeper:
                 return EngineRefusal(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s, RefusalReason.POLICY
                 )
-        return self._make_room(request)
+        refusal = self._make_room(request)
+        if refusal is None:
+            slots = sum(scheduler.table.num_slots for scheduler in self._engine.pool.schedulers.values())
+            self._engine.rate.accepted(work_of(request.sequences), slots)
+        return refusal
 
     def _unfit(self, request: Request, known: Request | None) -> EngineRefusal | None:
         engine = self._engine
@@ -88,37 +88,12 @@ class Doorkeeper:
         excess = self._engine.shares.excess(request)
         if not excess:
             return None
-        waiting = self._engine.shares.waiting(request.tenant)
-        message = f"tenant {request.tenant!r} is at its limit ({excess}): try again later"
-        return EngineRefusal(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", self._retry_s(waiting // 8 + 1), RefusalReason.TENANT_LIMIT
-        )
-
-    def _late(self, request: Request) -> EngineRefusal | None:
-        """Its deadline would pass before it is served: better told now than then."""
-        engine, rate = self._engine, self._engine.rate
-        if request.deadline_s is None or not engine.settings.early_refusal or not len(engine.queue) or not rate.known:
-            return None
-        if engine.placement.takes_now(request.sequences[0]):  # who waits, waits for larger runners
-            return None
-        running = sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values())
-        tokens = request.max_tokens - request.num_received
-        needed_s = rate.wait_s(self._ahead(request)) + rate.service_s(tokens, running)
-        late_s = needed_s - (request.deadline_s - engine.ledger.now_s)
-        if late_s <= 0:
-            return None
-        message = f"it would take about {needed_s:.1f} s at the present load, longer than its deadline: try again later"
-        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(late_s), RefusalReason.DEADLINE)
-
-    def _ahead(self, request: Request) -> int:
-        """About how many sequences go first: by a sample of their ranks, or by turns where tenants take them."""
         engine = self._engine
-        waiting = len(engine.queue)
-        if engine.policy.orders_tenants:
-            return min(waiting, (engine.shares.waiting(request.tenant) + 1) * engine.shares.num_tenants)
-        key = engine.policy.key(request_view(request), engine.ledger)
-        stride = waiting // RANKS_SAMPLED + 1
-        return stride * sum(sequence.rank.key <= key for sequence in islice(engine.queue, 0, None, stride))
+        # Its sequences start in turn with those of others.
+        turns = len(engine.queue) / max(1, engine.shares.waiting(request.tenant))
+        message = f"tenant {request.tenant!r} is at its limit ({excess}): try again later"
+        retry_s = self.early.retry_s(engine.shares.surplus(request) * turns)
+        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.TENANT_LIMIT)
 
     def _make_room(self, request: Request) -> EngineRefusal | None:
         """Refuses when the queue is full, unless a tenant that has more of it gives way."""
@@ -132,13 +107,12 @@ class Doorkeeper:
         if shed is None:
             bound = f"{len(queue)} sequences with {queue.num_tokens} tokens wait"
             message = f"the queue is full ({bound}): try again later"
-            retry_s = self._retry_s(len(queue) // 8)
+            retry_s = self.early.retry_s(self._leaving(too_many, too_many_tokens))
             return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.QUEUE_FULL)
         message = "the queue is full, and tenant {!r} has the greatest part of it: try again later"
         for other in shed:
-            refusal = EngineRefusal(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, message.format(other.tenant), "", self._retry_s(len(queue) // 8)
-            )
+            retry_s = self.early.retry_s(self._leaving(too_many, too_many_tokens))
+            refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message.format(other.tenant), "", retry_s)
             self._shed(other, refusal)
         return None
 
@@ -150,13 +124,10 @@ class Doorkeeper:
         request.is_left = True
         engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
-    def _retry_s(self, ended: int) -> float:
-        """Seconds until about so many sequences have ended, at the pace so far."""
-        engine = self._engine
-        if engine.rate.known:
-            return _bounded(engine.rate.wait_s(ended))
-        pace = engine.totals.finished / max(1e-3, engine.clock() - engine.started_s)
-        return _bounded(ended / max(pace, 1e-3))
+    def _leaving(self, sequences: int, tokens: int) -> float:
+        """How many sequences have to leave the queue so that there are so many fewer, with so many tokens fewer."""
+        queue = self._engine.queue
+        return max(sequences, tokens * len(queue) / max(1, queue.num_tokens))
 
     def _load(self) -> Load:
         """The sum over all runners."""
@@ -179,7 +150,3 @@ class Doorkeeper:
             tile_tokens=max((load.tile_tokens for load in loads), default=1),
             runners=len(loads),
         )
-
-
-def _bounded(seconds: float) -> float:
-    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))

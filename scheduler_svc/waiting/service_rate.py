@@ -1,59 +1,165 @@
-"""How fast the service serves while somebody waits, and what that means for who comes now.
+"""How long a sequence waits and takes, from what the service has done lately.
 
-Only time in which the queue is not empty counts: an idle service shows nothing of what it could do. Old evidence fades
-by e every `FADE_S` of such time.
+The model: a sequence holds its slot for `prompt_s` a prompt token, and then for `token_s` a token until it has as many
+as it may have, unless it ends early. With each token it ends early with the same chance, whatever the reason: a stop
+token, a stop string, a cancel, a deadline, an error. A sequence that waits gives up with the same chance in each
+second. All four are ratios of sums, so that they hold under any load:
+
+    prompt_s = slot-seconds of rows that don't decode / known tokens of the sequences that took slots
+    token_s  = slot-seconds of rows that decode       / their tokens
+    early    = ends in slots before the limit         / the same tokens
+    give_up  = ends of sequences that wait            / seconds that all have waited
+
+Slots become free as their sequences end. Those that go first take them, and hold them for an average time.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
-FADE_S = 30.0
-LEAST_BUSY_S = 1.0
-LEAST_ENDED = 4.0
-"""With less evidence there is no estimate, and nobody is refused for it."""
-LONGEST_GAP_S = 5.0
-"""Between two results; a longer one is an outage, not a rate."""
+import numpy as np
+import numpy.typing as npt
+
+PACE_KEPT, ENDS_KEPT, LOAD_KEPT = 0.8, 0.98, 0.95
+"""What is left of evidence after a second with results: times follow the load, lengths are the clients' habit."""
+PRIOR_ENDS = 4.0
+"""Early ends that are believed unseen: while little is known, answers are thought to be short."""
+LONGEST_STEP_S = 5.0
+"""A longer one is an outage, not a pace."""
+LOAD_COUNTED = 0.7
+"""The wait goes up and down: it is short enough for the first time before it is so on average."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+Numbers = npt.NDArray[np.float64]
 
 
+class Work(NamedTuple):
+    """What some sequences have before them, an entry each."""
+
+    prompt: npt.NDArray[np.int64]
+    """Known tokens that are not computed."""
+    tokens: npt.NDArray[np.int64]
+    """Most tokens that they may still sample."""
+
+
+@dataclass
 class ServiceRate:
-    """Tokens and ends per second of saturated time."""
+    """The evidence, as sums that fade, and what follows from it. Times in seconds."""
 
-    def __init__(self) -> None:
-        self._at_s = 0.0
-        self._saturated = False
-        self._busy_s = 0.0
-        self._tokens = 0.0
-        self._ended = 0.0
+    tokens: float = 0.0
+    token_slot_s: float = 0.0
+    prompt_tokens: float = 0.0
+    prompt_slot_s: float = 0.0
+    sampled: float = 0.0
+    """`tokens`, but fading as slowly as the ends."""
+    ended_early: float = 0.0
+    gave_up: float = 0.0
+    waited_s: float = 0.0
+    arrived_slot_s: float = 0.0
+    """Work that was accepted since the sums last faded, over the number of slots."""
+    load: float = 0.0
+    """The part of the slots' time that new requests ask for."""
+    at_s: float = 0.0
+    faded_s: float = 0.0
 
-    def observe(self, now_s: float, tokens: int, ended: int, waiting: int) -> None:
-        """A result brought `tokens` and `ended` sequences; `waiting` sequences wait after it."""
-        if self._saturated:
-            elapsed_s = min(now_s - self._at_s, LONGEST_GAP_S)
-            fade = math.exp(-elapsed_s / FADE_S)
-            self._busy_s = self._busy_s * fade + elapsed_s
-            self._tokens = self._tokens * fade + tokens
-            self._ended = self._ended * fade + ended
-        self._at_s = now_s
-        self._saturated = waiting > 0
+    # ------------------------------------------------------------------ evidence
+
+    def stepped(self, now_s: float, step_s: float, decoding: int, running: int, waiting: int) -> None:
+        """A step of `decoding` decoding rows has ended after `step_s` seconds; `running` sequences have slots on its
+        runner, and `waiting` wait for any."""
+        if not self.at_s:  # of a scheduler that has just taken over it holds the time without one
+            self.at_s = self.faded_s = now_s
+            return
+        if now_s - self.faded_s >= 1.0:
+            self._fade(now_s)
+        step_s = min(step_s, LONGEST_STEP_S)
+        self.tokens += decoding
+        self.sampled += decoding
+        self.token_slot_s += decoding * step_s
+        if running > decoding:
+            self.prompt_slot_s += (running - decoding) * step_s
+        if waiting:
+            self.waited_s += waiting * min(now_s - self.at_s, LONGEST_STEP_S)
+        self.at_s = now_s
+
+    def seated(self, known_tokens: int) -> None:
+        """A sequence of so many known tokens has got a slot."""
+        self.prompt_tokens += known_tokens
+
+    def ended(self, *, in_slot: bool, early: bool) -> None:
+        """A sequence has ended; `early`: before it had as many tokens as it may have."""
+        if not in_slot:
+            self.gave_up += 1
+        elif early:
+            self.ended_early += 1
+
+    def accepted(self, work: Work, slots: int) -> None:
+        """Sequences were accepted; `slots` are all slots of the service."""
+        if self.known and slots:
+            self.arrived_slot_s += float(self.hold_s(work).sum()) / slots
+
+    def _fade(self, now_s: float) -> None:
+        """Idle seconds don't count. A burst is not a rate: what a second brings counts up to what it can serve."""
+        seconds, self.faded_s = now_s - self.faded_s, now_s
+        kept = LOAD_KEPT ** min(seconds, 60.0)
+        self.load = self.load * kept + min(1.0, self.arrived_slot_s / seconds) * (1 - kept)
+        self.arrived_slot_s = 0.0
+        for name in ("tokens", "token_slot_s", "prompt_tokens", "prompt_slot_s"):
+            setattr(self, name, getattr(self, name) * PACE_KEPT)
+        for name in ("sampled", "ended_early", "gave_up", "waited_s"):
+            setattr(self, name, getattr(self, name) * ENDS_KEPT)
+
+    # ------------------------------------------------------------------ what follows
 
     @property
     def known(self) -> bool:
-        """There is enough evidence for an estimate."""
-        return self._busy_s >= LEAST_BUSY_S and self._ended >= LEAST_ENDED
+        """There is evidence for an estimate."""
+        return self.tokens > 0
 
-    def wait_s(self, ahead: int) -> float:
-        """Seconds until `ahead` sequences have ended. Raises ValueError while nothing is known."""
-        self._require_known()
-        return ahead * self._busy_s / self._ended
+    @property
+    def token_s(self) -> float:
+        """Seconds a token."""
+        return self.token_slot_s / max(1.0, self.tokens)
 
-    def service_s(self, max_tokens: int, running: int) -> float:
-        """Seconds that a sequence takes among `running` ones, if it has as many tokens as others had, at most
-        `max_tokens`. Raises ValueError while nothing is known."""
-        self._require_known()
-        tokens = min(float(max_tokens), self._tokens / self._ended)
-        return tokens * running * self._busy_s / max(1.0, self._tokens)
+    @property
+    def prompt_s(self) -> float:
+        """Seconds a prompt token. Those that a prefix hit spares are counted too."""
+        return self.prompt_slot_s / max(1.0, self.prompt_tokens)
 
-    def _require_known(self) -> None:
-        if not self.known:
-            raise ValueError("there is not enough evidence for an estimate yet")
+    @property
+    def early(self) -> float:
+        """The chance that a token is a sequence's last before its limit."""
+        return (self.ended_early + PRIOR_ENDS) / max(1.0, self.sampled)
+
+    def hold_s(self, work: Work) -> Numbers:
+        """Seconds for which each holds a slot, on average."""
+        return self.prompt_s * work.prompt - self.token_s * np.expm1(-self.early * work.tokens) / self.early
+
+    def hold_at_s(self, work: Work, chance: float | Numbers) -> Numbers:
+        """Seconds for which each holds a slot, where it is shorter with this chance."""
+        return self.prompt_s * work.prompt + self.token_s * np.minimum(work.tokens, -np.log1p(-chance) / self.early)
+
+    def wait_s(self, running: Work, free: int, first: Work, ahead: int) -> float:
+        """Seconds until a sequence gets a slot behind `ahead` others, of which `first` are the first or a sample.
+
+        `free` slots are free now, the others are those of `running`. Infinite where there is no slot.
+        """
+        joining = min(free, ahead, len(first.tokens))
+        seated = Work(*(np.concatenate((now, new[:joining])) for now, new in zip(running, first, strict=True)))
+        chances: Numbers = (np.arange(len(seated.tokens), dtype=np.float64) * _GOLDEN + 0.5) % 1.0  # spread evenly
+        ends_s = np.sort(np.concatenate((np.zeros(free - joining), self.hold_at_s(seated, chances))))
+        ahead, hold_s = ahead - joining, float(self.hold_s(first).mean()) if len(first.tokens) else 0.0
+        if not len(ends_s):
+            return math.inf
+        slots = np.arange(1, len(ends_s) + 1)
+        # By when the first j slots to become free, had they to serve all alone, have been given out ahead + 1 times.
+        turns_s = (hold_s * (ahead + 1 - slots) + np.cumsum(ends_s)) / slots
+        wait_s = float(np.maximum(ends_s, turns_s).min())
+        give_up = self.gave_up / max(1.0, self.waited_s)
+        return math.log1p(give_up * wait_s) / give_up if give_up else wait_s
+
+    def until_shorter_s(self, seconds: float) -> float:
+        """Seconds until the wait is first shorter by so many, while new requests come as they do."""
+        return seconds / (1 - LOAD_COUNTED * self.load)

@@ -76,6 +76,23 @@ class TenantShares:
         """What the tenant may have here."""
         return self._limits.get(tenant, self._default)
 
+    def is_held(self, sequence: Sequence) -> bool:
+        """Whether the sequence waits aside of the order, as its tenant runs as many as it may."""
+        return sequence in self._held
+
+    def surplus(self, request: Request) -> float:
+        """How many of the tenant's sequences have to start before the request breaks none of its limits."""
+        limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
+        if share is None or not share.waiting:
+            return 0.0
+        count, surplus = len(request.sequences), 0.0
+        if limits.waiting is not None:
+            surplus = share.waiting + count - limits.waiting
+        if limits.tokens is not None:
+            too_many = share.tokens + request.prompt_len * count - limits.tokens
+            surplus = max(surplus, too_many * share.waiting / share.tokens)
+        return min(surplus, share.waiting)
+
     def excess(self, request: Request) -> str:
         """Which of its tenant's limits the request would break, as a part of a sentence; "" for none."""
         limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
@@ -123,10 +140,6 @@ class TenantShares:
             self._held.add(sequence)
             self._hold(sequence, share)
             queue.step_aside(sequence)
-
-    def is_held(self, sequence: Sequence) -> bool:
-        """It waits because its tenant runs as many as it may."""
-        return sequence in self._held
 
     def resume(self, sequence: Sequence) -> bool:
         """A sequence of a submitted request is in a slot since before a restart, and in no queue; False if its tenant

@@ -71,6 +71,18 @@ async def test_the_earliest_of_a_set_wins(roster: RosterProcesses) -> None:
             check(completion, text, stops, False)
 
 
+async def test_a_stop_string_counts_from_the_token_after_min_tokens_on(roster: RosterProcesses) -> None:
+    async with RosterClient(roster.address) as client:
+        text = (await client.generate([1, 2, 3], max_tokens=TOKENS).completion()).text
+        stop = text[4:6]
+        assert text.count(stop) == 1
+        for min_tokens, reason in ((5, FinishReason.STOP), (6, FinishReason.LENGTH)):
+            stream = client.generate([1, 2, 3], max_tokens=TOKENS, stop=[stop], min_tokens=min_tokens)
+            (choice,) = (await stream.completion()).choices
+            assert choice.finish is not None and choice.finish.reason is reason
+            assert choice.text == (text[:4] if reason is FinishReason.STOP else text)
+
+
 async def test_held_back_text_comes_when_no_stop_does(roster: RosterProcesses) -> None:
     async with RosterClient(roster.address) as client:
         text = (await client.generate([1, 2, 3], max_tokens=TOKENS).completion()).text

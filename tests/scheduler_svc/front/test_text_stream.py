@@ -291,6 +291,42 @@ def test_min_tokens_allows_a_match_that_began_earlier() -> None:
     assert choice.take() == Piece(0, [97, 98, 99, 100], "abcd")
 
 
+def test_a_stop_string_complete_exactly_at_min_tokens_does_not_count() -> None:
+    """Nothing but max_tokens ends a choice with one of its first `min_tokens` tokens; the next one may complete it."""
+    data = list(b"a..x.")
+    for min_tokens, text in ((1, "a"), (2, "a."), (3, "a..x"), (4, "a..x"), (5, "a..x.")):
+        choice = stream("byte_level", TextOptions(stop_strings=(".",), min_tokens=min_tokens))
+        assert "".join(piece.text for piece in run(choice, data)) == text
+        assert choice.num_tokens == len(text) + (choice.stop is not None) and choice.num_tokens > min(min_tokens, 4)
+
+
+@pytest.mark.parametrize(
+    ("strings", "stop", "text"),
+    [
+        (["abcd", "bc"], "bc", "a"),
+        (["c", "bc", "abc"], "abc", ""),
+        (["abcde", "d"], "d", "abc"),
+        (["bcx", "cd"], "cd", "ab"),
+    ],
+)
+def test_the_first_to_be_complete_cuts_and_of_equals_the_longest(strings: list[str], stop: str, text: str) -> None:
+    for order in (strings, strings[::-1]):
+        choice = stream("byte_level", TextOptions(stop_strings=tuple(order)))
+        pieces = run(choice, list(b"abcdef"))
+        assert (choice.stop, "".join(piece.text for piece in pieces)) == (stop, text)
+        assert choice.num_tokens == b"abcdef".index(stop.encode()) + len(stop)
+
+
+def test_a_cut_never_falls_within_a_character() -> None:
+    data = list("x中文y".encode())
+    choice = stream("byte_level", TextOptions(stop_strings=("文",)))
+    assert "".join(piece.text for piece in run(choice, data)) == "x中"
+    assert choice.num_tokens == 7  # with the token that completes the character
+    unfinished = stream("byte_level", TextOptions(stop_strings=("文", "\ufffd")))
+    assert "".join(piece.text for piece in run(unfinished, data[:6])) == "x中\ufffd"  # it ended for another reason
+    assert unfinished.stop is None and unfinished.num_tokens == 6
+
+
 def test_many_empty_tokens_behind_held_text_stay_cheap() -> None:
     """Skipped special tokens while a stop string may be under way: each costs a bisection, not a scan of them all."""
     choice = stream("byte_level", TextOptions(stop_strings=("ab",)))

@@ -81,16 +81,16 @@ OUT_OF_RANGE = [
     ("sampling.repetition_penalty", [0.0, -1.0, 10.01, math.nan, math.inf]),
     ("sampling.presence_penalty", [-10.01, 10.01, math.nan, -math.inf]),
     ("sampling.frequency_penalty", [-10.01, 10.01, math.nan, math.inf]),
-    ("stop.max_tokens", [0]),
+    ("stop.max_tokens", [0, 2**31, 2**32 - 1]),
     ("stop.min_tokens", [96, 2**32 - 1]),
     ("n", [0, 65, 2**32 - 1]),
     ("output.logprobs", [21, 2**32 - 1]),
     ("output.prompt_logprobs", [21]),
     ("priority", [-101, 101, -(2**31)]),
-    ("ttft_target_ms", [0]),
-    ("itl_target_ms", [0]),
-    ("timeout_ms", [0]),
-    ("keep_ms", [0, 3_600_001]),
+    ("ttft_target_ms", [0, 2**31, 2**32 - 1]),
+    ("itl_target_ms", [0, 2**31, 2**32 - 1]),
+    ("timeout_ms", [0, 2**31, 2**32 - 1]),
+    ("keep_ms", [0, 2**32 - 1, 3_600_001]),
     ("on_disconnect", [3, -1]),
     ("request_id", ["x" * 129, "é" * 65]),
 ]
@@ -108,9 +108,9 @@ IN_RANGE = [
     ("output.logprobs", [0, 20]),
     ("output.prompt_logprobs", [0, 20]),
     ("priority", [-100, 0, 100]),
-    ("ttft_target_ms", [1]),
-    ("itl_target_ms", [1]),
-    ("timeout_ms", [1, 2**32 - 1]),
+    ("ttft_target_ms", [1, 2**31 - 1]),
+    ("itl_target_ms", [1, 2**31 - 1]),
+    ("timeout_ms", [1, 2**31 - 1]),
     ("keep_ms", [1, 3_600_000]),
     ("on_disconnect", [0, 1, 2]),
     ("request_id", ["x", "x" * 128, "é" * 64]),
@@ -121,6 +121,18 @@ IN_RANGE = [
 def test_a_value_out_of_range_is_refused_by_its_field(path: str, value: object) -> None:
     refusal = refuse(put(path, value))
     assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, path)
+
+
+@pytest.mark.parametrize(
+    "path", ["stop.max_tokens", "stop.min_tokens", "timeout_ms", "ttft_target_ms", "itl_target_ms"]
+)
+def test_minus_one_of_a_careless_client_is_told_what_it_became(path: str) -> None:
+    message = refuse(put(path, 2**32 - 1), pool_tokens=2**40).message
+    assert "4294967295 is more than an int32 holds" in message and "leave it out" in message
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    assert accept(put("sampling.top_k", 2**32 - 1)).sampling.top_k == 0
 
 
 @pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in IN_RANGE for value in values])

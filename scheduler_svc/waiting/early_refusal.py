@@ -1,0 +1,147 @@
+"""Refuses at once what would not be served before its deadline, and says when it is worth coming back.
+
+It looks at what runs and what goes first; how long that takes is for `ServiceRate` to tell. Only what would be late
+even if all went rather well is refused: its wait a little shorter and its answer rather short.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import numpy as np
+
+from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.request_view import request_view
+from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.waiting.service_rate import Work
+
+if TYPE_CHECKING:
+    from scheduler_svc.engine import Engine
+
+SAMPLED = 256
+"""Sequences that are looked at to tell how many go first, and how long those take."""
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.85, 0.3
+"""Rather well: so much of the wait, and an answer that is shorter with this chance."""
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
+UNKNOWN_RETRY_S = 1.0
+
+
+class Forecast(NamedTuple):
+    """What a request may expect, in seconds."""
+
+    wait_s: float
+    """Until the last of its choices has a slot; 0 where all have one at once."""
+    hopeful_s: float
+    """Until its end, if all goes rather well."""
+    needed_s: float
+    """Until its end, on average."""
+
+
+class EarlyRefusal:
+    """Judges deadlines on the engine's state; changes nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def refusal(self, request: Request) -> EngineRefusal | None:
+        """Why its deadline can't be met; None if it may be, if it has none, or if too little is known. A request that
+        gets a slot at once is never refused."""
+        engine = self._engine
+        if request.deadline_s is None or not engine.settings.early_refusal:
+            return None
+        if engine.placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
+            return None
+        forecast = self.forecast(request)
+        if forecast is None or not forecast.wait_s:
+            return None
+        late_s = forecast.hopeful_s - (request.deadline_s - engine.ledger.now_s)
+        if late_s <= 0:
+            return None
+        message = (
+            f"it would take about {forecast.needed_s:.1f} s at the present load, longer than its deadline: "
+            "try again later"
+        )
+        retry_s = engine.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
+        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
+
+    def forecast(self, request: Request) -> Forecast | None:
+        """How long it waits and takes; None while too little is known, or no runner is there."""
+        engine, rate = self._engine, self._engine.rate
+        if not rate.known or not engine.pool.schedulers:
+            return None
+        key, choices = engine.policy.key(request_view(request), engine.ledger), len(request.sequences)
+        own = work_of(request.sequences)
+        first, count = self._ahead(request, key)
+        ahead = work_of(first) if first else own
+        running, free = self._slots(ahead, key)
+        wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
+        limit = engine.shares.limits_of(request.tenant).running
+        if limit is not None:
+            mine = self._running(tenant=engine.ledger.index_of(request.tenant))
+            before = engine.shares.waiting(request.tenant) + choices - 1
+            wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), ahead, before))
+        hopeful_s = HOPEFUL_WAIT * wait_s + float(rate.hold_at_s(own, HOPEFUL_CHANCE).max())
+        return Forecast(wait_s, hopeful_s, wait_s + float(rate.hold_s(own).max()))
+
+    def retry_s(self, leaving: float) -> float:
+        """Seconds until so many of the sequences that wait have got a slot, as a time to come back."""
+        engine = self._engine
+        waiting = list(islice(engine.queue, SAMPLED))
+        if not engine.rate.known or not engine.pool.schedulers or not waiting:
+            return UNKNOWN_RETRY_S
+        work = work_of(waiting)
+        running, free = self._slots(work, None)
+        return _bounded(engine.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
+
+    def _slots(self, waiting: Work, key: Any) -> tuple[Work, int]:
+        """What runs, and how many slots are free, as far as there are blocks for sequences like those that wait. Slots
+        that a request of this key would be given in place of others are free too."""
+        free, num_tokens = 0, int(waiting.prompt.mean()) + 1
+        for scheduler in self._engine.pool.schedulers.values():
+            blocks = max(0, scheduler.pool.num_free - scheduler.seating.reserve)
+            free += min(len(scheduler.table.free), blocks // scheduler.pool.blocks_for(num_tokens))
+        everything = self._running()
+        if key is None or not self._engine.policy.displaces:
+            return everything, free
+        staying = self._running(key=key)
+        return staying, free + len(everything.tokens) - len(staying.tokens)
+
+    def _running(self, *, tenant: int | None = None, key: Any = None) -> Work:
+        """What runs, on all runners: of one tenant (its row in the ledger), or of ranks that go before `key`."""
+        prompt, tokens = [], []
+        for scheduler in self._engine.pool.schedulers.values():
+            table = scheduler.table
+            chosen = table.epoch > 0
+            if tenant is not None:
+                chosen &= table.tenant == tenant
+            if key is not None:
+                chosen &= np.array([s is not None and s.rank.key <= key for s in table.sequences.tolist()])
+            prompt.append(np.maximum(0, table.lag[chosen] - 1))
+            tokens.append((table.limit - table.length)[chosen])
+        return Work(np.concatenate(prompt), np.concatenate(tokens))
+
+    def _ahead(self, request: Request, key: Any) -> tuple[list[Sequence], int]:
+        """A sample of the sequences that go first, and about how many they are: by their ranks, or by turns where
+        tenants take them. Those that their tenant's limit holds back are passed."""
+        engine, shares = self._engine, self._engine.shares
+        waiting = len(engine.queue)
+        stride = waiting // SAMPLED + 1
+        sample = [sequence for sequence in islice(engine.queue, 0, None, stride) if not shares.is_held(sequence)]
+        if engine.policy.orders_tenants:
+            own = shares.waiting(request.tenant) + len(request.sequences)
+            return sample, min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
+        first = [sequence for sequence in sample if sequence.rank.key <= key]
+        return first, min(waiting, stride * len(first))
+
+
+def work_of(sequences: list[Sequence]) -> Work:
+    """What is before sequences that wait."""
+    known = np.array([len(sequence.log) for sequence in sequences], np.int64)
+    return Work(known, np.array([sequence.limit for sequence in sequences], np.int64) - known)
+
+
+def _bounded(seconds: float) -> float:
+    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))
