@@ -28,7 +28,7 @@ from roster_client.errors import (
 )
 from roster_client.events import Delta, Event, FinishReason
 from roster_client.session import Session, SessionStream
-from tests.support.chaos_requests import RequestSpec
+from tests.support.chaos_requests import RequestSpec, ToldPrompt
 from tests.support.processes import RosterProcesses
 
 PATIENCE_S = 120.0
@@ -149,14 +149,14 @@ class Load:
         return now_s
 
 
-def recorded_prompts(stream: EventStream | SessionStream) -> list[pb.PromptInfo]:
+def recorded_prompts(stream: EventStream | SessionStream) -> list[ToldPrompt]:
     """Fills with what each of the stream's connections tells of the prompt; the client itself takes the first."""
-    assembler, told = stream._assembler, list[pb.PromptInfo]()
+    assembler, told = stream._assembler, list[ToldPrompt]()
     events = assembler.events
 
     def recorded(response: pb.GenerateResponse) -> Iterator[Event]:
         if response.HasField("prompt"):
-            told.append(response.prompt)
+            told.append(ToldPrompt(response.prompt, assembler.received))
         return events(response)
 
     assembler.events = recorded  # type: ignore[method-assign]
