@@ -21,8 +21,9 @@ from tests.support.chaos import Load, Outcome, settled
 from tests.support.chaos_requests import EOS_PROBABILITY, LONG
 from tests.support.havoc import Havoc
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import count
 
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "600"))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(2000, in_ci=400)))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RUNNERS = ("runner", "runner-2", "runner-3")
@@ -45,21 +46,22 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
     roster.change("runner-3", **SMALL)
     with roster:
         load = Load(roster, NUM_REQUESTS, concurrency=32, seed=SEED, large=0.1)
-        havoc = Havoc(roster, load.outcome, SEED, RUNNERS)
+        havoc = Havoc(roster, load, SEED, RUNNERS)
         async with havoc.reign(
-            havoc.kills(every_s=2.5),
-            havoc.leaves(every_s=4.0),
-            havoc.illness(every_s=5.0, for_s=3.0),
-            havoc.scheduler(every_s=6.0),
-            havoc.workers(every_s=4.0),
-            havoc.mask_processes(every_s=3.0),
-            havoc.policies(every_s=0.5),
+            havoc.kills(every=100),
+            havoc.leaves(every=150),
+            havoc.illness(every=180, for_s=1.5),
+            havoc.scheduler(every=170),
+            havoc.workers(every=130),
+            havoc.mask_processes(every=100),
+            havoc.policies(every=30),
         ):
             outcome = await load.run()
         await settled(roster, len(RUNNERS))
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     # What is alone on trial on two runners when each is killed is taken for the culprit: rare, and no wrong answer.
     assert len(outcome.refused) <= max(2, NUM_REQUESTS // 200), outcome.refused
+    assert len({what.partition(" ")[0] for what in outcome.troubles}) == 5, outcome.troubles
     report(outcome, time.monotonic() - begin)
 
 

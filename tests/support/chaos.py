@@ -68,9 +68,9 @@ class Load:
         self.outcome = Outcome()
 
     @property
-    def done(self) -> bool:
-        """Every request has been taken up."""
-        return self._next >= self._count
+    def taken(self) -> int:
+        """Requests that have been taken up."""
+        return self._next
 
     async def run(self) -> Outcome:
         """Returns once all are done. Raises AssertionError at the first wrong answer."""
