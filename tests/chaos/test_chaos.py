@@ -60,8 +60,9 @@ async def test_every_answer_is_as_if_nothing_had_happened(tmp_path: Path) -> Non
         await settled(roster, len(RUNNERS))
     assert outcome.completed + outcome.cancelled + len(outcome.refused) == NUM_REQUESTS
     # What is alone on trial on two runners when each is killed is taken for the culprit: rare, and no wrong answer.
-    assert len(outcome.refused) <= max(2, NUM_REQUESTS // 200), outcome.refused
-    assert len({what.partition(" ")[0] for what in outcome.troubles}) == 5, outcome.troubles
+    assert len(outcome.refused) <= max(1, NUM_REQUESTS // 1000), outcome.refused
+    kinds = {what.partition(" ")[0] for what in outcome.troubles}
+    assert kinds == {"runner", "scheduler", "front", "mask", "policy"} or NUM_REQUESTS < 400, outcome.troubles
     report(outcome, time.monotonic() - begin)
 
 
@@ -80,6 +81,7 @@ def report(outcome: Outcome, seconds: float) -> None:
         "cancelled": outcome.cancelled,
         "refused_as_poison": len(outcome.refused),
         "cut_short_by_a_drain": outcome.cut_short,
+        "too_large_for_the_runners_there": outcome.too_large,
         "seconds": round(seconds, 1),
         "troubles": dict(outcome.troubles),
         "resumed_s": {name: percentiles(times) for name, times in outcome.resumed_s.items()},

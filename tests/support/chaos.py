@@ -46,6 +46,8 @@ class Outcome:
     """Refused as poison: two runners ended while it was alone on each."""
     cut_short: int = 0
     """Answers that a scheduler's drain ended; each was asked for once more."""
+    too_large: int = 0
+    """Refusals of large requests while no large runner was there; each was sent once more."""
     troubles: Counter[str] = field(default_factory=Counter)
     """What happened, and how often."""
     resumed_s: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "scheduler": []})
@@ -99,9 +101,10 @@ class Load:
         except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError) as error:
             return error
         except InvalidRequestError as error:
-            # Those runners are away that hold it, and one is there that does not. Once accepted, it waits for them.
-            if not spec.is_large or stream.request_id:
-                raise AssertionError(f"{spec}: {error}") from error
+            # The runners that hold it are away, and one is there that does not. What the service has accepted waits
+            # aside for them; what was sent again to a new scheduler, which does not know them yet, is refused.
+            assert spec.is_large and "the largest runner" in str(error), f"{spec}: {error}"
+            self.outcome.too_large += 1
             return error
         except RosterError as error:
             if error.code is not grpc.StatusCode.INTERNAL:
