@@ -157,7 +157,8 @@ class Havoc:
             while await self._pause(0.1):  # also for the scheduler to notice that it is gone
                 with contextlib.suppress(RosterError):
                     status = await admin.get_status(deadline_s=2)
-                    if {runner.id for runner in (*status.runners, *status.held_back)} & set(any_of):
+                    here = {runner.id for runner in status.runners} | {runner.id for runner in status.held_back}
+                    if here & set(any_of):
                         return
 
     async def _kill_one(self, what: str, pids: Callable[[], list[int]]) -> None:
