@@ -103,7 +103,7 @@ class Load:
         except InvalidRequestError as error:
             # The runners that hold it are away, and one is there that does not. What the service has accepted waits
             # aside for them; what was sent again to a new scheduler, which does not know them yet, is refused.
-            assert spec.is_large and "the largest runner" in str(error), f"{spec}: {error}"
+            assert spec.is_large and "the largest" in str(error), f"{spec}: {error}"
             self.outcome.too_large += 1
             return error
         except RosterError as error:
