@@ -15,6 +15,7 @@ from roster_client.events import FinishReason
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
+from scheduler_svc.failure.suspicion import LONE_LOSSES, STRIKES
 from scheduler_svc.front.tokenizer import ModelText
 from scheduler_svc.link.runner_events import Loss
 from tests.support.virtual_client import VirtualService, VirtualStream
@@ -202,11 +203,15 @@ def test_what_was_refused_as_poison_stays_refused() -> None:
     service = service_with_runner()
     stream = service.generate(request([1, 2]))
     turns(service, 2)
-    for _ in range(4):
+    for _ in range(STRIKES + LONE_LOSSES):
+        assert stream.error is None
         service.runners.kill(max(service.runners.runners), Loss.FAULT)
         service.add_runner(Imprecise())
-        for _ in range(3):  # it gets a plan, and nothing comes of it
+        service.step()
+        turns(service, 1)  # it computes its probe
+        for _ in range(2):  # it gets a plan, and nothing comes of it
             service.step()
+        assert service.engine.pool.schedulers and not service.engine.probation.active
     assert stream.error is not None and stream.error.code is grpc.StatusCode.INTERNAL
     for again in (service.attach_to("the-request", [1]), service.generate(request([1, 2]))):
         turns(service, 2)
