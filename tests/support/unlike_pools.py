@@ -133,7 +133,7 @@ class PoolWalk:
         """Walks, and ends all that began on the way. Raises Hung, or AssertionError where an end is wrong."""
         actions = {
             self._submit: 14, self._turns: 16, self._pass_time: 2, self._add: 2, self._replace: 3, self._leave: 2,
-            self._kill: 1, self._restart: 0.7, self._swap: 1, self._cancel: 1,
+            self._kill: 1, self._restart: 0.7, self._swap: 1, self._cancel: 1, self._fall_ill: 2,
         }  # fmt: skip
         for action in self._rng.choices(list(actions), list(actions.values()), k=self._rng.randint(30, 70)):
             action()
@@ -195,6 +195,13 @@ class PoolWalk:
         if (session := self._some_runner()) is not None:
             self.stack.runners.kill(session)
             self._kills += 1
+
+    def _fall_ill(self) -> None:
+        """A runner answers its next plans, probes among them, with a fault each, and heals."""
+        if (session := self._some_runner()) is not None:
+            plans = self._rng.choice([1, 2, 5, 20])
+            self.stack.runners.ill[self.stack.runners.runners[session]] = plans
+            self._kills += plans
 
     def _replace(self) -> None:
         self._rng.choice([self._leave, self._kill])()
