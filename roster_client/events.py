@@ -38,7 +38,8 @@ class TokenLogprobs:
 class Started:
     """The request was accepted under this id; what was asked of its prompt (both empty otherwise).
 
-    `prompt_logprobs` speak of prompt tokens 1, 2, ...: the first has none.
+    `prompt_logprobs` speak of prompt tokens 1, 2, ...: the first has none. A session accepts a request before its
+    prompt is computed: what was asked of that comes with a second one then.
     """
 
     request_id: str
@@ -124,7 +125,7 @@ class Assembler:
 
         Raises StreamGapError when a delta does not join.
         """
-        if self.completion.started is None and (response.request_id or response.HasField("prompt")):
+        if self._tells_of_the_start(response):
             yield self._start(response)
         for delta in response.deltas:
             yield self._delta(delta)
@@ -137,6 +138,13 @@ class Assembler:
             usage = response.usage
             self.completion.usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
             yield self.completion.usage
+
+    def _tells_of_the_start(self, response: pb.GenerateResponse) -> bool:
+        """Something that is not known yet; a stream that is taken up again repeats what was asked of the prompt."""
+        started = self.completion.started
+        if started is None:
+            return bool(response.request_id) or response.HasField("prompt")
+        return response.HasField("prompt") and not (started.prompt_token_ids or started.prompt_logprobs)
 
     def _start(self, response: pb.GenerateResponse) -> Started:
         completion = self.completion

@@ -101,7 +101,7 @@ class Session:
         self._streams: dict[int, SessionStream] = {}
         self._tags = itertools.count(1)
         self._failure: RosterError | None = None
-        self._actions: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self._actions: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SessionStream:
         """Starts a request; see `RosterClient.generate`."""
@@ -151,7 +151,11 @@ class Session:
     # ------------------------------------------------------------------ connections
 
     def _open(self) -> None:
-        """A new call, with a queue of its own: what the broken one did not send is not sent by it later."""
+        """A new call, with a queue of its own: what the broken one did not send is not sent by it later.
+
+        grpc.aio goes on reading the broken one's, and would never stop.
+        """
+        self._actions.put_nowait(None)
         self._actions = asyncio.Queue()
         self._call = self._call_session(taken_from(self._actions))
 
@@ -235,10 +239,10 @@ class Session:
         self._streams.clear()
 
 
-async def taken_from(actions: asyncio.Queue[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
-    """What a Session call sends: the queue's messages, for ever."""
-    while True:
-        yield await actions.get()
+async def taken_from(actions: asyncio.Queue[pb.SessionRequest | None]) -> AsyncIterator[pb.SessionRequest]:
+    """What a Session call sends: the queue's messages up to None."""
+    while (message := await actions.get()) is not None:
+        yield message
 
 
 def _rows(message: pb.SessionResponse) -> Iterator[tuple[int, pb.Delta]]:

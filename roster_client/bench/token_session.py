@@ -47,7 +47,7 @@ class TokenSession:
         self._make_call = call
         self._tags = itertools.count(1)
         self._open: dict[int, _Open] = {}
-        self._actions: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        self._actions: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._broken: RequestFailed | None = None
 
     async def serve(self, message: pb.GenerateRequest, take: Take) -> Answer:

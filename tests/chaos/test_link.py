@@ -18,7 +18,8 @@ from roster_client.free_ports import free_ports
 from roster_client.requests import OnDisconnect
 from runner_svc.hash_model import expected_tokens
 from scheduler_svc.operation.service import FENCED
-from tests.support.chaos import EOS_PROBABILITY, Load, settled
+from tests.support.chaos import Load, settled
+from tests.support.chaos_requests import EOS_PROBABILITY
 from tests.support.link_proxies import FrameProxy, Meddler, TcpProxy, double, lose, reorder, truncate
 from tests.support.processes import RosterProcesses
 

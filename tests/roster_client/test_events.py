@@ -71,6 +71,18 @@ def test_every_kind_of_event() -> None:
     assert completion.choices[0].finish == finish and completion.choices[0].logprobs == list(delta.logprobs)
 
 
+def test_what_is_told_of_the_prompt_after_the_acceptance() -> None:
+    """As in a session; and a stream that is taken up again tells the same once more."""
+    prompt = pb.PromptInfo(token_ids=[4, 5], logprobs=pb.Logprobs(sampled=[-2]))
+    assembler = Assembler()
+    assert list(assembler.events(pb.GenerateResponse(request_id="r"))) == [Started("r")]
+    expected = Started("r", (4, 5), (TokenLogprobs(-2, ()),))
+    assert list(assembler.events(pb.GenerateResponse(prompt=prompt))) == [expected]
+    assert not list(assembler.events(pb.GenerateResponse(request_id="r")))
+    assert not list(assembler.events(pb.GenerateResponse(prompt=prompt)))
+    assert assembler.completion.started == expected
+
+
 def test_every_finish_reason_has_a_name() -> None:
     sent = {value for value in pb.FinishReason.values() if value != pb.FINISH_REASON_UNSPECIFIED}
     assert sent == {reason.value for reason in FinishReason}

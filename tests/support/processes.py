@@ -148,6 +148,10 @@ class RosterProcesses:
         """Waits for a service that ends by itself; returns its exit status."""
         return self._processes.pop(name).wait(STOP_S)
 
+    def has_ended(self, name: str) -> bool:
+        """Whether a service that was started has ended by itself."""
+        return self._processes[name].poll() is not None
+
     def revive(self) -> list[tuple[str, int]]:
         """Starts every service again that has ended by itself; returns which, and their exit statuses."""
         ended = [(name, process.returncode) for name, process in self._processes.items() if process.poll() is not None]
