@@ -282,13 +282,15 @@ class Placement:
         sequence.limit = min(sequence.limit, most)
         return True
 
-    def given_up(self) -> list[Sequence]:
+    def given_up(self, tried: int | None = None) -> list[Sequence]:
         """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
-        though it is closed or leaving, they wait on; those that are open-ended make do with what is there."""
+        though it is closed or leaving, or is the one that is closed for a trial (`tried`, a session), they wait on;
+        those that are open-ended make do with what is there."""
         over = self.misfits.due()
         if not over:
             return over
-        busy = max((s.most_tokens for s in self._schedulers.values() if s.table.num_running), default=0)
+        runners = self._schedulers.items()
+        busy = max((s.most_tokens for session, s in runners if s.table.num_running or session == tried), default=0)
         lost = []
         for sequence in over:
             if self.can_hold(sequence.limit):

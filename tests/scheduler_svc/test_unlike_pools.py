@@ -356,59 +356,6 @@ def test_nothing_is_preempted_for_a_sequence_that_the_runner_can_not_hold(first:
     assert end_of(long).reason == FinishReason.UNAVAILABLE
 
 
-# ---------------------------------------------------------------------- suspects
-
-
-def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> None:
-    """Twice a runner is lost with the requests in flight: they are held. The runners that come have these sizes."""
-    for size in sizes:
-        session = next(s for s, scheduler in stack.engine.pool.schedulers.items() if scheduler.table.num_running)
-        assert len(running(stack, session)) == len(requests)
-        stack.runners.kill(session)
-        add(stack, size)
-        stack.step()
-        stack.step()
-        stack.step()
-    assert all(stack.engine.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
-
-
-def test_a_suspect_is_tried_on_a_runner_that_holds_it() -> None:
-    stack = stack_of(LARGE)
-    long = stack.submit([1] * 20, 100)
-    advance(stack, 5)
-    add(stack, SMALL)
-    stack.step()
-    suspect(stack, [long], [LARGE, LARGE])
-    assert stack.engine.quarantine.active
-    finish(stack, long)
-
-
-def test_a_suspect_that_no_runner_holds_keeps_no_other_from_its_trial() -> None:
-    stack = stack_of(LARGE)
-    long, short = stack.submit([1] * 20, 100), stack.submit([2], 30)
-    advance(stack, 5)
-    suspect(stack, [long, short], [LARGE, SMALL])
-    advance(stack, 40)
-    assert short.streams[0].tokens == short.expected(0, NO_EOS) and short.streams[0].end is not None
-    assert long.streams[0].end is None and stack.engine.quarantine.num_waiting == 1
-    stack.now_s += NO_RUNNER_S + 1
-    finish(stack, short)
-    assert end_of(long).reason == FinishReason.UNAVAILABLE and not stack.engine.quarantine.active
-
-
-def test_a_suspect_that_no_runner_holds_is_tried_when_one_comes() -> None:
-    stack = stack_of(LARGE)
-    long = stack.submit([1] * 20, 100)
-    advance(stack, 5)
-    suspect(stack, [long], [LARGE, SMALL])
-    advance(stack, 5)
-    stack.now_s += NO_RUNNER_S / 2
-    advance(stack, 5)
-    add(stack, LARGE)
-    finish(stack, long)
-    assert not stack.engine.quarantine.active
-
-
 # ---------------------------------------------------------------------- walks
 
 
