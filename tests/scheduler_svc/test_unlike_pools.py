@@ -293,6 +293,37 @@ def test_a_deadline_is_judged_by_the_runner_that_the_request_gets(gone: bool) ->
     finish(stack, *long, short)
 
 
+@pytest.mark.parametrize("other", ["small", "closed", "leaving"])
+def test_free_slots_that_a_request_can_not_have_do_not_shorten_its_wait(other: str) -> None:
+    stack = stack_of(SMALL if other == "small" else LARGE - 1, LARGE, slots=1)
+    idle, large = stack.runners.runners
+    first, second = (stack.submit([number] * 40, 120) for number in range(2))
+    if other == "closed":
+        stack.engine.placement.close(idle)
+    stack.engine.pool.schedulers[idle].leaving = other == "leaving"
+    advance(stack, 150, turn_s=0.05)
+    assert running(stack, large) == ["r2"] and running(stack, idle) == [] and not stack.engine.queue
+    late = stack.submit([3] * 40, 120, timeout_ms=1_000)
+    stack.step()
+    assert late.refused is not None and "longer than its deadline" in late.refused.message
+    finish(stack, first, second)
+
+
+def test_those_that_smaller_runners_serve_too_count_partly() -> None:
+    """The larger runner serves half of the short requests that go first."""
+    stack = stack_of(SMALL, LARGE, slots=1)
+    short = [stack.submit([number], 20) for number in range(70)]
+    advance(stack, 300, turn_s=0.05)
+    waiting = len(stack.engine.queue)
+    assert waiting > 30
+    long = stack.submit([1] * 40, 20, timeout_ms=700 * waiting)  # each runner serves one of the short ones a second
+    stack.step()
+    assert long.refused is None
+    advance(stack, 20 * waiting, turn_s=0.05)
+    assert end_of(long).reason == FinishReason.LENGTH
+    finish(stack, *short, long)
+
+
 def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> None:
     """Runners of one kind differ by a few blocks: it must not be bound to the one that has more of them."""
     stack = stack_of(LARGE, LARGE - 3, SMALL)
