@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from scheduler_svc.failure.misfits import Misfits
 from scheduler_svc.ledger import Ledger
@@ -260,11 +260,14 @@ class Placement:
 
     def can_hold(self, num_tokens: int) -> bool:
         """Does some runner that is neither leaving nor closed hold so many tokens of one sequence?"""
-        return any(
-            session not in self._closed and not self._schedulers[session].leaving
-            for each in self._classes[self._class_index(num_tokens) :]
-            for session in each.members
-        )
+        return any(True for _ in self.holders(num_tokens))
+
+    def holders(self, num_tokens: int) -> Iterator[Scheduler]:
+        """Runners that are neither leaving nor closed, and hold so many tokens of one sequence."""
+        for each in self._classes[self._class_index(num_tokens) :]:
+            for session in each.members:
+                if session not in self._closed and not self._schedulers[session].leaving:
+                    yield self._schedulers[session]
 
     def _strand(self, sequence: Sequence) -> None:
         """No open runner holds the sequence, a member of the shared queue: it steps aside, if it can't be shortened."""
@@ -282,13 +285,15 @@ class Placement:
         sequence.limit = min(sequence.limit, most)
         return True
 
-    def given_up(self) -> list[Sequence]:
+    def given_up(self, tried: int | None = None) -> list[Sequence]:
         """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
-        though it is closed or leaving, they wait on; those that are open-ended make do with what is there."""
+        though it is closed or leaving, or is the one that is closed for a trial (`tried`, a session), they wait on;
+        those that are open-ended make do with what is there."""
         over = self.misfits.due()
         if not over:
             return over
-        busy = max((s.most_tokens for s in self._schedulers.values() if s.table.num_running), default=0)
+        runners = self._schedulers.items()
+        busy = max((s.most_tokens for session, s in runners if s.table.num_running or session == tried), default=0)
         lost = []
         for sequence in over:
             if self.can_hold(sequence.limit):

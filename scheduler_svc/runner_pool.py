@@ -14,6 +14,7 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.roster.prefix_sharing import SharingRules
+from scheduler_svc.roster.sequence_size import most_tokens
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.settings import SchedulerSettings
 
@@ -29,6 +30,7 @@ class RunnerPool:
         self.schedulers: dict[int, Scheduler] = {}
         self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
         self._max_tokens = self._usual_tokens = 0
+        self._expected: dict[int, int] = {}  # what runners on probation hold
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
@@ -41,13 +43,14 @@ class RunnerPool:
     def max_tokens(self) -> int:
         """Most tokens (prompt and output) of one sequence that some runner can hold (see `Scheduler.most_tokens`).
 
-        While no runner is there, what the last one could: it is expected back.
+        Those on probation count, which may serve again. While no runner serves, what the last one could counts too: it
+        is expected back.
         """
         return self._max_tokens
 
     @property
     def usual_tokens(self) -> int:
-        """The same of all runners that are nearly as large as the largest.
+        """The same of all runners that serve and are nearly as large as the largest of those.
 
         A request that sets no max_tokens gets this: two runners of one kind differ by a few blocks, and it would be
         bound to the one that has more of them.
@@ -72,6 +75,7 @@ class RunnerPool:
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)
+        self._expected.pop(session, None)
         self.schedulers[session] = self._open[session] = scheduler
         self._note_sizes()
         return scheduler
@@ -83,8 +87,18 @@ class RunnerPool:
             self.model = plan_pb2.Model.FromString(hello.model.SerializeToString())
         self.model.context_length = max(self.model.context_length, longest)
 
+    def expect(self, session: int, hello: plan_pb2.Hello) -> None:
+        """A runner that fits is on probation: from now on until `add` or `remove`."""
+        self._expected[session] = most_tokens(hello)
+        self._note_sizes()
+
+    def expects(self, num_tokens: int) -> bool:
+        """Does a runner on probation hold so many tokens of one sequence?"""
+        return any(size >= num_tokens for size in self._expected.values())
+
     def remove(self, session: int) -> Scheduler | None:
-        """Takes the session's roster out."""
+        """Takes the session's roster out, if it has one."""
+        self._expected.pop(session, None)
         self._open.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
         self._note_sizes()
@@ -93,8 +107,8 @@ class RunnerPool:
     def _note_sizes(self) -> None:
         sizes = [s.most_tokens for s in self.schedulers.values()]
         if sizes:
-            self._max_tokens = max(sizes)
-            self._usual_tokens = min(size for size in sizes if size >= NEARLY * self._max_tokens)
+            self._usual_tokens = min(size for size in sizes if size >= NEARLY * max(sizes))
+        self._max_tokens = max(*(sizes or [self._max_tokens]), *self._expected.values(), 0)
 
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`. Those on probation are not here."""

@@ -19,9 +19,10 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from protos import plan_pb2
-from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
+from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
+from scheduler_svc.constrained.packed_rows import PackedRows
 from scheduler_svc.constrained.source import UnusableGrammar
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
@@ -102,6 +103,7 @@ class MaskClient:
         """`grammars` and `masks`: the two processes, not started yet. `server`: what they are forked from."""
         self._server = server
         self._mask_bytes = -(-vocab_size // 32) * 4
+        self._packed = PackedRows(self._mask_bytes)
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
         self._dropped: list[int] = []
@@ -219,31 +221,40 @@ class MaskClient:
         alone: bool,
     ) -> None:
         """Asks for the masks of these rows, whose matchers are there, and copies them out of the shared memory."""
-        chosen = [rows[index] for index in indices]
+        chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
         dropped, self._dropped = self._dropped, []
-        drafts = [row.draft for row in chosen]
-        ask = MaskAsk(
-            [row.output.id for row in chosen],
-            [row.tokens for row in chosen],
-            drafts if any(drafts) else (),
-            forced,
-            dropped,
-        )
+        outputs, tokens = [row.output for row in chosen], [row.tokens for row in chosen]
+        drafts: Sequence[Sequence[int]] = [row.draft for row in chosen]
+        if not any(drafts):
+            drafts = ()
+        ask = MaskAsk([output.id for output in outputs], tokens, drafts, forced, dropped)
         size, handle = self._mask_bytes, self._masks
         handle.reserve(ask.num_positions * size)
-        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone), len(chosen))
-        at, add, masks = 0, made.masks.rows.add, handle.memory
-        for place, row in enumerate(chosen):
-            row.output.log.extend(row.tokens)
-            add(row=row.row, bits=masks[at : at + size])
-            at += size
-            if row.draft:
-                ahead = range(at, at + (answer.positions[place] - 1) * size, size)
-                made.ahead[indices[place]] = [masks[begin : begin + size] for begin in ahead]
-                at += len(row.draft) * size
+        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone))
+        for output, told in zip(outputs, tokens, strict=True):
+            output.log.fromlist(told)
+        places = first_places(len(chosen), drafts)
+        if drafts:
+            self._add_ahead(indices, drafts, places, answer.positions, made)
+        self._packed.add(made.masks, [row.row for row in chosen], handle.memory, places)
         made.failures.extend((indices[place], why) for place, why in answer.failures)
         if forced:
             made.forced.update(zip(indices, answer.forced, strict=True))
+
+    def _add_ahead(
+        self,
+        indices: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        places: Sequence[int],
+        positions: Sequence[int],
+        made: MadeMasks,
+    ) -> None:
+        """Adds the masks behind draft tokens."""
+        size, memory = self._mask_bytes, self._masks.memory
+        for index, draft, place, made_here in zip(indices, drafts, places, positions, strict=True):
+            if draft:
+                ahead = range(place + 1, place + made_here)
+                made.ahead[index] = [memory[each * size : (each + 1) * size] for each in ahead]
 
     def _make_alone(self, index: int, rows: list[AwaitedRow], forced: bool, made: MadeMasks) -> None:
         """The same of one row while nothing else is asked: if that ends the process, the row is to blame."""

@@ -16,7 +16,7 @@ from protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.constrained.masks import AskedRow, MaskMaker, OutputMatcher
+from scheduler_svc.constrained.masks import MaskMaker, OutputMatcher
 from scheduler_svc.constrained.source import UnusableGrammar
 
 Memory = Callable[[int], npt.NDArray[np.uint32]]
@@ -73,16 +73,13 @@ class MaskServer:
         asked, outputs = MaskAsk.decode(frame), self._outputs
         for each in asked.dropped:
             outputs.pop(each, None)
-        rows = [AskedRow(outputs[each], tokens) for each, tokens in zip(asked.ids, asked.tokens, strict=True)]
-        for row, draft in zip(rows, asked.drafts, strict=False):  # none at all where no row has any
-            row.draft = draft
-        places = asked.num_positions
+        rows, places = [outputs[each] for each in asked.ids], asked.num_positions
         bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
-        positions, failures = self._maker.make(rows, bits)
-        answer = MaskAnswer(positions, failures)
+        positions, failures = self._maker.make(rows, asked.tokens, bits, asked.drafts)
+        answer = MaskAnswer(positions if asked.drafts else [], failures)
         if asked.forced:
             failed = {index for index, _ in failures}
             answer.forced = [
-                [] if index in failed else row.output.matcher.compute_ff_tokens() for index, row in enumerate(rows)
+                [] if index in failed else output.matcher.compute_ff_tokens() for index, output in enumerate(rows)
             ]
         return answer.encode()

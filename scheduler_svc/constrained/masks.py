@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
+from scheduler_svc.constrained.columns import first_places
 from scheduler_svc.constrained.compiler import sentence
 
 _ALL = 0xFFFFFFFF
@@ -33,6 +34,10 @@ class OutputMatcher:
         """Tells the next tokens; why they can't be, "" if they can."""
         taken = self.matcher.try_consume_tokens(tokens)
         self.num_tokens += taken
+        return self.problem(taken, tokens) if taken < len(tokens) or self.matcher.is_error() else ""
+
+    def problem(self, taken: int, tokens: list[int]) -> str:
+        """Why no more than `taken` of the tokens could be told, or no mask made; "" if all is well."""
         if self.matcher.is_error():
             return sentence(self.matcher.get_error())
         if taken < len(tokens):
@@ -52,15 +57,6 @@ class OutputMatcher:
             bits[:] = others
 
 
-@dataclass(slots=True)
-class AskedRow:
-    """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
-
-    output: OutputMatcher
-    tokens: list[int]
-    draft: Sequence[int] = ()
-
-
 class MaskMaker:
     """Makes masks over `vocab_size` ids, of several rows in `threads` threads."""
 
@@ -69,51 +65,58 @@ class MaskMaker:
         """uint32 of one mask."""
         self._executor = LLExecutor(threads)
 
-    def make(self, rows: list[AskedRow], bits: npt.NDArray[np.uint32]) -> tuple[list[int], list[tuple[int, str]]]:
+    def make(
+        self,
+        outputs: list[OutputMatcher],
+        tokens: list[list[int]],
+        bits: npt.NDArray[np.uint32],
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> tuple[list[int], list[tuple[int, str]]]:
         """Fills `bits` [positions, words] with 1 + len(draft) masks a row, one behind each draft token.
 
-        Returns the positions of each row that may be reached: masks behind a draft token that is not allowed are not
-        made. And (index, why) of each row whose matcher has failed: its one mask allows everything. The matchers stand
-        where `tokens` end. Never raises for what a request is to blame for.
+        By row: whose masks are asked for, the `tokens` that its matcher lacks, and the `drafts` that may come after
+        them, empty where no row has any. Returns the positions of each row that may be reached: masks behind a draft
+        token that is not allowed are not made. And (index, why) of each row whose matcher has failed: its one mask
+        allows everything. The matchers stand where `tokens` end. Never raises for what a request is to blame for.
         """
-        counts, failures = [1] * len(rows), []
-        plain, drafted = [], []
-        place = 0
-        for index, row in enumerate(rows):
-            if problem := row.output.feed(row.tokens):
-                failures.append((index, problem))
+        counts, failures = [1] * len(outputs), []
+        plain, drafted, places = [], [], first_places(len(outputs), drafts)
+        for index, (output, told, place) in enumerate(zip(outputs, tokens, places, strict=True)):
+            matcher = output.matcher
+            taken = matcher.try_consume_tokens(told)
+            output.num_tokens += taken
+            if taken < len(told):
+                failures.append((index, output.problem(taken, told)))
                 bits[place] = _ALL
-            elif row.draft and (valid := row.output.matcher.validate_tokens(list(row.draft))):
+            elif drafts and drafts[index] and (valid := matcher.validate_tokens(list(drafts[index]))):
                 counts[index] += valid
-                drafted.append((row.output.matcher, place, list(row.draft[:valid])))
+                drafted.append((matcher, place, list(drafts[index][:valid])))
             else:
-                plain.append((row.output.matcher, place))
-            place += 1 + len(row.draft)
+                plain.append((matcher, place))
         address, size = bits.ctypes.data, 4 * self.words
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, address, size, len(bits))
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, size, len(bits))
-        self._settle(rows, bits, counts, failures)
+        self._settle(outputs, places, bits, counts, failures)
         return counts, failures
 
     def _settle(
         self,
-        rows: list[AskedRow],
+        outputs: list[OutputMatcher],
+        places: Sequence[int],
         bits: npt.NDArray[np.uint32],
         counts: list[int],
         failures: list[tuple[int, str]],
     ) -> None:
         """Finds the matchers that failed over their masks, and puts off the stop tokens of the others."""
         failed = {index for index, _ in failures}
-        place = 0
-        for index, row in enumerate(rows):
-            output = row.output
+        for index in [index for index, output in enumerate(outputs) if output.matcher.is_error()]:
             if index not in failed:
-                if output.matcher.is_error():
-                    failures.append((index, sentence(output.matcher.get_error())))
-                    bits[place], counts[index] = _ALL, 1
-                elif output.num_tokens < output.min_tokens:
-                    for ahead in range(counts[index]):
-                        output.put_off_stops(bits[place + ahead], ahead)
-            place += 1 + len(row.draft)
+                failed.add(index)
+                failures.append((index, sentence(outputs[index].matcher.get_error())))
+                bits[places[index]], counts[index] = _ALL, 1
+        for index in [index for index, output in enumerate(outputs) if output.num_tokens < output.min_tokens]:
+            if index not in failed:
+                for ahead in range(counts[index]):
+                    outputs[index].put_off_stops(bits[places[index] + ahead], ahead)

@@ -96,6 +96,8 @@ class Probation:
                 return False
             illness = Illness(hello.runner_id)
         self._patients[session] = Patient(hello, illness)
+        self._engine.pool.expect(session, hello)
+        self._engine.workers.announce()
         log.info("a runner is probed", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
         return True
 
@@ -110,9 +112,10 @@ class Probation:
 
     def lost(self, event: Lost) -> None:
         """A session that may be on probation has ended."""
-        patient = self._patients.pop(event.session, None)
+        patient = self._discharge(event.session)
         if patient is None:
             return
+        self._engine.workers.announce()
         if event.loss is Loss.LEFT or not patient.probing:
             log.info("a runner on probation is gone", runner=patient.hello.runner_id, reason=event.reason)
             return
@@ -131,8 +134,14 @@ class Probation:
 
     def leave(self, session: int) -> None:
         """A runner says goodbye that may be on probation."""
-        if self._patients.pop(session, None) is not None:
+        if self._discharge(session) is not None:
+            self._engine.workers.announce()
             self._engine.runners.dismiss(session)
+
+    def _discharge(self, session: int) -> Patient | None:
+        """The session is on probation no longer; None if it was not."""
+        self._engine.pool.remove(session)
+        return self._patients.pop(session, None)
 
     def end(self) -> None:
         """Nothing more is done here: a successor has taken over."""
@@ -156,7 +165,7 @@ class Probation:
         if event.number != _PROBE or not _has_token(event.result):
             self._engine.runners.drop(event.session, "its probe brought no token")
             return
-        del self._patients[event.session]
+        self._discharge(event.session)
         self._engine.runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
         log.info("a runner has computed its probe", runner=patient.hello.runner_id)
         self._engine.attendance.admit(event.session, patient.hello, _RELEASE)

@@ -23,7 +23,7 @@ import grpc
 import structlog
 
 from scheduler_svc.failure.suspicion import LoneLoss
-from scheduler_svc.failure.trial import Trial, choose_runner, fits, has_failed_on
+from scheduler_svc.failure.trial import Trial, choose_runner, fits, has_failed_on, waiting_limit
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.refusal_reason import RefusalReason
@@ -66,6 +66,11 @@ class Quarantine:
     def active(self) -> bool:
         """Somebody is held or tried."""
         return self._trial is not None or bool(self._cohorts or self._put_off) or self._reserved is not None
+
+    @property
+    def session(self) -> int | None:
+        """The runner that a trial has, or the next one will have; None where no runner is closed for one."""
+        return self._reserved if self._trial is None else self._trial.session
 
     @property
     def num_waiting(self) -> int:
@@ -196,7 +201,7 @@ class Quarantine:
             return
         _pardon(incident)
         for request in incident.suspects:
-            for cohort in self._cohorts:
+            for cohort in (*self._cohorts, self._put_off):
                 if request in cohort and not request.suspicion.is_held:
                     cohort.remove(request)
                     self._release(request)
@@ -268,7 +273,8 @@ class Quarantine:
             if fits(cohort, scheduler) and not has_failed_on(cohort, scheduler):
                 self._cohorts.rotate(-place)
                 return session
-        others_wait = self._engine.queue or self._engine.placement.num_placed or scheduler.table.num_running
+        placement = self._engine.placement  # who waits aside of the queue's order for a larger runner won't come here
+        others_wait = self._engine.queue.peek() or placement.num_placed or scheduler.table.num_running
         return None if others_wait else session
 
     def _end_trial(self, trial: Trial) -> None:
@@ -294,17 +300,17 @@ class Quarantine:
             return
         most, misfits, put_off = max(sizes), self._engine.placement.misfits, self._put_off
         for request in put_off:
-            if request.limit <= most:
+            if waiting_limit(request) <= most:
                 self._cohorts.append([request])
                 for sequence in request.sequences:
                     misfits.forget(sequence)
         for request in held:
-            for sequence in request.sequences if request.limit > most else ():
+            for sequence in request.sequences if waiting_limit(request) > most else ():
                 if sequence.phase is Phase.WAITING and not self._engine.placement.shorten(sequence, NEARLY):
                     misfits.note(sequence)
-        too_long = [request for request in held if request.limit > most and not request.finished]
-        self._put_off = [request for request in put_off if request.limit > most] + too_long
-        self._cohorts = deque([r for r in cohort if r.limit <= most] for cohort in self._cohorts)
+        too_long = [request for request in held if waiting_limit(request) > most]
+        self._put_off = [request for request in put_off if waiting_limit(request) > most] + too_long
+        self._cohorts = deque([r for r in cohort if waiting_limit(r) <= most] for cohort in self._cohorts)
 
     def _begin_trial(self) -> None:
         """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody else."""

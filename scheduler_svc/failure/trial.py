@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.sequence import Phase, Request, Sequence
 from scheduler_svc.waiting.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
@@ -54,8 +54,16 @@ def choose_runner(engine: Engine, cohort: list[Request], reserved: int | None) -
 
 
 def fits(cohort: list[Request], scheduler: Scheduler) -> bool:
-    """Whether the runner can hold each of the cohort's sequences to its end."""
-    return max((request.limit for request in cohort), default=0) <= scheduler.most_tokens
+    """Whether the runner can hold each of the cohort's sequences that wait to its end."""
+    return max(map(waiting_limit, cohort), default=0) <= scheduler.most_tokens
+
+
+def waiting_limit(request: Request) -> int:
+    """Most tokens that a sequence of the request comes to which waits; 0 where none does.
+
+    The others have no need of a runner, and may be longer: each open-ended sequence is shortened by itself.
+    """
+    return max((s.limit for s in request.sequences if s.phase is Phase.WAITING), default=0)
 
 
 def has_failed_on(cohort: list[Request], scheduler: Scheduler) -> bool:

@@ -50,8 +50,10 @@ class Unattended:
             elif request.gone_until_s is not None and request.gone_until_s <= now_s:
                 self._leave(request)
         engine.book.expire(now_s)
-        for sequence in engine.placement.given_up():
-            message = f"no runner came in time that holds its {sequence.limit} tokens (prompt and max_tokens)"
+        for sequence in engine.placement.given_up(engine.quarantine.session):
+            tokens = f"that holds its {sequence.limit} tokens (prompt and max_tokens)"
+            ill = engine.pool.expects(sequence.limit)
+            message = f"the runner {tokens} loses every plan" if ill else f"no runner came in time {tokens}"
             engine.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
         alone_since_s = engine.attendance.alone_since_s
         if alone_since_s is not None and now_s - alone_since_s > engine.settings.no_runner_s:

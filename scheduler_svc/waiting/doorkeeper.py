@@ -4,7 +4,7 @@
 |--------------------|----------------------------------------------------------------------------|
 | ALREADY_EXISTS     | the id is in use with another body                                         |
 | UNAVAILABLE        | the service drains, or no runner was ever there                            |
-| INVALID_ARGUMENT   | no runner that is there can ever hold the request                          |
+| INVALID_ARGUMENT   | no runner that is there, on probation or not, can ever hold the request    |
 | RESOURCE_EXHAUSTED | a limit of its tenant; its deadline can't be met; the policy; the queue is full |
 
 The checks go from certain to costly; only the last one, a full queue, may shed somebody else's request instead.

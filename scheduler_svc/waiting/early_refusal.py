@@ -6,6 +6,7 @@ even if all went rather well is refused: its wait a little shorter and its answe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from scheduler_svc.waiting.service_rate import Work
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
+    from scheduler_svc.scheduler import Scheduler
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
@@ -68,19 +70,20 @@ class EarlyRefusal:
         return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
 
     def forecast(self, request: Request) -> Forecast | None:
-        """How long it waits and takes; None while too little is known, or no runner is there."""
+        """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
         engine, rate = self._engine, self._engine.rate
-        if not rate.known or not engine.pool.schedulers:
+        runners = list(engine.placement.holders(request.limit))
+        if not rate.known or not runners:
             return None
         key, choices = engine.policy.key(request_view(request), engine.ledger), len(request.sequences)
         own = work_of(request.sequences)
-        first, count = self._ahead(request, key)
+        first, count = self._ahead(request, key, runners)
         ahead = work_of(first) if first else own
-        running, free = self._slots(ahead, key)
+        running, free = self._slots(runners, ahead, key)
         wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
         limit = engine.shares.limits_of(request.tenant).running
         if limit is not None:
-            mine = self._running(tenant=engine.ledger.index_of(request.tenant))
+            mine = self._running(engine.pool.schedulers.values(), tenant=engine.ledger.index_of(request.tenant))
             before = engine.shares.waiting(request.tenant) + choices - 1
             wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), ahead, before))
         hopeful_s = HOPEFUL_WAIT * wait_s + float(rate.hold_at_s(own, HOPEFUL_CHANCE).max())
@@ -89,30 +92,30 @@ class EarlyRefusal:
     def retry_s(self, leaving: float) -> float:
         """Seconds until so many of the sequences that wait have got a slot, as a time to come back."""
         engine = self._engine
-        waiting = list(islice(engine.queue, SAMPLED))
-        if not engine.rate.known or not engine.pool.schedulers or not waiting:
+        waiting, runners = list(islice(engine.queue, SAMPLED)), list(engine.placement.holders(0))
+        if not engine.rate.known or not runners or not waiting:
             return UNKNOWN_RETRY_S
         work = work_of(waiting)
-        running, free = self._slots(work, None)
+        running, free = self._slots(runners, work, None)
         return _bounded(engine.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
 
-    def _slots(self, waiting: Work, key: Any) -> tuple[Work, int]:
-        """What runs, and how many slots are free, as far as there are blocks for sequences like those that wait. Slots
-        that a request of this key would be given in place of others are free too."""
+    def _slots(self, runners: list[Scheduler], waiting: Work, key: Any) -> tuple[Work, int]:
+        """What runs on these runners, and how many slots are free there, as far as there are blocks for sequences like
+        those that wait. Slots that a request of this key would be given in place of others are free too."""
         free, num_tokens = 0, int(waiting.prompt.mean()) + 1
-        for scheduler in self._engine.pool.schedulers.values():
+        for scheduler in runners:
             blocks = max(0, scheduler.pool.num_free - scheduler.seating.reserve)
             free += min(len(scheduler.table.free), blocks // scheduler.pool.blocks_for(num_tokens))
-        everything = self._running()
+        everything = self._running(runners)
         if key is None or not self._engine.policy.displaces:
             return everything, free
-        staying = self._running(key=key)
+        staying = self._running(runners, key=key)
         return staying, free + len(everything.tokens) - len(staying.tokens)
 
-    def _running(self, *, tenant: int | None = None, key: Any = None) -> Work:
-        """What runs, on all runners: of one tenant (its row in the ledger), or of ranks that go before `key`."""
+    def _running(self, runners: Iterable[Scheduler], *, tenant: int | None = None, key: Any = None) -> Work:
+        """What runs on these runners: of one tenant (its row in the ledger), or of ranks that go before `key`."""
         prompt, tokens = [], []
-        for scheduler in self._engine.pool.schedulers.values():
+        for scheduler in runners:
             table = scheduler.table
             chosen = table.epoch > 0
             if tenant is not None:
@@ -123,18 +126,31 @@ class EarlyRefusal:
             tokens.append((table.limit - table.length)[chosen])
         return Work(np.concatenate(prompt), np.concatenate(tokens))
 
-    def _ahead(self, request: Request, key: Any) -> tuple[list[Sequence], int]:
-        """A sample of the sequences that go first, and about how many they are: by their ranks, or by turns where
-        tenants take them. Those that their tenant's limit holds back are passed."""
+    def _ahead(self, request: Request, key: Any, runners: list[Scheduler]) -> tuple[list[Sequence], int]:
+        """A sample of the sequences that go first, and about how many of them these runners will serve: by their ranks,
+        or by turns where tenants take them. Those that their tenant's limit holds back are passed."""
         engine, shares = self._engine, self._engine.shares
         waiting = len(engine.queue)
         stride = waiting // SAMPLED + 1
         sample = [sequence for sequence in islice(engine.queue, 0, None, stride) if not shares.is_held(sequence)]
         if engine.policy.orders_tenants:
             own = shares.waiting(request.tenant) + len(request.sequences)
-            return sample, min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
+            turns = min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
+            return sample, round(turns * self._part(sample, runners))
         first = [sequence for sequence in sample if sequence.rank.key <= key]
-        return first, min(waiting, stride * len(first))
+        return first, round(min(waiting, stride * len(first)) * self._part(first, runners))
+
+    def _part(self, sequences: list[Sequence], runners: list[Scheduler]) -> float:
+        """Which part of the sequences these runners will serve: each is as likely to get any slot that can hold it."""
+        every = list(self._engine.placement.holders(0))
+        if len(every) == len(runners) or not sequences:
+            return 1.0
+        slots = np.array([scheduler.table.num_slots for scheduler in every])
+        sizes = np.array([scheduler.most_tokens for scheduler in every])
+        limits = np.array([sequence.limit for sequence in sequences])
+        theirs = (slots * (sizes >= limits[:, np.newaxis])).sum(axis=1)
+        ours = sum(scheduler.table.num_slots for scheduler in runners)
+        return float(np.minimum(1.0, ours / np.maximum(1, theirs)).mean())
 
 
 def work_of(sequences: list[Sequence]) -> Work:

@@ -272,8 +272,9 @@ class EngineMachine(RuleBasedStateMachine):
                 assert len(request.streams) == request.submit.n
                 self._compare(request)
             elif request.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
-                # Its deadline could not be met: refused before it began.
-                assert request.submit.timeout_ms and not request.streams and request.refused.retry_after_ms
+                # Its deadline could not be met: refused before it began, or when it was sent again to a new scheduler.
+                assert request.submit.timeout_ms and request.refused.retry_after_ms
+                assert self.stack.restarts or not request.streams
             else:  # it was alone on runners that were killed, after it had been on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)

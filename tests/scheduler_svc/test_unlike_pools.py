@@ -322,6 +322,37 @@ def test_a_deadline_is_judged_by_the_runner_that_the_request_gets(gone: bool) ->
     finish(stack, *long, short)
 
 
+@pytest.mark.parametrize("other", ["small", "closed", "leaving"])
+def test_free_slots_that_a_request_can_not_have_do_not_shorten_its_wait(other: str) -> None:
+    stack = stack_of(SMALL if other == "small" else LARGE - 1, LARGE, slots=1)
+    idle, large = stack.runners.runners
+    first, second = (stack.submit([number] * 40, 120) for number in range(2))
+    if other == "closed":
+        stack.engine.placement.close(idle)
+    stack.engine.pool.schedulers[idle].leaving = other == "leaving"
+    advance(stack, 150, turn_s=0.05)
+    assert running(stack, large) == ["r2"] and running(stack, idle) == [] and not stack.engine.queue
+    late = stack.submit([3] * 40, 120, timeout_ms=1_000)
+    stack.step()
+    assert late.refused is not None and "longer than its deadline" in late.refused.message
+    finish(stack, first, second)
+
+
+def test_those_that_smaller_runners_serve_too_count_partly() -> None:
+    """The larger runner serves half of the short requests that go first."""
+    stack = stack_of(SMALL, LARGE, slots=1)
+    short = [stack.submit([number], 20) for number in range(70)]
+    advance(stack, 300, turn_s=0.05)
+    waiting = len(stack.engine.queue)
+    assert waiting > 30
+    long = stack.submit([1] * 40, 20, timeout_ms=700 * waiting)  # each runner serves one of the short ones a second
+    stack.step()
+    assert long.refused is None
+    advance(stack, 20 * waiting, turn_s=0.05)
+    assert end_of(long).reason == FinishReason.LENGTH
+    finish(stack, *short, long)
+
+
 def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> None:
     """Runners of one kind differ by a few blocks: it must not be bound to the one that has more of them."""
     stack = stack_of(LARGE, LARGE - 3, SMALL)
@@ -383,59 +414,6 @@ def test_nothing_is_preempted_for_a_sequence_that_the_runner_can_not_hold(first:
     stack.now_s += NO_RUNNER_S + 1
     finish(stack, *low, high)
     assert end_of(long).reason == FinishReason.UNAVAILABLE
-
-
-# ---------------------------------------------------------------------- suspects
-
-
-def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> None:
-    """Twice a runner is lost with the requests in flight: they are held. The runners that come have these sizes."""
-    for size in sizes:
-        session = next(s for s, scheduler in stack.engine.pool.schedulers.items() if scheduler.table.num_running)
-        assert len(running(stack, session)) == len(requests)
-        stack.runners.kill(session)
-        add(stack, size)
-        stack.step()
-        stack.step()
-        stack.step()
-    assert all(stack.engine.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
-
-
-def test_a_suspect_is_tried_on_a_runner_that_holds_it() -> None:
-    stack = stack_of(LARGE)
-    long = stack.submit([1] * 20, 100)
-    advance(stack, 5)
-    add(stack, SMALL)
-    stack.step()
-    suspect(stack, [long], [LARGE, LARGE])
-    assert stack.engine.quarantine.active
-    finish(stack, long)
-
-
-def test_a_suspect_that_no_runner_holds_keeps_no_other_from_its_trial() -> None:
-    stack = stack_of(LARGE)
-    long, short = stack.submit([1] * 20, 100), stack.submit([2], 30)
-    advance(stack, 5)
-    suspect(stack, [long, short], [LARGE, SMALL])
-    advance(stack, 40)
-    assert short.streams[0].tokens == short.expected(0, NO_EOS) and short.streams[0].end is not None
-    assert long.streams[0].end is None and stack.engine.quarantine.num_waiting == 1
-    stack.now_s += NO_RUNNER_S + 1
-    finish(stack, short)
-    assert end_of(long).reason == FinishReason.UNAVAILABLE and not stack.engine.quarantine.active
-
-
-def test_a_suspect_that_no_runner_holds_is_tried_when_one_comes() -> None:
-    stack = stack_of(LARGE)
-    long = stack.submit([1] * 20, 100)
-    advance(stack, 5)
-    suspect(stack, [long], [LARGE, SMALL])
-    advance(stack, 5)
-    stack.now_s += NO_RUNNER_S / 2
-    advance(stack, 5)
-    add(stack, LARGE)
-    finish(stack, long)
-    assert not stack.engine.quarantine.active
 
 
 # ---------------------------------------------------------------------- walks

@@ -36,6 +36,8 @@ class Stream:
     at: int = 0
     again: bool = False
     """It had ended, and a new engine goes through it again."""
+    open_ended: bool = False
+    """Where it ends depends on the runner: the one that goes through it again may be smaller."""
 
     def take(self, token: int) -> None:
         """The next token from the engine: new, or the one that the client has at this place."""
@@ -47,7 +49,7 @@ class Stream:
 
     def finish(self, end: engine_pb2.End) -> None:
         """The end, which a new engine may tell again."""
-        whole = end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        whole = end.reason == FinishReason.STOP or (end.reason == FinishReason.LENGTH and not self.open_ended)
         assert self.at == len(self.tokens) or not whole, "the end came before tokens that the client has"
         assert self.end is None or self.again, "ended twice"
         assert self.end is None or self.end.reason == end.reason or not whole
@@ -60,6 +62,10 @@ class Stream:
     def begin_again(self) -> None:
         """A new engine tells it from the first token on."""
         self.at, self.again = 0, self.end is not None
+
+
+def new_streams(submit: engine_pb2.Submit) -> list[Stream]:
+    return [Stream(open_ended=submit.open_ended) for _ in range(submit.n)]
 
 
 @dataclass
@@ -213,7 +219,7 @@ class Stack:
             self._attaching.discard(request.handle)
             assert not request.streams or request.first_sequence_id not in self.streams, "accepted twice"
             request.first_sequence_id, request.seed = message.accepted.first_sequence_id, message.accepted.seed
-            request.streams = request.streams or [Stream() for _ in range(request.submit.n)]
+            request.streams = request.streams or new_streams(request.submit)
             for index, stream in enumerate(request.streams):
                 if request.submit.n > 1:
                     stream.begin_again()
@@ -257,7 +263,7 @@ class Stack:
 
     def _attached(self, request: Submitted, attached: engine_pb2.Attached) -> None:
         if not request.streams:
-            request.streams = [Stream() for _ in range(request.submit.n)]
+            request.streams = new_streams(request.submit)
         request.first_sequence_id = attached.choices[0].sequence_id
         self._follow(ScoredStream.attached(request.submit, attached), request)
         for stream, record in zip(request.streams, attached.choices, strict=True):

@@ -13,8 +13,8 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.failure.attendance import RECOVERY_S
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
-from tests.support.fake_links import Inline
 from tests.support.in_process import Stack
+from tests.support.mask_handles import work_inline
 
 PATIENCE_S = 20.0
 
@@ -32,7 +32,7 @@ class LinkedStack(Stack):
         self._endpoint = self.link.endpoint
         policy = PolicyGuard(load_policy(self.settings.policy, {}))
         engine = Engine(self.settings, policy, self.front, self.link, self._clock, self.wall_clock)
-        engine.constraints.work_in(Inline(), Inline())
+        work_inline(engine.constraints)
         return engine
 
     def _bind(self) -> RunnerLink:

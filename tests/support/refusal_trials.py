@@ -213,7 +213,8 @@ def is_true(said_s: float, was_s: float) -> bool:
 class FailingBackend(HashBackend):
     """Rows whose seed says so fail with the token of that number."""
 
-    def _draw(self, batch: StepBatch, rows: Any, picked: list[int]) -> StepOutput:
+    def _draw(self, batch: StepBatch, rows: Any, picked: list[int], *held: Any) -> StepOutput:
+        super()._draw(batch, rows, picked, *held)
         finite = np.ones(len(picked), np.bool_)
         for index, row in enumerate(rows.tolist()):
             seed = int(batch.params[row]["seed"])

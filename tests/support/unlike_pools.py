@@ -15,6 +15,7 @@ from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.constrained.grammar_text import grammar_text
+from scheduler_svc.failure.suspicion import LONE_LOSSES, STRIKES
 from scheduler_svc.policy import VictimChoice, available_policies
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
@@ -109,7 +110,7 @@ class PoolWalk:
             tenant_limits={"a": TenantLimits.model_validate({"running": rng.choice([None, 2])})},
             no_runner_s=rng.choice([0.5, 2.0, 6.0]),
         )
-        self._kills = 0
+        self._losses = 0  # that may count against one request
         self._sizes: set[int] = set()  # tokens of one sequence that the runners hold
         self._drained = False
         self._cancelled: set[int] = set()
@@ -133,7 +134,7 @@ class PoolWalk:
         """Walks, and ends all that began on the way. Raises Hung, or AssertionError where an end is wrong."""
         actions = {
             self._submit: 14, self._turns: 16, self._pass_time: 2, self._add: 2, self._replace: 3, self._leave: 2,
-            self._kill: 1, self._restart: 0.7, self._swap: 1, self._cancel: 1,
+            self._kill: 1, self._restart: 0.7, self._swap: 1, self._cancel: 1, self._fall_ill: 2,
         }  # fmt: skip
         for action in self._rng.choices(list(actions), list(actions.values()), k=self._rng.randint(30, 70)):
             action()
@@ -194,7 +195,17 @@ class PoolWalk:
     def _kill(self) -> None:
         if (session := self._some_runner()) is not None:
             self.stack.runners.kill(session)
-            self._kills += 1
+            self._losses += 1
+
+    def _fall_ill(self) -> None:
+        """A runner answers its next plans, probes among them, with a fault each, and heals.
+
+        However long that takes, it costs a request one loss at most: behind it the runner computes probes only.
+        """
+        if (session := self._some_runner()) is not None:
+            ill, runner = self.stack.runners.ill, self.stack.runners.runners[session]
+            self._losses += not ill.get(runner)
+            ill[runner] = self._rng.choice([1, 2, 5, 20])
 
     def _replace(self) -> None:
         self._rng.choice([self._leave, self._kill])()
@@ -250,7 +261,7 @@ class PoolWalk:
             "INVALID_ARGUMENT": "can never fit" in request.refused.message,
             "RESOURCE_EXHAUSTED": request.submit.HasField("timeout_ms"),
             "UNAVAILABLE": self._drained or "no runner" in request.refused.message,
-            "INTERNAL": self._kills >= 2,
+            "INTERNAL": self._losses >= STRIKES + LONE_LOSSES,
         }
         assert allowed.get(status), f"{request.submit.request_id}: {status} {request.refused.message}"
         self.outcomes[status] += request.submit.n
@@ -260,8 +271,9 @@ class PoolWalk:
         reason = FinishReason(stream.end.reason)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             cut = reason is FinishReason.LENGTH and request.submit.open_ended
-            length = len(request.submit.prompt) // 4 + len(stream.tokens)
-            assert stream.tokens == expected or (cut and length in self._sizes), request.submit.request_id
+            begun = len(request.submit.prompt) // 4
+            is_full = cut and not self._sizes.isdisjoint({begun + len(stream.tokens), begun + stream.end.num_tokens})
+            assert stream.tokens == expected or is_full, request.submit.request_id
             self.outcomes["whole"] += 1
             return
         allowed = {

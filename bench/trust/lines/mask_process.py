@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from llguidance import LLExecutor
 
 from bench.trust.line import Line
 from protos import plan_pb2
@@ -22,7 +23,7 @@ from runner_svc.settings import default_cache_folder
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
-from scheduler_svc.constrained.masks import AskedRow, MaskMaker, OutputMatcher
+from scheduler_svc.constrained.masks import OutputMatcher
 
 MOST_ADDED_US = 100.0
 THREADS = 2
@@ -33,6 +34,15 @@ ALL = 0xFFFFFFFF
 LARGE = 131_072
 CONSTRAINT = ("regex", r"[a-zA-Z ,.]*")
 """Any word may follow any other, so that what may come first may come always."""
+
+
+@dataclass(slots=True, frozen=True)
+class HereRow:
+    """A row that waits for its mask, as the scheduler had it."""
+
+    row: int
+    output: OutputMatcher
+    tokens: list[int]
 
 
 @dataclass(slots=True)
@@ -73,7 +83,7 @@ def run(quick: bool) -> Line:
 
 def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -> Trial:
     """So many plans of so many rows."""
-    maker = MaskMaker(model.vocab_size, THREADS)
+    executor, width = LLExecutor(THREADS), -(-model.vocab_size // 32)
     compiler, stops = GrammarCompiler(model), list(model.eos_token_ids)
     here = [
         OutputMatcher(compiler.compile(grammar_text(*CONSTRAINT)), 0, np.array(stops, np.int32)) for _ in range(rows)
@@ -86,7 +96,7 @@ def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -
         masks = []
         for tokens in told:
             began = time.perf_counter()
-            masks.append(_here(maker, here, tokens))
+            masks.append(_here(executor, [HereRow(row, each, tokens[row]) for row, each in enumerate(here)], width))
             trial.here_us.append((time.perf_counter() - began) * 1e6)
         for tokens, expected in zip(told, masks, strict=True):
             began = time.perf_counter()
@@ -97,22 +107,34 @@ def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -
     return trial
 
 
-def _here(maker: MaskMaker, outputs: list[OutputMatcher], told: list[list[int]]) -> plan_pb2.Masks:
-    """The same in this thread, as the scheduler did it before: masks in memory of their own, then as a message."""
-    bits = np.full((len(told), maker.words), ALL, "<u4")
-    _, failures = maker.make([AskedRow(each, tokens) for each, tokens in zip(outputs, told, strict=True)], bits)
+def _here(executor: LLExecutor, rows: list[HereRow], words: int) -> plan_pb2.Masks:
+    """The same in this thread, line by line as the scheduler did it at 44e92c9."""
+    bits, failures, ready = np.full((len(rows), words), ALL, "<u4"), [], []
+    masks = plan_pb2.Masks()
+    for index, row in enumerate(rows):
+        problem = row.output.feed(row.tokens)
+        if problem:
+            failures.append((index, problem))
+        else:
+            ready.append((row.output.matcher, index))
+    executor.unsafe_compute_mask_ptr(ready, bits.ctypes.data, 4 * words, len(rows))
+    for matcher, index in ready:
+        if matcher.is_error():
+            failures.append((index, matcher.get_error()))
+        else:
+            rows[index].output.put_off_stops(bits[index])
+    for row, line in zip(rows, bits, strict=True):
+        masks.rows.add(row=row.row, bits=line.tobytes())
     if failures:
         raise RuntimeError(f"masks failed: {failures}")
-    masks = plan_pb2.Masks()
-    for row, line in enumerate(bits):
-        masks.rows.add(row=row, bits=line.tobytes())
     return masks
 
 
 def _words(model: plan_pb2.Model, client: MaskClient) -> list[int]:
     """Tokens that may come first and end nothing."""
     grammar, _ = client.check(*CONSTRAINT, [])
-    (mask,) = client.make([AwaitedRow(0, *client.open(grammar, 1, 0, []), [])]).masks.rows
+    (output,) = client.open(grammar, 1, 0, [])
+    (mask,) = client.make([AwaitedRow(0, output, [])]).masks.rows
     allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")).tolist()
     return [token for token in allowed if token not in model.eos_token_ids]
 

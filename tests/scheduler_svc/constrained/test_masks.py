@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.constrained.masks import AskedRow, MaskMaker, OutputMatcher
+from scheduler_svc.constrained.masks import MaskMaker, OutputMatcher
 
 EVERYTHING = set(range(-(-NUM_TOKENS // 32) * 32))
 
@@ -24,11 +26,21 @@ def output(compiler: GrammarCompiler, regex: str, min_tokens: int = 0) -> Output
     return OutputMatcher(compiler.compile(grammar_text("regex", regex)), min_tokens, np.array([IM_END_ID], np.int32))
 
 
+@dataclass(slots=True)
+class AskedRow:
+    """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
+
+    output: OutputMatcher
+    tokens: list[int]
+    draft: Sequence[int] = ()
+
+
 def made(maker: MaskMaker, rows: list[AskedRow]) -> tuple[list[list[set[int]]], list[tuple[int, str]]]:
     """By row, what each of its masks allows; and the failures."""
     places = sum(1 + len(row.draft) for row in rows)
     bits = np.zeros((places, maker.words), np.uint32)
-    counts, failures = maker.make(rows, bits)
+    drafts = [row.draft for row in rows] if any(row.draft for row in rows) else ()
+    counts, failures = maker.make([row.output for row in rows], [row.tokens for row in rows], bits, drafts)
     sets = [set(np.flatnonzero(np.unpackbits(each.view(np.uint8), bitorder="little")).tolist()) for each in bits]
     masks, at = [], 0
     for row, count in zip(rows, counts, strict=True):

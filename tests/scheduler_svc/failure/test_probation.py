@@ -308,5 +308,5 @@ def test_who_comes_back_must_fit_those_that_came_meanwhile() -> None:
     hospital.stack.runners.deliver(session)
     hospital.run()
     assert list(hospital.engine.pool.schedulers) == [session]
-    assert "start all with the same block_size" in hospital.stack.runners.rejected[hospital.sessions["only"]]
+    assert "start all with the same --block-size" in hospital.stack.runners.rejected[hospital.sessions["only"]]
     assert served(*hospital.stack.requests.values())
