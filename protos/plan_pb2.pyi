@@ -73,14 +73,16 @@ class Rejection(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ("last_plan", "term", "term_id")
+    __slots__ = ("last_plan", "term", "term_id", "longest_context")
     LAST_PLAN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     TERM_ID_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     last_plan: int
     term: int
     term_id: int
-    def __init__(self, last_plan: _Optional[int] = ..., term: _Optional[int] = ..., term_id: _Optional[int] = ...) -> None: ...
+    longest_context: int
+    def __init__(self, last_plan: _Optional[int] = ..., term: _Optional[int] = ..., term_id: _Optional[int] = ..., longest_context: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ("last_plan",)
@@ -93,7 +95,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints")
+    __slots__ = ("protocol_version", "runner_id", "device", "num_slots", "block_size", "num_blocks", "max_step_tokens", "max_depth", "model", "term", "tile_tokens", "term_id", "features", "fingerprints", "longest_context")
     class FingerprintsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +117,7 @@ class Hello(_message.Message):
     TERM_ID_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runner_id: str
     device: str
@@ -129,7 +132,8 @@ class Hello(_message.Message):
     term_id: int
     features: _containers.RepeatedScalarFieldContainer[str]
     fingerprints: _containers.ScalarMap[str, str]
-    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    longest_context: int
+    def __init__(self, protocol_version: _Optional[int] = ..., runner_id: _Optional[str] = ..., device: _Optional[str] = ..., num_slots: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_depth: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., term: _Optional[int] = ..., tile_tokens: _Optional[int] = ..., term_id: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Mapping[str, str]] = ..., longest_context: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "architecture", "weights_version", "vocab_size", "context_length", "eos_token_ids", "tokenizer", "chat_template", "special_tokens", "prefix_positions")

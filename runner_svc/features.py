@@ -9,8 +9,10 @@ from collections.abc import Iterable
 
 TERMS = "terms"
 """Terms have ids, and pings tell the greatest."""
+CONTEXTS = "contexts"
+"""Pings tell the longest context that a runner of the service had."""
 
-OURS = frozenset({TERMS})
+OURS = frozenset({TERMS, CONTEXTS})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:

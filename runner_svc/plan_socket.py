@@ -224,6 +224,7 @@ class PlanSocket:
             self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
             self._know(message.ping.term, message.ping.term_id)
+            self._hello.longest_context = max(self._hello.longest_context, message.ping.longest_context)
             if message.ping.last_plan >= self._next_plan and not self._faulted:
                 self._ask_again()
             pong = plan_pb2.Pong(last_plan=self._last_done)

@@ -24,7 +24,7 @@ NEARLY = 0.9
 
 class RunnerPool:
     """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
-    the longest context that a runner had."""
+    the longest context that a runner had, also one that only a former scheduler met."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
@@ -70,8 +70,7 @@ class RunnerPool:
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
-        if self.model is None or hello.model.context_length > self.model.context_length:
-            self.model = hello.model  # the same but for its context: a runner takes what its own holds
+        self._note_context(hello)
         self.likeness.take(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
@@ -80,6 +79,13 @@ class RunnerPool:
         self.schedulers[session] = self._open[session] = scheduler
         self._note_sizes()
         return scheduler
+
+    def _note_context(self, hello: plan_pb2.Hello) -> None:
+        """Models are the same but for their contexts; a runner takes what its own holds."""
+        longest = max(hello.model.context_length, hello.longest_context)
+        if self.model is None:
+            self.model = plan_pb2.Model.FromString(hello.model.SerializeToString())
+        self.model.context_length = max(self.model.context_length, longest)
 
     def expect(self, session: int, hello: plan_pb2.Hello) -> None:
         """A runner that fits is on probation: from now on until `add` or `remove`."""

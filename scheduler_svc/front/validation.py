@@ -198,6 +198,8 @@ def _max_tokens(
 ) -> int:
     """Tokens to generate at most: what was asked, cut to the context; by default all that context and pool allow."""
     most = context_length - prompt_len
+    if request.received_token_ids and request.stop.HasField("max_tokens"):
+        return min(request.stop.max_tokens, most)  # it was begun: where no runner holds it now, it waits for one
     room = pool_tokens - prompt_len
     if room < 1:
         raise invalid(

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from protos import plan_pb2
 from scheduler_svc.link.curve import CurveServer
-from scheduler_svc.link.features import OURS, TERMS, shared
+from scheduler_svc.link.features import CONTEXTS, OURS, TERMS, shared
 from scheduler_svc.link.name_contests import NameContests
 from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.link.runner_peer import Peer
@@ -57,6 +57,7 @@ class RunnerLink:
         self._socket = RunnerSocket(context, endpoint, curve)
         self.endpoint = self._socket.endpoint
         self._own_term = OwnTerm()
+        self._longest_context = 0  # of the runners that were welcomed
         self._silence_s = silence_s
         self._pause_s = min(PAUSE_S, max(PAUSE_S / 2, silence_s / 2))
         self._plan_timeout_s = plan_timeout_s
@@ -196,6 +197,7 @@ class RunnerLink:
         lost, self._pending = self._pending, []
         features = shared(hello.features)
         peer = Peer(identity, secrets.randbits(63) | 1, hello.runner_id, now_s, now_s, features)
+        peer.longest_context = max(hello.model.context_length, hello.longest_context)
         self._peers[identity] = self._sessions[peer.session] = peer
         holds = former != 0 and former not in self._opened
         self._opened.add(peer.session)
@@ -297,6 +299,7 @@ class RunnerLink:
 
     def _welcome(self, peer: Peer, welcome: plan_pb2.Welcome) -> None:
         peer.welcome = welcome
+        self._longest_context = max(self._longest_context, peer.longest_context)
         welcome.term = self.term.number
         if peer.features:
             welcome.features[:] = sorted(OURS)
@@ -327,6 +330,8 @@ class RunnerLink:
         ping = plan_pb2.Ping(last_plan=peer.last_plan)
         if TERMS in peer.features:
             ping.term, ping.term_id = (term or self.term).number, (term or self.term).id
+        if CONTEXTS in peer.features:
+            ping.longest_context = self._longest_context
         self._send(peer, plan_pb2.ToRunner(session=peer.session, number=peer.pings, ping=ping).SerializeToString())
 
     def _send(self, peer: Peer, frame: bytes) -> None:

@@ -18,6 +18,8 @@ class Peer:
     pinged_s: float
     features: frozenset[str] = frozenset()
     """What both sides of this link have (`features`)."""
+    longest_context: int = 0
+    """Of the contexts that its Hello tells of, in tokens."""
     welcome: plan_pb2.Welcome | None = None
     """What opened the session; None until the engine has decided."""
     entered: bool = False

@@ -74,7 +74,8 @@ class Doorkeeper:
                 grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0, RefusalReason.NO_RUNNER
             )
         most, needed = engine.pool.max_tokens, request.limit
-        if engine.pool.schedulers and needed > most:
+        # What was begun by a runner that is gone waits aside for one that holds it, as if it had been here all along.
+        if engine.pool.schedulers and needed > most and not request.num_received:
             message = (
                 f"prompt and max_tokens ({needed} tokens) can never fit a runner that is there: the largest holds "
                 f"{most} tokens of one sequence; lower max_tokens"

@@ -421,6 +421,18 @@ def test_terms_are_pairs_and_an_id_is_told_only_to_who_knows_of_them(scheduler: 
     assert (event.fenced, event.fenced_id) == (10, 6)
 
 
+def test_it_tells_its_next_scheduler_of_the_longest_context_that_a_ping_named(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start(silence_s=0.3)
+    assert not scheduler.expect("hello").hello.longest_context
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, features=sorted(OURS)))
+    for longest in (700, 900, 0):
+        scheduler.send(session=1, number=1, ping=plan_pb2.Ping(longest_context=longest))
+        scheduler.expect("pong")
+    assert scheduler.expect("hello").hello.longest_context == 900
+
+
 def test_it_tells_its_next_scheduler_of_the_greatest_term_that_a_ping_named(
     scheduler: FakeScheduler, start: Start
 ) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
+from runner_svc.hash_model import expected_tokens
 from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.link.runner_events import Joined, Loss
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
 from tests.support.constraints import allowed_after
@@ -271,6 +272,34 @@ def test_the_longest_context_is_announced() -> None:
     stack.runners.kill(large)
     stack.step()
     assert (stack.model.model.context_length, stack.model.pool_tokens) == (128, 64)
+
+
+def test_a_new_scheduler_that_meets_the_smaller_runner_first_knows_the_longest_context() -> None:
+    """Or it would cut the same request shorter than its predecessor did."""
+    stack = JudgedStack(no_runner_s=NO_RUNNER_S)
+    add(stack, LARGE, context_length=64)
+    (joined,) = stack.runners.events
+    assert isinstance(joined, Joined)
+    joined.hello.longest_context = 128
+    stack.step()
+    assert stack.model is not None and (stack.model.model.context_length, stack.model.pool_tokens) == (128, 64)
+
+
+@pytest.mark.parametrize("resent", [False, True])
+def test_what_was_begun_and_is_sent_to_a_new_scheduler_waits_for_a_runner_that_holds_it(resent: bool) -> None:
+    stack = stack_of(SMALL)
+    expected = expected_tokens([1] * 20, 60, eos_probability=NO_EOS)
+    long = stack.submit([1] * 20, 60, received=pack(expected[:7]) if resent else b"")
+    short = stack.submit([2], 10)
+    advance(stack, 20)
+    if not resent:
+        assert long.refused is not None and long.refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        return
+    assert long.refused is None and end_of(short) and not long.streams[0].tokens
+    add(stack, LARGE)
+    advance_until_idle(stack)
+    assert long.streams[0].tokens == expected[7:] and end_of(long).reason == FinishReason.LENGTH
+    stack.assert_clean()
 
 
 @pytest.mark.parametrize("gone", [False, True])

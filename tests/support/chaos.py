@@ -101,9 +101,11 @@ class Load:
         except (UnavailableError, RequestCancelledError, OverloadedError, NotFoundError) as error:
             return error
         except InvalidRequestError as error:
-            # The runners that hold it are away, and one is there that does not. What the service has accepted waits
-            # aside for them; what was sent again to a new scheduler, which does not know them yet, is refused.
-            assert spec.is_large and "the largest" in str(error), f"{spec}: {error}"
+            # The runners that hold it are away, and one is there that does not. What has tokens waits aside for them,
+            # also where it is sent again to a new scheduler; unless there are several choices, which begin again.
+            about_size = any(reason in str(error) for reason in ("the largest", "the model's context holds"))
+            assert spec.is_large and about_size, f"{spec}: {error}"
+            assert spec.n > 1 or not any(stream.received) or "context" in str(error), f"{spec}: {error}"
             self.outcome.too_large += 1
             return error
         except RosterError as error:

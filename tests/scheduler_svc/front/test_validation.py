@@ -203,6 +203,14 @@ def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
     assert accept(put("prompt.text", "x" * (POOL - 1))).max_tokens == 1
 
 
+def test_a_request_that_was_begun_is_cut_to_the_context_and_left_to_the_engine() -> None:
+    begun = put("received_token_ids", [1])
+    assert accept(begun, put("stop.max_tokens", POOL)).max_tokens == POOL
+    assert accept(begun, put("stop.max_tokens", CONTEXT)).max_tokens == CONTEXT - len(PROMPT)
+    assert accept(begun, put("prompt.text", "x" * POOL), put("stop.max_tokens", 5)).max_tokens == 5
+    assert refuse(begun, put("prompt.text", "x" * POOL)).field == "prompt"
+
+
 def test_max_tokens_defaults_to_what_context_and_pool_leave() -> None:
     assert accept().max_tokens == POOL - len(PROMPT)
     assert accept(pool_tokens=10_000).max_tokens == CONTEXT - len(PROMPT)

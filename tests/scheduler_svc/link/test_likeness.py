@@ -78,7 +78,7 @@ def test_what_is_its_own_may_differ(what: str) -> None:
 
 def test_every_field_of_hello_and_model_is_decided_on() -> None:
     """A new field has its place here before it is served."""
-    about_the_link = {"protocol_version", "term", "term_id", "features", "fingerprints", "model"}
+    about_the_link = {"protocol_version", "term", "term_id", "features", "fingerprints", "model", "longest_context"}
     fields = {field.name for message in (plan_pb2.Hello, plan_pb2.Model) for field in message.DESCRIPTOR.fields}
     assert fields == about_the_link | (set(UNLIKE) | set(OWN)) & fields
 

@@ -13,7 +13,7 @@ import zmq
 from protos import plan_pb2
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
-from scheduler_svc.link.features import TERMS
+from scheduler_svc.link.features import CONTEXTS, TERMS
 from scheduler_svc.link.runner_events import Fenced, Joined
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import OwnTerm, Term
@@ -71,6 +71,23 @@ def test_a_successor_whose_clock_is_a_day_off_is_the_later_one(
     former.send_plan(join(former, connect(former), "other"), 1, plan_pb2.Plan())
     old.hello("r", term=successor.term.number, term_id=successor.term.id)
     assert await_events(former) == [Fenced(successor.term)]
+
+
+def test_pings_tell_of_the_longest_context_that_any_scheduler_met(connect: Connect, link: RunnerLink) -> None:
+    """To runners that can tell it on, which of them the next scheduler meets first."""
+    small, old = connect(link), connect(link)
+    join(link, connect(link), "large", model=plan_pb2.Model(context_length=500))
+    old_session = join(link, old, "old", features=[TERMS])
+    session = join(link, small, "small", model=plan_pb2.Model(context_length=64), features=[CONTEXTS])
+    small.hello("small", session=session)  # it has not heard of the scheduler for a while
+    settle(link)
+    assert small.hear().ping.longest_context == 500
+    join(link, connect(link), "told", model=plan_pb2.Model(context_length=64), longest_context=900)
+    small.hello("small", session=session)
+    old.hello("old", session=old_session)
+    settle(link)
+    assert small.hear().ping.longest_context == 900
+    assert not old.hear().ping.longest_context
 
 
 def test_the_number_is_one_more_than_the_greatest_and_goes_on_from_the_times_of_before(
