@@ -276,7 +276,11 @@ class Engine:
         if not sequence.request.accepted and sequence.request.owner != NOBODY:
             self._accept(sequence.request)  # it ends before its grammar is compiled
         if sequence.request.accepted:
-            self.rate.ended(in_slot=sequence.scheduler is not None, early=end.reason is not FinishReason.LENGTH)
+            self.rate.ended(
+                in_slot=sequence.scheduler is not None,
+                early=end.reason is not FinishReason.LENGTH,
+                age_s=self.ledger.now_s - sequence.request.arrival_s,
+            )
         if sequence.scheduler is not None:
             failed = end.reason is FinishReason.ERROR
             sequence.scheduler.leave(sequence, end.reason.name.lower(), failed=failed)

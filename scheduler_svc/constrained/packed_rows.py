@@ -46,7 +46,7 @@ class PackedRows:
         lines, head = self._lines_of(rows), len(self._head)
         shared = np.frombuffer(memory, np.uint8, (places[-1] + 1) * size).reshape(-1, size)
         lines[:, head:] = shared if isinstance(places, range) else shared[places]
-        masks.MergeFromString(lines.data)
+        masks.MergeFromString(lines.data)  # type: ignore[arg-type]  # any buffer will do
 
     def _lines_of(self, rows: list[int]) -> npt.NDArray[np.uint8]:
         """[rows, bytes]: all but the masks is there."""

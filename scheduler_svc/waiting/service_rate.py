@@ -26,9 +26,11 @@ PACE_KEPT, ENDS_KEPT, LOAD_KEPT = 0.8, 0.98, 0.95
 """What is left of evidence after a second with results: times follow the load, lengths are the clients' habit."""
 PRIOR_ENDS = 4.0
 """Early ends that are believed unseen: while little is known, answers are thought to be short."""
+PRIOR_LOAD = 0.4
+"""What is thought of the load before it is known."""
 LONGEST_STEP_S = 5.0
 """A longer one is an outage, not a pace."""
-LOAD_COUNTED = 0.7
+LOAD_COUNTED = 0.85
 """The wait goes up and down: it is short enough for the first time before it is so on average."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -57,9 +59,11 @@ class ServiceRate:
     ended_early: float = 0.0
     gave_up: float = 0.0
     waited_s: float = 0.0
+    waited_in_vain_s: float = 0.0
+    """By those that gave up."""
     arrived_slot_s: float = 0.0
     """Work that was accepted since the sums last faded, over the number of slots."""
-    load: float = 0.0
+    load: float = PRIOR_LOAD
     """The part of the slots' time that new requests ask for."""
     at_s: float = 0.0
     faded_s: float = 0.0
@@ -88,10 +92,11 @@ class ServiceRate:
         """A sequence of so many known tokens has got a slot."""
         self.prompt_tokens += known_tokens
 
-    def ended(self, *, in_slot: bool, early: bool) -> None:
-        """A sequence has ended; `early`: before it had as many tokens as it may have."""
+    def ended(self, *, in_slot: bool, early: bool, age_s: float = 0.0) -> None:
+        """A sequence has ended so long after it came; `early`: before it had as many tokens as it may have."""
         if not in_slot:
             self.gave_up += 1
+            self.waited_in_vain_s += age_s
         elif early:
             self.ended_early += 1
 
@@ -108,7 +113,7 @@ class ServiceRate:
         self.arrived_slot_s = 0.0
         for name in ("tokens", "token_slot_s", "prompt_tokens", "prompt_slot_s"):
             setattr(self, name, getattr(self, name) * PACE_KEPT)
-        for name in ("sampled", "ended_early", "gave_up", "waited_s"):
+        for name in ("sampled", "ended_early", "gave_up", "waited_s", "waited_in_vain_s"):
             setattr(self, name, getattr(self, name) * ENDS_KEPT)
 
     # ------------------------------------------------------------------ what follows
@@ -149,7 +154,7 @@ class ServiceRate:
         joining = min(free, ahead, len(first.tokens))
         seated = Work(*(np.concatenate((now, new[:joining])) for now, new in zip(running, first, strict=True)))
         chances: Numbers = (np.arange(len(seated.tokens), dtype=np.float64) * _GOLDEN + 0.5) % 1.0  # spread evenly
-        ends_s = np.sort(np.concatenate((np.zeros(free - joining), self.hold_at_s(seated, chances))))
+        ends_s = np.sort(np.concatenate((np.zeros(free - joining), self._spread_s(seated, chances))))
         ahead, hold_s = ahead - joining, float(self.hold_s(first).mean()) if len(first.tokens) else 0.0
         if not len(ends_s):
             return math.inf
@@ -157,8 +162,23 @@ class ServiceRate:
         # By when the first j slots to become free, had they to serve all alone, have been given out ahead + 1 times.
         turns_s = (hold_s * (ahead + 1 - slots) + np.cumsum(ends_s)) / slots
         wait_s = float(np.maximum(ends_s, turns_s).min())
-        give_up = self.gave_up / max(1.0, self.waited_s)
-        return math.log1p(give_up * wait_s) / give_up if give_up else wait_s
+        return self._shortened(wait_s)
+
+    def _spread_s(self, seated: Work, chances: Numbers) -> Numbers:
+        """Seconds until each leaves its slot at these chances: all of them together as long as on average, so that the
+        sum doesn't depend on which got which chance."""
+        holds_s = self.hold_at_s(seated, chances)
+        longer = float(self.hold_s(seated).sum()) / max(1e-9, float(holds_s.sum()))
+        return np.minimum(holds_s * longer, self.prompt_s * seated.prompt + self.token_s * seated.tokens)
+
+    def _shortened(self, wait_s: float) -> float:
+        """The wait, as some of those that go first give up: a queue of `wait_s` seconds loses `give_up` of it in each
+        second, for `patience_s`, besides what is served."""
+        if not self.gave_up or math.isinf(wait_s):
+            return wait_s
+        give_up, patience_s = self.gave_up / max(1.0, self.waited_s), self.waited_in_vain_s / self.gave_up
+        left_s = (wait_s + 1 / give_up) * math.exp(-give_up * patience_s) - 1 / give_up
+        return patience_s + left_s if left_s > 0 else math.log1p(give_up * wait_s) / give_up
 
     def until_shorter_s(self, seconds: float) -> float:
         """Seconds until the wait is first shorter by so many, while new requests come as they do."""

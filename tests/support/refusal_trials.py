@@ -39,7 +39,7 @@ from tests.support.in_process import Stack, Submitted
 
 ENDS = ("length", "eos", "stop", "cancel", "disconnect", "error")
 OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
-TRIED = 0.25
+TRIED = 0.5
 """Of the refusals, the part that is tried."""
 PROBE_S = 0.1
 """How often a request that was refused is judged anew."""
