@@ -117,7 +117,7 @@ async def test_a_tag_in_use_ends_the_session(roster: RosterProcesses, wait_idle:
 async def test_the_typed_session(roster: RosterProcesses, wait_idle: Any) -> None:
     async with RosterClient(roster.address, tenant="acme") as client, client.session() as session:
         prompts = [[number] * 5 for number in range(50)]
-        options: Any = {"max_tokens": 30, "temperature": 0.0, "logprobs": 1}
+        options: Any = {"max_tokens": 30, "temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1}
         streams = [session.generate(prompt, **options) for prompt in prompts]
         refused = session.generate([])
         endless = session.generate([1], max_tokens=1000, ignore_eos=True, request_id="endless")
@@ -129,6 +129,7 @@ async def test_the_typed_session(roster: RosterProcesses, wait_idle: Any) -> Non
             (choice,) = completion.choices
             assert choice.token_ids == expected and stream.received == [len(expected)]
             assert len(choice.logprobs) == len(expected) and completion.usage is not None
+            assert completion.started is not None and len(completion.started.prompt_logprobs) == len(prompt) - 1
         with pytest.raises(InvalidRequestError, match=r"prompt\.token_ids\.ids"):
             await refused.completion()
         cancelled = await endless.completion()
