@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
-HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.4
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
 """Rather well: so much of the wait, and an answer that is shorter with this chance."""
 WAVERING = 0.03
 """So much shorter the wait is at times than it is on average."""
