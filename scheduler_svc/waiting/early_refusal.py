@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
-HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.4
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
 """Rather well: so much of the wait, and an answer that is shorter with this chance."""
-WAVERING = 0.03
-"""So much shorter the wait is at times than it is on average."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 UNKNOWN_RETRY_S = 1.0
 
@@ -68,8 +66,7 @@ class EarlyRefusal:
             f"it would take about {forecast.needed_s:.1f} s at the present load, longer than its deadline: "
             "try again later"
         )
-        too_long_s = min(forecast.wait_s, late_s / HOPEFUL_WAIT) - WAVERING * forecast.wait_s
-        retry_s = engine.rate.until_shorter_s(max(0.0, too_long_s))
+        retry_s = engine.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
         return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
 
     def forecast(self, request: Request) -> Forecast | None:

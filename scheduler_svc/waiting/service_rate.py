@@ -30,7 +30,7 @@ PRIOR_LOAD = 0.4
 """What is thought of the load before it is known."""
 LONGEST_STEP_S = 5.0
 """A longer one is an outage, not a pace."""
-LOAD_COUNTED = 0.85
+LOAD_COUNTED = 0.7
 """The wait goes up and down: it is short enough for the first time before it is so on average."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
