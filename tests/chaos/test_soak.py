@@ -56,6 +56,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
     }  # fmt: skip
     runner = {"device": "hash", "slots": SLOTS, "kv_tokens": 4096, "step_ms": STEP_MS, "eos_probability": 0}
     with roster_processes(tmp_path_factory.mktemp("soak"), scheduler=scheduler, runner=runner) as processes:
+        processes.wait_for_mask_processes()
         yield processes
 
 

@@ -132,6 +132,14 @@ class RosterProcesses:
         servers = [child for child, is_fork_server in self._children("scheduler") if is_fork_server]
         return [child.pid for server in servers for child in server.children() if child.status() != "zombie"]
 
+    def wait_for_mask_processes(self) -> None:
+        """Returns once both mask processes are there: they start some seconds after the first runner has come, and what
+        the scheduler's processes take is level only then."""
+        deadline = time.monotonic() + self._ready_s
+        while len(self.mask_processes()) < 2:
+            assert time.monotonic() < deadline, f"no mask processes within {self._ready_s:g} s\n{self.logs()}"
+            time.sleep(0.05)
+
     def _children(self, name: str) -> list[tuple[psutil.Process, bool]]:
         """(child, whether mask processes are forked from it); those that have ended are left out."""
         found = []
