@@ -68,7 +68,8 @@ def check_valid(valid: ValidRequest) -> None:
     assert len(prompt) >= 1 and prompt.min() >= 0 and prompt.max() < VOCAB
     assert not len(received) or (received.min() >= 0 and received.max() < VOCAB and submit.n == 1)
     assert len(received) <= submit.max_tokens and submit.max_tokens >= 1
-    assert len(prompt) + submit.max_tokens <= min(CONTEXT, POOL)
+    # One that was begun elsewhere may wait for a runner that holds it, if its client had set its length.
+    assert len(prompt) + submit.max_tokens <= (CONTEXT if len(received) else min(CONTEXT, POOL))
     assert 1 <= submit.n <= 64 and -100 <= submit.priority <= 100 and 1 <= len(submit.request_id.encode()) <= 128
     sampling = submit.sampling
     numbers = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
