@@ -5,12 +5,12 @@ PYTHON ?= python3
 JOBS   ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
-BUF    := .cache/buf/node_modules/.bin/buf
+BUF    := $(CURDIR)/.cache/buf/node_modules/.bin/buf
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
+.PHONY: help venv demo serve test test-gpu test-compose lint format protos buf buf-promise stage-protos docs bench-scheduler bench-prefix bench-frontend bench-serving bench-padding bench-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,16 +79,22 @@ format: venv ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 
 protos: venv ## generate the code of protos/*.proto
-	$(BIN)/python -m protos.generate
+	$(BIN)/python protos/generate.py
 
-PUBLIC := --path protos/inference.proto --path protos/admin.proto
+# buf sees the files under the names that they have in protobuf's descriptor pool.
+STAGED := .cache/protos
+PUBLIC := --path roster_protos/inference.proto --path roster_protos/admin.proto
 
-buf: $(BUF) ## lint protos/*.proto, and compare the public ones with what was promised (needs npm)
-	$(BUF) lint
-	$(BUF) breaking $(PUBLIC) --against protos/promised.binpb
+buf: $(BUF) stage-protos ## lint protos/*.proto, and compare the public ones with what was promised (needs npm)
+	cd $(STAGED) && $(BUF) lint
+	cd $(STAGED) && $(BUF) breaking $(PUBLIC) --against $(CURDIR)/protos/promised.binpb
 
-buf-promise: $(BUF) ## at a release: from now on nothing in the public protos may break
-	$(BUF) build $(PUBLIC) --exclude-source-info -o protos/promised.binpb
+buf-promise: $(BUF) stage-protos ## at a release: from now on nothing in the public protos may break
+	cd $(STAGED) && $(BUF) build $(PUBLIC) --exclude-source-info -o $(CURDIR)/protos/promised.binpb
+
+stage-protos:
+	@rm -rf $(STAGED) && mkdir -p $(STAGED)/roster_protos
+	@cp protos/*.proto $(STAGED)/roster_protos/ && cp buf.yaml $(STAGED)/
 
 $(BUF):
 	@command -v npm >/dev/null || { echo "buf comes from npm, which is not here: apt-get install npm" >&2; exit 1; }

@@ -31,8 +31,8 @@ import numpy as np
 import psutil
 
 from bench.provenance import provenance, write_results
-from protos import admin_pb2, admin_pb2_grpc
 from roster_client.stack import Endpoints
+from roster_protos import admin_pb2, admin_pb2_grpc
 
 WARM_UP_S = 3.0
 BARS = {"generate": 28.0, "session": 10.0}

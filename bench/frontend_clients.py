@@ -14,8 +14,8 @@ import sys
 import grpc
 import uvloop
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 LONG_MS = 3_600_000
 

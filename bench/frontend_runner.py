@@ -11,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.null_model import NullBackend
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner

@@ -22,7 +22,7 @@ from bench.random_model import SHAPES
 from bench.step_backend import DTYPE, backend_of, no_progress
 from bench.step_times import PROMPT
 from bench.steps import Decoding, products_ms
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights

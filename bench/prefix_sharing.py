@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.provenance import provenance, write_results
 from bench.scheduler import DEPTH, answer
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.roster.plan_draft import pack

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.provenance import provenance, write_results
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine_loop import GC_THRESHOLD
 from scheduler_svc.intake import build_request
 from scheduler_svc.ledger import Ledger

@@ -9,7 +9,7 @@ import torch
 
 from bench.random_model import SHAPES
 from bench.step_times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.launchers import CudaLaunchers
 from runner_svc.cuda_backend import CudaBackend, CudaSizes

@@ -32,7 +32,7 @@ from bench.provenance import provenance, write_results
 from bench.random_model import SHAPES
 from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
 from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_header, print_line
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights

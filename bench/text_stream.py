@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench.provenance import provenance
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from runner_svc.byte_tokenizer import build_byte_tokenizer
 from scheduler_svc.front.tokenizer import ModelText
 

@@ -1,4 +1,4 @@
-"""Generates the Python code of protos/*.proto: `python -m protos.generate [FOLDER]` (`make protos`).
+"""Generates the package `roster_protos` from protos/*.proto: `python protos/generate.py [FOLDER]` (`make protos`).
 
 It needs the extra `dev`: grpcio-tools in exactly the version of the constraints, since `_pb2_grpc.py` refuses a grpcio
 that is older than its generator.
@@ -12,15 +12,18 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "roster_protos"
+"""The package of the generated code, and the folder of the files' names in protobuf's descriptor pool. The pool belongs
+to the whole process, and `protos/inference.proto` may be a user's own file there."""
+INCLUDE = f"-I{PACKAGE}={ROOT / 'protos'}"
 
 
 def generate(out: Path) -> None:
-    """Writes protos/*_pb2.py, .pyi and, for files with a service, _pb2_grpc.py below `out`. Raises RuntimeError."""
-    files = sorted(f"protos/{path.name}" for path in (ROOT / "protos").glob("*.proto"))
-    services = [name for name in files if "\nservice " in (ROOT / name).read_text("utf-8")]
-    # Imports are "protos/x.proto", which makes the generated ones `from protos import x_pb2`: hence the include path.
-    run(f"-I{ROOT}", f"--python_out={out}", f"--pyi_out={out}", *files)
-    run(f"-I{ROOT}", f"--grpc_python_out={out}", *services)
+    """Writes *_pb2.py, .pyi and, for files with a service, _pb2_grpc.py to `out`/roster_protos. Raises RuntimeError."""
+    files = {f"{PACKAGE}/{path.name}": path for path in sorted((ROOT / "protos").glob("*.proto"))}
+    services = [name for name, path in files.items() if "\nservice " in path.read_text("utf-8")]
+    run(INCLUDE, f"--python_out={out}", f"--pyi_out={out}", *files)
+    run(INCLUDE, f"--grpc_python_out={out}", *services)
 
 
 def run(*arguments: str) -> None:

@@ -1,1 +1,96 @@
-"""The typed client of Roster and the `roster` command."""
+"""The typed client of Roster and the `roster` command.
+
+    from roster_client import Message, RosterClient
+
+Names are imported when they are first used: the `roster` command starts without gRPC.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roster_client.admin import AdminClient
+    from roster_client.client import EventStream, RosterClient
+    from roster_client.credentials import Credentials
+    from roster_client.errors import (
+        AlreadyExistsError,
+        DeadlineError,
+        InvalidRequestError,
+        NotFoundError,
+        NotSupportedError,
+        OverloadedError,
+        RequestCancelledError,
+        RosterError,
+        StreamGapError,
+        UnavailableError,
+    )
+    from roster_client.events import Choice, Completion, Delta, Finish, FinishReason, Started, TokenLogprobs, Usage
+    from roster_client.requests import Message, OnDisconnect
+    from roster_client.session import Session, SessionStream
+    from roster_client.sync_client import SyncEventStream, SyncRosterClient
+
+_MODULES = {
+    "admin": ["AdminClient"],
+    "client": ["EventStream", "RosterClient"],
+    "credentials": ["Credentials"],
+    "errors": [
+        "AlreadyExistsError",
+        "DeadlineError",
+        "InvalidRequestError",
+        "NotFoundError",
+        "NotSupportedError",
+        "OverloadedError",
+        "RequestCancelledError",
+        "RosterError",
+        "StreamGapError",
+        "UnavailableError",
+    ],
+    "events": ["Choice", "Completion", "Delta", "Finish", "FinishReason", "Started", "TokenLogprobs", "Usage"],
+    "requests": ["Message", "OnDisconnect"],
+    "session": ["Session", "SessionStream"],
+    "sync_client": ["SyncEventStream", "SyncRosterClient"],
+}
+_MODULE_OF = {name: f"roster_client.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AdminClient",
+    "AlreadyExistsError",
+    "Choice",
+    "Completion",
+    "Credentials",
+    "DeadlineError",
+    "Delta",
+    "EventStream",
+    "Finish",
+    "FinishReason",
+    "InvalidRequestError",
+    "Message",
+    "NotFoundError",
+    "NotSupportedError",
+    "OnDisconnect",
+    "OverloadedError",
+    "RequestCancelledError",
+    "RosterClient",
+    "RosterError",
+    "Session",
+    "SessionStream",
+    "Started",
+    "StreamGapError",
+    "SyncEventStream",
+    "SyncRosterClient",
+    "TokenLogprobs",
+    "UnavailableError",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

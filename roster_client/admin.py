@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from protos import admin_pb2, admin_pb2_grpc
+from roster_protos import admin_pb2, admin_pb2_grpc
 
 from .credentials import IN_THE_CLEAR, Credentials
 from .errors import from_rpc_error

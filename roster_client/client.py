@@ -18,8 +18,8 @@ from typing import Any, Self, Unpack
 import grpc
 import grpc.aio
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 from .credentials import IN_THE_CLEAR, Credentials
 from .errors import RequestCancelledError, from_rpc_error

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from .errors import StreamGapError
 

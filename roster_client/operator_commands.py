@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 from .admin import AdminClient
 from .command_credentials import credentials

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from rich.console import Console
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 from .admin import AdminClient
 from .command_credentials import credentials

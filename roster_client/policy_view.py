@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 
 def policies_view(answer: admin_pb2.ListPoliciesResponse) -> RenderableType:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypedDict
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 TENANT_KEY = "roster-tenant"
 

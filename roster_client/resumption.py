@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from .errors import AlreadyExistsError, NotFoundError, RequestCancelledError, RosterError, UnavailableError
 from .events import Assembler

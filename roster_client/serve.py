@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.markup import escape
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from .command_credentials import credentials
 from .exit_codes import ExitCode

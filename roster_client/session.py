@@ -20,7 +20,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from .errors import RequestCancelledError, RosterError, UnavailableError, from_rpc_error, from_status
 from .events import AssembledStream, Assembler, Completion, Event

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from .child_process import ChildProcess, OnLine
 from .client import RosterClient

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protos import admin_pb2
 from roster_client.terminal_text import one_line
+from roster_protos import admin_pb2
 
 
 def status_view(status: admin_pb2.GetStatusResponse) -> RenderableType:

@@ -16,8 +16,8 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 from .credentials import IN_THE_CLEAR, Credentials
 from .errors import from_rpc_error

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
 from runner_svc.host_roster import gather_inputs
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters

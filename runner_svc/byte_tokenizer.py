@@ -10,7 +10,7 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 IM_START_ID = 256
 IM_END_ID = 257

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.jobs import BeginSession, ExecutePlan, Job, Stop, TakeMasks, TakeSnapshot, fault_of
 from runner_svc.plans_under_way import PlansUnderWay
 from runner_svc.runner import Runner

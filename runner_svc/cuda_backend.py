@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import Replay, StepGraphs

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch
 
 # Rows of logits that are turned into float32 log-probabilities at once.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.plan_columns import PlanFault
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import HeldRows, PendingStep, StepOutput
 from runner_svc.batch_state import AppliedPlan
 from runner_svc.plan_columns import PlanFault

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
 
 

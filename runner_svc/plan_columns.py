@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 SAMPLE_FLAG = 1
 AWAIT_FLAG = 2

@@ -28,7 +28,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.busy_watch import TICK_S, BusyWatch
 from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient

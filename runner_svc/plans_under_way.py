@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.jobs import ExecutePlan, TakeMasks, fault_of
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.plan_columns import PlanFault

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import Backend, DoneStep, OverlappingBackend, PendingStep, RosterBackend, StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.launched_plan import LaunchedPlan

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch, allowed_ids
 from runner_svc.gumbel import gumbel, key_words
 from runner_svc.logit_adjustments import adjust_logits

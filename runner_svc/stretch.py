@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch
 from runner_svc.plan_check import Limits, SlotCounters
 from runner_svc.plan_columns import SAMPLE_FLAG

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
 from runner_svc.backend import HeldDraw, RosterChanges, StepBatch, StepOutput
 from runner_svc.fingerprints import fingerprints

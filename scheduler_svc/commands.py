@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.operation.status import drain_progress, status
 from scheduler_svc.outbox import attached_message

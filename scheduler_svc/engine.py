@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.book_check import check_book
 from scheduler_svc.commands import Commands
 from scheduler_svc.constrained.constraints import Constraints

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.token_log import token_log

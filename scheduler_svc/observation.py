@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.policy import Ended, FirstToken, StepReport
 from scheduler_svc.request_view import request_view, tile_tokens
 from scheduler_svc.roster.applied import Applied

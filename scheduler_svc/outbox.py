@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.link.links import Fronts
 from scheduler_svc.prompt_logprobs import joined
 from scheduler_svc.roster.applied import Applied

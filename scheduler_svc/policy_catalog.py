@@ -6,7 +6,7 @@ import json
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 from scheduler_svc.policy import ENTRY_POINT_GROUP, import_policy
 
 

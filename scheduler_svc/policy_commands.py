@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, load_policy

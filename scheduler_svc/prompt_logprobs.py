@@ -6,7 +6,7 @@ loss or a takeover. So the rows overlap, and all that have been seen say the sam
 
 from __future__ import annotations
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 
 class PromptLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.policy import Load, RequestView, RunningView, WaitingView
 from scheduler_svc.roster.slot_table import SlotTable

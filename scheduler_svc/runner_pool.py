@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.constrained.awaiting import better_together, mark_awaiting, may_decode
 from scheduler_svc.ledger import Ledger

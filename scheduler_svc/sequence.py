@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.failure.suspicion import Suspicion
 from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.rank import Rank

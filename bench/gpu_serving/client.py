@@ -22,8 +22,8 @@ import uvloop
 from numpy.typing import NDArray
 
 from bench.workload import TRACES, trace_lengths
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 START_DELAY_S = 0.5
 """From the start of the event loop to the first request."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_serving.step_record import StepRecord
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.curve import CurveClient
 from runner_svc.logs import configure_logs
 from runner_svc.main import serve

@@ -11,8 +11,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 from ..client import EventStream, RosterClient
 from ..credentials import IN_THE_CLEAR, Credentials

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 from ..admin import AdminClient
 from ..credentials import IN_THE_CLEAR, Credentials

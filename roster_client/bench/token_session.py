@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import grpc
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 from ..errors import from_rpc_error, from_status
 from ..events import FinishReason

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protos import admin_pb2
 from roster_client.events import Delta, Finish
+from roster_protos import admin_pb2
 
 from .prompts import DemoRequest
 

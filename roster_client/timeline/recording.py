@@ -33,7 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 VERSION = 1
 

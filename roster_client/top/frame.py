@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from protos import admin_pb2
 from roster_client.status_view import held_back_line
 from roster_client.terminal_text import one_line
+from roster_protos import admin_pb2
 
 from .load import Load, is_prefill
 

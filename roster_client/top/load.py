@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 WINDOW_S = 10.0
 """Rates and latencies are of the last seconds, this many."""

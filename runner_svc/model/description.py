@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.rope_config import RopeType

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.roster.in_flight import InFlight
 from scheduler_svc.roster.plan_draft import SAMPLE
 from scheduler_svc.roster.slot_table import SlotTable

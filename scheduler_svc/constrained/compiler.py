@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.constrained.source import UnusableGrammar
 
 REMEMBERED = 64

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.constrained.frames import LENGTH, receive_frame, send_frame
 
 START_S = 60.0

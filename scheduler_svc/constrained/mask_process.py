@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.constrained.alarm import Alarm
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.frames import LENGTH, receive_frame, send_frame

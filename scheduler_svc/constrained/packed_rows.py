@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 FEW_ROWS = 4
 LONG_MASK = 12_000

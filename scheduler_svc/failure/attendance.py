@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.failure.quarantine import suspects_of
 from scheduler_svc.failure.recovery import Recovery, UnsoundSnapshot, read_snapshot
 from scheduler_svc.link.runner_events import Fenced, GotSnapshot, Joined, Leaving, Loss, Lost

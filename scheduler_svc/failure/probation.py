@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.failure.runner_illness import Illness, RunnerIllness
 from scheduler_svc.link.runner_events import GotResult, Loss, Lost
 from scheduler_svc.roster.plan_draft import pack

@@ -24,7 +24,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.failure.probation import PROBE_ID
 from scheduler_svc.intake import EngineRefusal, build_request
 from scheduler_svc.roster.applied import end_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.runner_events import GotResult
 from scheduler_svc.scheduler import Scheduler
 

@@ -8,7 +8,7 @@ from collections import deque
 
 import grpc
 
-from protos import admin_pb2, admin_pb2_grpc, engine_pb2
+from roster_protos import admin_pb2, admin_pb2_grpc, engine_pb2
 from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.refusal import Refusal, invalid

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos import engine_pb2, inference_pb2, plan_pb2
+from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.logprob_columns import LogprobColumns
 from scheduler_svc.front.text_stream import ChoiceText, Piece
 

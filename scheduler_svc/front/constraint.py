@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.constrained.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar, check_size
 from scheduler_svc.front.refusal import invalid

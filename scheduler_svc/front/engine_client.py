@@ -14,7 +14,7 @@ from itertools import count
 import structlog
 import zmq
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.choice_stream import ChoiceStream
 from scheduler_svc.front.little_endian import int32_list, uint64_list
 from scheduler_svc.front.refusal import Refusal

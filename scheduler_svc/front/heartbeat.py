@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.engine_client import EngineClient
 
 LONGEST_INTERVAL_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from protos import engine_pb2, inference_pb2, inference_pb2_grpc
+from roster_protos import engine_pb2, inference_pb2, inference_pb2_grpc
 from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer

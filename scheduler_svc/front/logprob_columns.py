@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.little_endian import float32_list, int32_list
 
 

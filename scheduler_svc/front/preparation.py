@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.prompt_tokens import check_ids, prompt_tokens
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.service_refusals import too_many_big

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.refusal import Refusal, invalid
 from scheduler_svc.front.tokenizer import ModelText
 

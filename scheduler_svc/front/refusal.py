@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from protos import engine_pb2, inference_pb2
+from roster_protos import engine_pb2, inference_pb2
 
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC status codes by their number on the wire."""

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from protos import engine_pb2, inference_pb2, plan_pb2
+from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.choice_stream import ChoiceStream
 from scheduler_svc.front.little_endian import int32_list
 from scheduler_svc.front.logprob_columns import LogprobColumns

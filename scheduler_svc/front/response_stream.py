@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.pacing import FlushGate
 from scheduler_svc.front.request_stream import RequestStream
 

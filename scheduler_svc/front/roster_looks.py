@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.engine_client import EngineClient
 
 LEAST_APART_S = 0.1

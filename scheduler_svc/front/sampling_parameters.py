@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.little_endian import int32_bytes
 from scheduler_svc.front.refusal import invalid
 from scheduler_svc.front.tokenizer import ModelText

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.front.service_refusals import draining, model_unusable, no_model
 from scheduler_svc.front.tokenizer import ModelText
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import grpc
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.decoding import Undecodable
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer

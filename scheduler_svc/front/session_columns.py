@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.choice_stream import ChoiceStream
 from scheduler_svc.front.text_stream import Piece
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.stop_matcher import ROOT, Match, StopSet, stop_set
 from scheduler_svc.front.token_texts import TokenTexts

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.chat_template import ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.refusal import invalid

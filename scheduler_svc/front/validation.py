@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from protos import engine_pb2, inference_pb2, plan_pb2
+from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.constraint import constraint_source
 from scheduler_svc.front.little_endian import int32_bytes, int32_list
 from scheduler_svc.front.prompt_tokens import check_ids, prompt_tokens

@@ -21,7 +21,7 @@ import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
+from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
 from scheduler_svc.front.decoding import DecodingInterceptor
 from scheduler_svc.front.doors import Doors, TokenGate

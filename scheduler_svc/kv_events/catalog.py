@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 
 NAME_BYTES = 8
 """Of a block's name, as many are told: subscribers know blocks by an int64."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, Catalog
 from scheduler_svc.kv_events.pool_recorder import PoolRecorder

@@ -6,7 +6,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 
 LINGER_MS = 500
 """The last ends of a drained service must still reach the workers."""

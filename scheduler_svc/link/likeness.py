@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 _REMEDY = "start it with the same model, or restart the scheduler"
 _FLAGS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.link.runner_events import RunnerEvent
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.link.runner_peer import Peer
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.terms import Term
 
 

@@ -21,7 +21,7 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.curve import CurveServer
 from scheduler_svc.link.features import CONTEXTS, OURS, TERMS, shared
 from scheduler_svc.link.name_contests import NameContests

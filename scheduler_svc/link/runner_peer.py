@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.step_phases import StepPhase

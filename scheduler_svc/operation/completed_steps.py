@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 
 STEPS_HELD = 1024
 """Steps held until their result comes; beyond it the oldest is given up (its runner went away)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.operation.status import model_state
 
 if TYPE_CHECKING:

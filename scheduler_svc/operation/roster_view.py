@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.metrics.histogram import Histogram
 from scheduler_svc.operation.status import status
 from scheduler_svc.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import Request, Sequence
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.roster.in_flight import InFlight
 from scheduler_svc.roster.plan_draft import Column
 from scheduler_svc.roster.slot_table import SlotTable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.sequence import Sequence
 
 _INT32 = np.dtype("<i4")

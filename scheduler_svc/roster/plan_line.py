@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.roster.in_flight import InFlight, Lineup
 from scheduler_svc.roster.plan_draft import Appends, PlanDraft, ones, packed_ones

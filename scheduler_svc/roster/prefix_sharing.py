@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool, Match, Witness
 from scheduler_svc.roster.block_hashes import chain_hashes, root_hash
 from scheduler_svc.roster.in_flight import InFlight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 
 def most_tokens(hello: plan_pb2.Hello) -> int:

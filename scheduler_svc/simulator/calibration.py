@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import zmq
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_link import GotResult, Joined, RunnerEvent, RunnerLink

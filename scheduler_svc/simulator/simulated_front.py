@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protos import admin_pb2, engine_pb2, plan_pb2
+from roster_protos import admin_pb2, engine_pb2, plan_pb2
 from scheduler_svc.operation.completed_steps import CompletedSteps
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason

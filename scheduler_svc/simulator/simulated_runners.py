@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.leap import Leap
 from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.leap import possible_leap
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy

@@ -18,8 +18,8 @@ pytest.importorskip("openai")
 
 import openai
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 from tests.support.docker_stack import DockerStack
 from tests.support.documented_commands import documented_commands
 from tests.support.local_stack import PATH, LocalStack

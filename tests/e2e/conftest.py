@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 from tests.support.idle import wait_idle_at
 
 WaitIdle = Callable[[str], Awaitable[admin_pb2.GetStatusResponse]]

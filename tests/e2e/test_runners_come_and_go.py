@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from protos import admin_pb2
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
+from roster_protos import admin_pb2
 from runner_svc.hash_model import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import expected_tokens
 from tests.support.linked_stack import LinkedStack
 from tests.support.record_frames import ended

@@ -22,7 +22,6 @@ def built(folder: Path) -> Path:
     outputs = shutil.ignore_patterns("node_modules", "dist", "generated")
     shutil.copytree(ROOT / "examples" / "typescript", example, ignore=outputs)
     shutil.copytree(ROOT / "protos", folder / "protos", ignore=shutil.ignore_patterns("*.py*"))
-    shutil.copy(ROOT / "buf.yaml", folder)
     for command in (["npm", "ci", "--no-audit", "--no-fund"], ["npm", "run", "build"]):
         done = subprocess.run(command, cwd=example, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ import os
 import random
 from collections import Counter
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan, sampling

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from protos import engine_pb2, inference_pb2
+from roster_protos import engine_pb2, inference_pb2
 from runner_svc.byte_tokenizer import byte_model
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.tokenizer import ModelText

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from protos import inference_pb2
 from roster_client.client import RosterClient
 from roster_client.errors import InvalidRequestError
 from roster_client.events import Completion, FinishReason
+from roster_protos import inference_pb2
 from tests.support.grammar_trials import GrammarTrials
 from tests.support.processes import RosterProcesses
 from tests.support.random_constraints import random_constraint

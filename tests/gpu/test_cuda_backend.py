@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.runner import LaunchedPlan, Runner
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver

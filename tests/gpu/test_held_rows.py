@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.batch_state import BatchState
 from runner_svc.runner import Runner
 from tests.support.late_rows import LateRows, differences, distributions

@@ -1,4 +1,4 @@
-"""Who may import what: the two services share protos/ only, the scheduler knows no torch, and nothing pickles."""
+"""Who may import what: the two services share roster_protos only, the scheduler knows no torch, and nothing pickles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("protos", "scheduler_svc", "runner_svc", "roster_client")
+PACKAGES = ("roster_protos", "scheduler_svc", "runner_svc", "roster_client")
 GPU = {"torch", "transformers", "cupy", "accelerate", "safetensors"}
 FORBIDDEN = {
-    "protos": GPU | {"scheduler_svc", "runner_svc", "roster_client"},
+    "roster_protos": GPU | {"scheduler_svc", "runner_svc", "roster_client"},
     "scheduler_svc": GPU | {"runner_svc", "roster_client"},
     "runner_svc": {"scheduler_svc", "roster_client"},
     "roster_client": GPU,

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from google.protobuf import descriptor_pb2
 
-from protos.generate import ROOT, generate, run
+from tests.support.staged_protos import staged
 
+ROOT = Path(__file__).resolve().parents[2]
 BUF = ROOT / ".cache" / "buf" / "node_modules" / ".bin" / "buf"
 
 
+def generator() -> ModuleType:
+    """protos/generate.py, which is a script: protos/ is no package."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = generator()
+
+
 def generated(folder: Path) -> dict[str, bytes]:
-    """Generated files below `folder`/protos by name."""
-    return {path.name: path.read_bytes() for path in (folder / "protos").glob("*_pb2*") if path.is_file()}
+    """Generated files below `folder`/roster_protos by name."""
+    return {path.name: path.read_bytes() for path in (folder / "roster_protos").glob("*_pb2*") if path.is_file()}
 
 
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
-    generate(tmp_path)
+    (tmp_path / "roster_protos").mkdir()
+    GENERATOR.generate(tmp_path)
     fresh, committed = generated(tmp_path), generated(ROOT)
     assert sorted(fresh) == sorted(committed), "run `make protos`"
     assert [name for name in fresh if fresh[name] != committed[name]] == [], "run `make protos`"
@@ -60,16 +76,16 @@ def undocumented(file: descriptor_pb2.FileDescriptorProto) -> list[str]:
     return missing
 
 
-def describe(folder: Path, file: Path, tmp_path: Path) -> descriptor_pb2.FileDescriptorProto:
+def describe(include: str, name: str, tmp_path: Path) -> descriptor_pb2.FileDescriptorProto:
     """A .proto file's descriptor with its comments."""
     out = tmp_path / "descriptors.bin"
-    run(f"-I{folder}", "--include_source_info", f"--descriptor_set_out={out}", str(file.relative_to(folder)))
+    GENERATOR.run(include, "--include_source_info", f"--descriptor_set_out={out}", name)
     return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "protos").glob("*.proto")))
 def test_everything_is_documented(name: str, tmp_path: Path) -> None:
-    assert undocumented(describe(ROOT, ROOT / "protos" / name, tmp_path)) == []
+    assert undocumented(describe(GENERATOR.INCLUDE, f"{GENERATOR.PACKAGE}/{name}", tmp_path)) == []
 
 
 def test_a_missing_comment_is_found(tmp_path: Path) -> None:
@@ -79,12 +95,12 @@ def test_a_missing_comment_is_found(tmp_path: Path) -> None:
         "message M {\n  // Said.\n  int32 a = 1;\n  int32 b = 2;\n  message N {\n    int32 c = 1;\n  }\n}\n"
         "enum E {\n  E_ZERO = 0;\n}\n// Said.\nservice S {\n  rpc Call(M) returns (M);\n}\n"
     )
-    assert undocumented(describe(tmp_path, source, tmp_path)) == ["M.b", "M.N.c", "x.E.E_ZERO", "S.Call"]
+    assert undocumented(describe(f"-I{tmp_path}", source.name, tmp_path)) == ["M.b", "M.N.c", "x.E.E_ZERO", "S.Call"]
 
 
-def test_buf_lints() -> None:
+def test_buf_lints(tmp_path: Path) -> None:
     buf = BUF if BUF.exists() else shutil.which("buf")
     if not buf:
         pytest.skip("buf is not here: `make buf` installs it through npm")
-    found = subprocess.run([buf, "lint"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    found = subprocess.run([buf, "lint"], cwd=staged(tmp_path), capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from protos import inference_pb2 as pb
 from roster_client.cli import app
 from roster_client.exit_codes import ExitCode
+from roster_protos import inference_pb2 as pb
 from tests.support.scripted_server import ScriptedServer, prompt_text, refuse
 
 NOBODY = "127.0.0.1:1"

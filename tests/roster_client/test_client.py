@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
 from roster_client.client import EventStream, RosterClient
 from roster_client.errors import (
     DeadlineError,
@@ -28,6 +27,7 @@ from roster_client.requests import Message, OnDisconnect
 from roster_client.resumption import repeatable
 from roster_client.session import SessionStream
 from roster_client.sync_client import SyncEventStream, SyncRosterClient
+from roster_protos import inference_pb2 as pb
 from tests.support.scripted_server import ScriptedServer, refuse, word_answer
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protos import admin_pb2
 from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DemoRequest
@@ -20,6 +19,7 @@ from roster_client.events import Delta, Finish, FinishReason
 from roster_client.exit_codes import ExitCode
 from roster_client.timeline.lanes import occupancy
 from roster_client.timeline.recording import read_recordings
+from roster_protos import admin_pb2
 from tests.support.roster_command import assert_gone, roster_command
 
 REQUESTS = [DemoRequest("Why?", 20), DemoRequest("How is it that this question is so long? " * 9, 10)]

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from protos import inference_pb2 as pb
 from roster_client.errors import StreamGapError
 from roster_client.events import Assembler, Choice, Delta, Finish, FinishReason, Started, TokenLogprobs, Usage
+from roster_protos import inference_pb2 as pb
 
 
 def test_random_interleavings_assemble_to_the_same_answers() -> None:

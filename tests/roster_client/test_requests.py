@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from protos import inference_pb2 as pb
 from roster_client.requests import Message, OnDisconnect, Options, build_prompt, build_request, call_metadata
+from roster_protos import inference_pb2 as pb
 
 
 def test_nothing_given_leaves_everything_unset() -> None:

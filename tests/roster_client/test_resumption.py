@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
 from roster_client.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -16,6 +15,7 @@ from roster_client.errors import (
 )
 from roster_client.events import Assembler
 from roster_client.resumption import LONGEST_PAUSE_S, NextCall, Resumption, repeatable
+from roster_protos import inference_pb2 as pb
 
 UNAVAILABLE = UnavailableError(grpc.StatusCode.UNAVAILABLE, "gone")
 NOT_FOUND = NotFoundError(grpc.StatusCode.NOT_FOUND, "unknown")

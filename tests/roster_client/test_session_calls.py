@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError, Metadata
 
-from protos import inference_pb2 as pb
 from roster_client.session import Session
+from roster_protos import inference_pb2 as pb
 
 
 async def test_a_broken_call_sends_nothing_more() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend
 from runner_svc.cuda_capture import prepare_decode
 from runner_svc.fusion_choice import FusionChoice

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.cuda_backend import MAX_IN_FLIGHT, CudaBackend
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend, TokenPicker, expected_logprobs, expected_tokens
 from runner_svc.noise import mix64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
 from runner_svc.jobs import BeginSession, ExecutePlan, Stop, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor

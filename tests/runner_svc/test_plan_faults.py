@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, int32s, plan, sampling

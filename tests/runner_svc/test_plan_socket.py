@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc import plan_socket
 from runner_svc.features import OURS, TERMS
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected

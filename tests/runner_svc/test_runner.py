@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.plan_check import Limits, SlotCounters

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.runner import Runner
 from tests.support.tested_backend import TESTED_AND_HOST, ModelBackend, TestedBackend, poison, reference
 from tests.support.tested_device import NEEDS_DEVICE

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from tests.support.in_process import Stack
 

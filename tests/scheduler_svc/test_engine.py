@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import End, FinishReason

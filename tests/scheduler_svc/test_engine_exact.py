@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.roster.plan_draft import pack

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import OverlappingBackend
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.model.errors import ModelNotFound

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.intake import build_request
 from scheduler_svc.leap import Leap, possible_leap

@@ -8,7 +8,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.sequence import FinishReason
 from scheduler_svc.waiting.tenant_limits import TenantLimits

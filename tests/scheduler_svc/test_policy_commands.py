@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.operation.status import status
 from scheduler_svc.policy import available_policies, import_policy

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from tests.support.in_process import Stack
 from tests.support.refusal_trials import FORESEEABLE, MIXES, is_true, trials

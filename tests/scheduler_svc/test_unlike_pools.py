@@ -13,7 +13,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import expected_tokens
 from scheduler_svc.constrained.grammar_text import grammar_text

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from protos import admin_pb2
-from protos import inference_pb2 as pb
 from roster_client.admin import AdminClient
 from roster_client.client import EventStream, RosterClient
 from roster_client.errors import (
@@ -28,6 +26,8 @@ from roster_client.errors import (
 )
 from roster_client.events import Delta, Event, FinishReason
 from roster_client.session import Session, SessionStream
+from roster_protos import admin_pb2
+from roster_protos import inference_pb2 as pb
 from tests.support.chaos_requests import RequestSpec, ToldPrompt
 from tests.support.processes import RosterProcesses
 

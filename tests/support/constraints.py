@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq
 
-from protos import admin_pb2, engine_pb2, inference_pb2, plan_pb2
+from roster_protos import admin_pb2, engine_pb2, inference_pb2, plan_pb2
 
 
 def packed_logprobs(tokens: list[int], top: int, row: int = 0, first_position: int = 0) -> plan_pb2.RowLogprobs:

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.runner_events import Joined, RunnerEvent
 from scheduler_svc.link.runner_link import RunnerLink
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 PATIENCE_S = 20.0
 

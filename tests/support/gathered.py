@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 
 
 @dataclass

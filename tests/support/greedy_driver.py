@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.runner import Runner
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from protos import admin_pb2
 from roster_client.admin import AdminClient
+from roster_protos import admin_pb2
 
 SETTLE_S = 15.0
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.cuda_backend import CudaBackend
 from runner_svc.runner import Runner
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner

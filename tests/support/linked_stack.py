@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.failure.attendance import RECOVERY_S
 from scheduler_svc.link.runner_link import RunnerLink

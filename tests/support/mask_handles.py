@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.constraints import Constraints

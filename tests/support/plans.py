@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 SAMPLE = 1
 AWAIT = 3

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.hash_model import HashBackend
 from runner_svc.plan_columns import SAMPLE_FLAG, PlanFault

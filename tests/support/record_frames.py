@@ -19,7 +19,7 @@ import tempfile
 import threading
 from typing import Any
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from runner_svc.plan_socket import PlanSocket, Rejected

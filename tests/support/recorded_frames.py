@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 FOLDER = Path(__file__).parents[1] / "link_frames"
 VERSIONS = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.runner import Runner
 from tests.support.recorded_frames import Frame, RecordedSchema

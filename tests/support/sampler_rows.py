@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch
 from runner_svc.sampler import SampledRows, Sampler
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import NUM_TOKENS
 from runner_svc.hash_model import expected_logprobs
 

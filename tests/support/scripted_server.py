@@ -15,8 +15,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 Script = Callable[[pb.GenerateRequest, grpc.ServicerContext], Iterable[pb.GenerateResponse]]
 

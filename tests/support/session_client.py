@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.null_model import NullBackend
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.engine_loop import GC_THRESHOLD
 from tests.support.in_process import Stack

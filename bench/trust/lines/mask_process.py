@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLExecutor
 
 from bench.trust.line import Line
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json

@@ -20,7 +20,7 @@ import {
   type GenerateResponse,
   InferenceService,
   OnDisconnect,
-} from "./generated/protos/inference_pb.js";
+} from "./generated/inference_pb.js";
 
 /** One message of a conversation. */
 export interface Message {

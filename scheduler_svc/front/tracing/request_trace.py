@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.validation import ValidRequest
 

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Metadata
 from scheduler_svc.front.validation import ValidRequest

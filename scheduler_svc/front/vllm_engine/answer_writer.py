@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.refusal import Refusal
 
 Write = Callable[[vllm.GenerateResponse], Awaitable[None]]

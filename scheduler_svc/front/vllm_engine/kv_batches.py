@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from smg_grpc_proto.generated import common_pb2
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.little_endian import int32_list
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, NAME_BYTES
 

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import grpc
 from smg_grpc_proto.generated import common_pb2
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.service_refusals import engine_lost

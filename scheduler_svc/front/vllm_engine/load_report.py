@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from protos import admin_pb2
+from roster_protos import admin_pb2
 
 
 class LoadReporter:

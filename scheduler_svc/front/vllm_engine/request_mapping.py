@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.constrained.source import UnusableGrammar, any_of
 from scheduler_svc.constrained.structural_tag import tagged_text
 from scheduler_svc.front.refusal import invalid

@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.aborting import abort
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.pacing import FlushGate, MessagePacer

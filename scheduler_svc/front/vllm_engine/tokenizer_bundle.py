@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from smg_grpc_proto.generated import common_pb2
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 
 CHUNK_BYTES = 1 << 20
 """Of one message: far below what any gRPC client takes by default, 4 MiB."""

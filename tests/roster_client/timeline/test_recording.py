@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from protos import admin_pb2
 from roster_client.timeline.recording import (
     Leave,
     Recording,
@@ -20,6 +19,7 @@ from roster_client.timeline.recording import (
     recording_writer,
     step_of,
 )
+from roster_protos import admin_pb2
 from tests.support.recordings import drawn
 
 RUNS = [drawn("fcfs", "AB", "ab", "a.", a="Why?", b="So?"), drawn("static", "A.", "a.", waiting=1)]

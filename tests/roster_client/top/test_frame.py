@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from protos import admin_pb2
 from roster_client.status_view import status_view
 from roster_client.top.frame import Menu, frame
 from roster_client.top.load import as_json, load_between
+from roster_protos import admin_pb2
 
 PREFILL, DECODE = admin_pb2.ROW_KIND_PREFILL, admin_pb2.ROW_KIND_DECODE
 POLICIES = [

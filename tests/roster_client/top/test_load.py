@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from protos import admin_pb2
 from roster_client.top.load import WINDOW_S, Latency, RecentLooks, as_json, load_between, quantile
+from roster_protos import admin_pb2
 
 
 def look(time_s: float, sampled: int = 0, prefill: int = 0, **fields: object) -> admin_pb2.WatchRosterResponse:

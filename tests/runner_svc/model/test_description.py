@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.batch_state import BatchState
 from runner_svc.hash_model import HashBackend

@@ -17,7 +17,7 @@ import grpc
 import psutil
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable

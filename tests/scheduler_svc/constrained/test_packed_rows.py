@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.constrained.packed_rows import FEW_ROWS, LONG_MASK, PackedRows
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import engine_pb2, plan_pb2
-from protos import inference_pb2 as pb
 from roster_client.events import FinishReason
+from roster_protos import engine_pb2, plan_pb2
+from roster_protos import inference_pb2 as pb
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend

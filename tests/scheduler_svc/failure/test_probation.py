@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner

@@ -8,7 +8,7 @@ import random
 import grpc
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend, Poison, expected_tokens
 from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from protos import engine_pb2, plan_pb2
+from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend, expected_tokens

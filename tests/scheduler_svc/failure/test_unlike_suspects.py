@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.admin_service import STEPS_KEPT, AdminService
 
 

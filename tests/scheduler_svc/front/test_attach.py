@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 from tests.support.front_stack import FrontStack, front_stack
 from tests.support.gathered import Gathered, echo, gather, random_text, request
 

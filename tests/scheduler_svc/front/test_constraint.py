@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.source import MAX_BYTES
 from scheduler_svc.front.preparation import Preparer

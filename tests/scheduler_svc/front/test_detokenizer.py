@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from scheduler_svc.front.detokenizer import Detokenizer
 from scheduler_svc.front.token_texts import TokenTexts, UnsupportedTokenizer
 from scheduler_svc.front.tokenizer import ModelText

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import inference_pb2 as pb
-from protos import inference_pb2_grpc
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
 from tests.support.fake_engine import FakeEngine
 from tests.support.front_stack import FrontStack, front_stack
 from tests.support.gathered import echo, gather, random_text, request

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.refusal import Refusal, invalid, unimplemented
 
 

@@ -9,8 +9,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from protos import engine_pb2
-from protos import inference_pb2 as pb
+from roster_protos import engine_pb2
+from roster_protos import inference_pb2 as pb
 from tests.support.front_stack import CONTEXT_LENGTH, VOCAB_SIZE, front_stack
 from tests.support.gathered import echo, gather, request
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.roster_looks import LEAST_APART_S, RosterLooks
 from scheduler_svc.front.service_refusals import engine_lost

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 from tests.support.front_stack import front_stack
 from tests.support.gathered import echo, random_text, request
 from tests.support.session_client import SessionClient

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protos import inference_pb2 as pb
+from roster_protos import inference_pb2 as pb
 from scheduler_svc.front import session as session_module
 from tests.support.front_stack import front_stack
 from tests.support.session_client import SessionClient

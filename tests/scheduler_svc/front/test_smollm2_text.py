@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from scheduler_svc.front.chat_template import ChatTemplate
 from scheduler_svc.front.tokenizer import ModelText
 

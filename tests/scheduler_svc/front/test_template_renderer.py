@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from runner_svc.byte_tokenizer import byte_model
 from scheduler_svc.front.chat_template import ChatTemplate, ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.refusal import Refusal

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos import inference_pb2
+from roster_protos import inference_pb2
 from runner_svc.byte_tokenizer import byte_alphabet
 from scheduler_svc.front.text_stream import ChoiceText, Piece, TextOptions
 from scheduler_svc.front.tokenizer import ModelText

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from protos import inference_pb2, plan_pb2
+from roster_protos import inference_pb2, plan_pb2
 from runner_svc.byte_tokenizer import CHAT_TEMPLATE
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.tokenizer import ModelText

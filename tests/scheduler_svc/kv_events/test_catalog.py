@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.kv_events.catalog import CachedBlock, Catalog
 from tests.support.kv_follower import told
 

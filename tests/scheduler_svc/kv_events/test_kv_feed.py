@@ -7,7 +7,7 @@ import random
 import grpc
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.front.vllm_engine import kv_batches
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.curve import CurveClient
 from runner_svc.curve import UnusableKey as RunnerUnusableKey
 from scheduler_svc.link.curve import AllowList, CurveServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from scheduler_svc.link.likeness import Likeness

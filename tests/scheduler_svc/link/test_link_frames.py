@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc import features as runner_features
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner

@@ -6,7 +6,7 @@ import pytest
 import structlog
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.name_contests import ANSWER_S
 from scheduler_svc.link.runner_events import GotResult, Joined, Leaving, Loss, Lost
 from scheduler_svc.link.runner_link import RunnerLink

@@ -6,7 +6,7 @@ import time
 
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import Term

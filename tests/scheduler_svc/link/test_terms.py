@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
 from scheduler_svc.link.features import CONTEXTS, TERMS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from tests.support.sharing import OUTPUT, prompt, service
 
 

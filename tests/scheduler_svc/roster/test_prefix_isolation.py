@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.sequence import FinishReason
 from tests.support.in_process import Stack

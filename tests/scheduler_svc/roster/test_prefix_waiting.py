@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.roster.prefix_sharing import STEPS_ASIDE
 from tests.support.policies import policy_named
 from tests.support.sharing import OUTPUT, SIZE, prompt, service

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from protos import plan_pb2
+from roster_protos import plan_pb2
 from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.simulator.simulation import Setup, Simulation

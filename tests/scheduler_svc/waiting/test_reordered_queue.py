@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.policy import Policy, PolicyGuard, PolicyParameters, RequestView
 from scheduler_svc.sequence import FinishReason, Phase

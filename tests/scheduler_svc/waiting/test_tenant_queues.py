@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.intake import build_request
 from scheduler_svc.rank import Rank
 from scheduler_svc.roster.plan_draft import pack

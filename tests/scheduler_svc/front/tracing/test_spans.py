@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from protos import engine_pb2, inference_pb2, plan_pb2
+from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.refusal import Refusal
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Tracing

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.vllm_engine import kv_batches
 from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches, num_blocks
 from tests.support.kv_follower import KvFollower

@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
-from protos import engine_pb2
+from roster_protos import engine_pb2
 from scheduler_svc.front.vllm_engine import kv_subscriptions
 from tests.support.front_stack import FrontStack, front_stack
 

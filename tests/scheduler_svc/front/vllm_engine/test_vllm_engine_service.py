@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 from tokenizers import Tokenizer
 
-from protos import engine_pb2, inference_pb2, inference_pb2_grpc
+from roster_protos import engine_pb2, inference_pb2, inference_pb2_grpc
 from tests.support.front_stack import CONTEXT_LENGTH, VOCAB_SIZE, FrontStack, front_stack
 
 PROMPT = list(b"The prompt, over and over. ")

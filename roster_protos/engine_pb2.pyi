@@ -1,5 +1,5 @@
-from protos import admin_pb2 as _admin_pb2
-from protos import plan_pb2 as _plan_pb2
+from roster_protos import admin_pb2 as _admin_pb2
+from roster_protos import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

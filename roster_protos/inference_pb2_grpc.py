@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import inference_pb2 as protos_dot_inference__pb2
+from roster_protos import inference_pb2 as roster__protos_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.84.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/inference_pb2_grpc.py depends on'
+        + ' but the generated code in roster_protos/inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,38 +37,38 @@ class InferenceServiceStub:
         """
         self.Generate = channel.unary_stream(
                 '/roster.v1.InferenceService/Generate',
-                request_serializer=protos_dot_inference__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/roster.v1.InferenceService/Session',
-                request_serializer=protos_dot_inference__pb2.SessionRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.SessionResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.SessionRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.SessionResponse.FromString,
                 _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/roster.v1.InferenceService/Cancel',
-                request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.CancelRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_stream(
                 '/roster.v1.InferenceService/Attach',
-                request_serializer=protos_dot_inference__pb2.AttachRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.AttachResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.AttachResponse.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/roster.v1.InferenceService/GetModel',
-                request_serializer=protos_dot_inference__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.GetModelResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/roster.v1.InferenceService/Tokenize',
-                request_serializer=protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.TokenizeResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/roster.v1.InferenceService/Detokenize',
-                request_serializer=protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-                response_deserializer=protos_dot_inference__pb2.DetokenizeResponse.FromString,
+                request_serializer=roster__protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
 
 
@@ -131,38 +131,38 @@ def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_inference__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=protos_dot_inference__pb2.SessionRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.SessionResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.SessionRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.SessionResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
-                    request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.CancelRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.CancelResponse.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=protos_dot_inference__pb2.AttachRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.AttachResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.AttachResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=protos_dot_inference__pb2.GetModelRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
-                    request_deserializer=protos_dot_inference__pb2.TokenizeRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.TokenizeResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.TokenizeResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
-                    request_deserializer=protos_dot_inference__pb2.DetokenizeRequest.FromString,
-                    response_serializer=protos_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=roster__protos_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -191,8 +191,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/Generate',
-            protos_dot_inference__pb2.GenerateRequest.SerializeToString,
-            protos_dot_inference__pb2.GenerateResponse.FromString,
+            roster__protos_dot_inference__pb2.GenerateRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -218,8 +218,8 @@ class InferenceService:
             request_iterator,
             target,
             '/roster.v1.InferenceService/Session',
-            protos_dot_inference__pb2.SessionRequest.SerializeToString,
-            protos_dot_inference__pb2.SessionResponse.FromString,
+            roster__protos_dot_inference__pb2.SessionRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -245,8 +245,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/Cancel',
-            protos_dot_inference__pb2.CancelRequest.SerializeToString,
-            protos_dot_inference__pb2.CancelResponse.FromString,
+            roster__protos_dot_inference__pb2.CancelRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -272,8 +272,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/Attach',
-            protos_dot_inference__pb2.AttachRequest.SerializeToString,
-            protos_dot_inference__pb2.AttachResponse.FromString,
+            roster__protos_dot_inference__pb2.AttachRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -299,8 +299,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/GetModel',
-            protos_dot_inference__pb2.GetModelRequest.SerializeToString,
-            protos_dot_inference__pb2.GetModelResponse.FromString,
+            roster__protos_dot_inference__pb2.GetModelRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -326,8 +326,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/Tokenize',
-            protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
-            protos_dot_inference__pb2.TokenizeResponse.FromString,
+            roster__protos_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.TokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -353,8 +353,8 @@ class InferenceService:
             request,
             target,
             '/roster.v1.InferenceService/Detokenize',
-            protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
-            protos_dot_inference__pb2.DetokenizeResponse.FromString,
+            roster__protos_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            roster__protos_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

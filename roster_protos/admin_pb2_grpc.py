@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import admin_pb2 as protos_dot_admin__pb2
+from roster_protos import admin_pb2 as roster__protos_dot_admin__pb2
 
 GRPC_GENERATED_VERSION = '1.84.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/admin_pb2_grpc.py depends on'
+        + ' but the generated code in roster_protos/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,33 +37,33 @@ class AdminServiceStub:
         """
         self.GetStatus = channel.unary_unary(
                 '/roster.admin.v1.AdminService/GetStatus',
-                request_serializer=protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.GetStatusResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
         self.WatchSteps = channel.unary_stream(
                 '/roster.admin.v1.AdminService/WatchSteps',
-                request_serializer=protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.WatchStepsResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
         self.WatchRoster = channel.unary_stream(
                 '/roster.admin.v1.AdminService/WatchRoster',
-                request_serializer=protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.WatchRosterResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.WatchRosterResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_stream(
                 '/roster.admin.v1.AdminService/Drain',
-                request_serializer=protos_dot_admin__pb2.DrainRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.DrainResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
         self.ListPolicies = channel.unary_unary(
                 '/roster.admin.v1.AdminService/ListPolicies',
-                request_serializer=protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.ListPoliciesResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.ListPoliciesResponse.FromString,
                 _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/roster.admin.v1.AdminService/SetPolicy',
-                request_serializer=protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
-                response_deserializer=protos_dot_admin__pb2.SetPolicyResponse.FromString,
+                request_serializer=roster__protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=roster__protos_dot_admin__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
 
 
@@ -123,33 +123,33 @@ def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=protos_dot_admin__pb2.GetStatusRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.GetStatusResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.GetStatusRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
             'WatchSteps': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchSteps,
-                    request_deserializer=protos_dot_admin__pb2.WatchStepsRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.WatchStepsRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.WatchStepsResponse.SerializeToString,
             ),
             'WatchRoster': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRoster,
-                    request_deserializer=protos_dot_admin__pb2.WatchRosterRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.WatchRosterResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.WatchRosterRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.WatchRosterResponse.SerializeToString,
             ),
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=protos_dot_admin__pb2.DrainRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
             'ListPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicies,
-                    request_deserializer=protos_dot_admin__pb2.ListPoliciesRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.ListPoliciesResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.ListPoliciesResponse.SerializeToString,
             ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
-                    request_deserializer=protos_dot_admin__pb2.SetPolicyRequest.FromString,
-                    response_serializer=protos_dot_admin__pb2.SetPolicyResponse.SerializeToString,
+                    request_deserializer=roster__protos_dot_admin__pb2.SetPolicyRequest.FromString,
+                    response_serializer=roster__protos_dot_admin__pb2.SetPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,8 +178,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/GetStatus',
-            protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
-            protos_dot_admin__pb2.GetStatusResponse.FromString,
+            roster__protos_dot_admin__pb2.GetStatusRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -205,8 +205,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/WatchSteps',
-            protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
-            protos_dot_admin__pb2.WatchStepsResponse.FromString,
+            roster__protos_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.WatchStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -232,8 +232,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/WatchRoster',
-            protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
-            protos_dot_admin__pb2.WatchRosterResponse.FromString,
+            roster__protos_dot_admin__pb2.WatchRosterRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.WatchRosterResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -259,8 +259,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/Drain',
-            protos_dot_admin__pb2.DrainRequest.SerializeToString,
-            protos_dot_admin__pb2.DrainResponse.FromString,
+            roster__protos_dot_admin__pb2.DrainRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -286,8 +286,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/ListPolicies',
-            protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
-            protos_dot_admin__pb2.ListPoliciesResponse.FromString,
+            roster__protos_dot_admin__pb2.ListPoliciesRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.ListPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -313,8 +313,8 @@ class AdminService:
             request,
             target,
             '/roster.admin.v1.AdminService/SetPolicy',
-            protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
-            protos_dot_admin__pb2.SetPolicyResponse.FromString,
+            roster__protos_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+            roster__protos_dot_admin__pb2.SetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

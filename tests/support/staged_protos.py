@@ -1,0 +1,15 @@
+"""The .proto files as buf and protobuf's descriptor pool know them, `roster_protos/x.proto`: `make buf` in Python."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def staged(folder: Path) -> Path:
+    """Copies the files and buf's settings to the folder, and returns it."""
+    shutil.copytree(ROOT / "protos", folder / "roster_protos", ignore=shutil.ignore_patterns("*.py", "*.binpb"))
+    shutil.copy(ROOT / "buf.yaml", folder)
+    return folder
