@@ -1,0 +1,28 @@
+"""The product's files import one another without circles."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.import_graph import Graph, circles, import_graph
+
+PACKAGES = ("scheduler_svc", "runner_svc", "roster_client")
+CIRCLES_LEFT = [19, 19, 3, 2]
+"""The sizes of circles that are still there. This list only shrinks."""
+
+
+def test_no_new_circle() -> None:
+    found = circles(import_graph(*PACKAGES))
+    assert [len(circle) for circle in found] == CIRCLES_LEFT, found
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [["a", "b"]]),
+        ({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}, [["a", "b", "c"], ["d", "e"]]),
+    ],
+)
+def test_circles_are_found(graph: Graph, expected: list[list[str]]) -> None:
+    assert circles(graph) == expected
