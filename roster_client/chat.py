@@ -8,11 +8,11 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from .errors import InvalidRequestError, OverloadedError
-from .events import Delta, Finish, FinishReason
-from .requests import Message, Options
-from .sync_client import SyncRosterClient
-from .terminal_text import without_controls
+from roster_client.errors import InvalidRequestError, OverloadedError
+from roster_client.events import Delta, Finish, FinishReason
+from roster_client.requests import Message, Options
+from roster_client.sync_client import SyncRosterClient
+from roster_client.terminal_text import without_controls
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."
 

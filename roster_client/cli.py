@@ -16,26 +16,26 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from .admin import AdminClient
-from .answer_printer import AnswerPrinter, completion_as_dict, is_whole
-from .bench_command import bench_app
-from .calibrate_command import calibrate
-from .chat import ChatSession
-from .command_credentials import connection_options, credentials
-from .errors import RosterError, UnavailableError
-from .exit_codes import EXPLANATION, ExitCode, exit_code_for
-from .health import READINESS, check_health
-from .operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
-from .policy_cli import policy_app
-from .policy_names import policy_names
-from .requests import Message, Options, Prompt
-from .simulate_command import simulate
-from .stack import Endpoints
-from .status_view import status_view
-from .sync_client import SyncRosterClient
-from .timeline.recording import recording_writer
-from .timeline_command import timeline
-from .top_command import top
+from roster_client.admin import AdminClient
+from roster_client.answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from roster_client.bench_command import bench_app
+from roster_client.calibrate_command import calibrate
+from roster_client.chat import ChatSession
+from roster_client.command_credentials import connection_options, credentials
+from roster_client.errors import RosterError, UnavailableError
+from roster_client.exit_codes import EXPLANATION, ExitCode, exit_code_for
+from roster_client.health import READINESS, check_health
+from roster_client.operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
+from roster_client.policy_cli import policy_app
+from roster_client.policy_names import policy_names
+from roster_client.requests import Message, Options, Prompt
+from roster_client.simulate_command import simulate
+from roster_client.stack import Endpoints
+from roster_client.status_view import status_view
+from roster_client.sync_client import SyncRosterClient
+from roster_client.timeline.recording import recording_writer
+from roster_client.timeline_command import timeline
+from roster_client.top_command import top
 
 errors = Console(stderr=True)
 
@@ -222,7 +222,7 @@ def serve(
     ] = 600,
 ) -> None:
     """Run both services here until Ctrl-C or SIGTERM. Their other settings come from ROSTER_* variables."""
-    from .serve import serve as run_services
+    from roster_client.serve import serve as run_services
 
     if free_ports and (listen or admin_listen or link):
         raise ValueError("--free-ports chooses the addresses: leave out --listen, --admin-listen and --link")
@@ -245,7 +245,7 @@ def demo(
     ] = None,
 ) -> None:
     """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
-    from .demo.comparison import demo as run_demo
+    from roster_client.demo.comparison import demo as run_demo
 
     console = Console()
     runner = _given(model=model, device=device, slots=slots)

@@ -11,9 +11,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from roster_client.requests import CHANNEL_OPTIONS
 from roster_common.call_metadata import TOKEN_KEY
-
-from .requests import CHANNEL_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

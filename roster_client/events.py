@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from roster_client.errors import StreamGapError
 from roster_protos import inference_pb2 as pb
-
-from .errors import StreamGapError
 
 
 class FinishReason(Enum):

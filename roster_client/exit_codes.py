@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .errors import InvalidRequestError, NotFoundError, OverloadedError, RosterError, UnavailableError
+from roster_client.errors import InvalidRequestError, NotFoundError, OverloadedError, RosterError, UnavailableError
 
 
 class ExitCode(IntEnum):

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
+from roster_client.admin import AdminClient
+from roster_client.command_credentials import credentials
+from roster_client.exit_codes import ExitCode
 from roster_protos import admin_pb2
-
-from .admin import AdminClient
-from .command_credentials import credentials
-from .exit_codes import ExitCode
 
 Admin = Annotated[str, typer.Option("--admin", envvar="ROSTER_ADMIN", help="Address of the admin API, host:port.")]
 DEFAULT_ADMIN = "127.0.0.1:50062"

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from roster_client.errors import AlreadyExistsError, NotFoundError, RequestCancelledError, RosterError, UnavailableError
+from roster_client.events import Assembler
 from roster_protos import inference_pb2 as pb
-
-from .errors import AlreadyExistsError, NotFoundError, RequestCancelledError, RosterError, UnavailableError
-from .events import Assembler
 
 RECONNECT_S = 30.0
 """How long a broken stream is tried to be taken up again, unless said otherwise."""

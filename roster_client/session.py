@@ -20,12 +20,10 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from roster_protos import inference_pb2 as pb
-
-from .errors import RequestCancelledError, RosterError, UnavailableError, from_rpc_error, from_status
-from .events import AssembledStream, Assembler, Completion, Event
-from .requests import Options, Prompt, build_request
-from .resumption import (
+from roster_client.errors import RequestCancelledError, RosterError, UnavailableError, from_rpc_error, from_status
+from roster_client.events import AssembledStream, Assembler, Completion, Event
+from roster_client.requests import Options, Prompt, build_request
+from roster_client.resumption import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     RECONNECT_S,
@@ -35,6 +33,7 @@ from .resumption import (
     is_broken,
     repeatable,
 )
+from roster_protos import inference_pb2 as pb
 
 _SessionCall = Callable[[AsyncIterator[pb.SessionRequest]], Any]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from .policy_names import policy_names
-from .timeline.recording import RecordingWriter, recording_writer
+from roster_client.policy_names import policy_names
+from roster_client.timeline.recording import RecordingWriter, recording_writer
 
 if TYPE_CHECKING:
     from scheduler_svc.simulator.simulation import Setup

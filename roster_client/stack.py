@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from roster_client.child_process import ChildProcess, OnLine
+from roster_client.client import RosterClient
+from roster_client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.errors import UnavailableError
+from roster_client.free_ports import free_ports
 from roster_protos import inference_pb2 as pb
-
-from .child_process import ChildProcess, OnLine
-from .client import RosterClient
-from .credentials import IN_THE_CLEAR, Credentials
-from .errors import UnavailableError
-from .free_ports import free_ports
 
 SCHEDULER = "scheduler"
 RUNNER = "runner"

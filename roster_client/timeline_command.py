@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .command_credentials import credentials
-from .operator_commands import DEFAULT_ADMIN, Admin
-from .timeline.lanes import num_columns, occupancy, request_order
-from .timeline.live import record_live
-from .timeline.picture import Across, check_picture, draw
-from .timeline.recording import Recording, read_recordings, recording_writer
-from .timeline.trace_events import write_trace
+from roster_client.command_credentials import credentials
+from roster_client.operator_commands import DEFAULT_ADMIN, Admin
+from roster_client.timeline.lanes import num_columns, occupancy, request_order
+from roster_client.timeline.live import record_live
+from roster_client.timeline.picture import Across, check_picture, draw
+from roster_client.timeline.recording import Recording, read_recordings, recording_writer
+from roster_client.timeline.trace_events import write_trace
 
 
 def timeline(

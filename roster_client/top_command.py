@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .admin import AdminClient
-from .command_credentials import credentials
-from .operator_commands import DEFAULT_ADMIN, Admin
-from .top.frame import frame
-from .top.load import Load, RecentLooks, as_json, load_between
-from .top.screen import Screen
+from roster_client.admin import AdminClient
+from roster_client.command_credentials import credentials
+from roster_client.operator_commands import DEFAULT_ADMIN, Admin
+from roster_client.top.frame import frame
+from roster_client.top.load import Load, RecentLooks, as_json, load_between
+from roster_client.top.screen import Screen
 
 MOST_LINES = 10_000
 """Height of a frame that no screen bounds."""

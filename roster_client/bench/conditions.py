@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from .record import Run
-from .summary_table import run_name
+from roster_client.bench.record import Run
+from roster_client.bench.summary_table import run_name
 
 NOTHING = "–"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..credentials import IN_THE_CLEAR, Credentials
-from ..errors import RosterError
-from . import provenance
-from .grpc_target import Calls, GrpcTarget
-from .measurement import SystemUnderLoad
-from .prompts import PLAIN_WORDS, text_prompts, token_prompts, words_of_tokenizer
-from .service_watch import service_settings
-from .workload import PromptMaker
+from roster_client.bench import provenance
+from roster_client.bench.grpc_target import Calls, GrpcTarget
+from roster_client.bench.measurement import SystemUnderLoad
+from roster_client.bench.prompts import PLAIN_WORDS, text_prompts, token_prompts, words_of_tokenizer
+from roster_client.bench.service_watch import service_settings
+from roster_client.bench.workload import PromptMaker
+from roster_client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.errors import RosterError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -80,7 +80,7 @@ async def _grpc(given: Connection) -> Connected:
 
 
 async def _openai(given: Connection) -> Connected:
-    from .openai_target import OpenAITarget, served_model
+    from roster_client.bench.openai_target import OpenAITarget, served_model
 
     model = given.model or await served_model(given.openai, given.api_key)
     target = OpenAITarget(

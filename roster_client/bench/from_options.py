@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from roster_client.bench.connection import Connection
+from roster_client.bench.grpc_target import Calls
+from roster_client.bench.lengths import Lengths
+from roster_client.bench.workload import random_trace
+from roster_client.bench_options import DEFAULT_ADMIN, DEFAULT_SERVER, RunOptions
+from roster_client.command_credentials import credentials
 from scheduler_svc.simulator.trace import Trace, read_trace
-
-from ..bench_options import DEFAULT_ADMIN, DEFAULT_SERVER, RunOptions
-from ..command_credentials import credentials
-from .connection import Connection
-from .grpc_target import Calls
-from .lengths import Lengths
-from .workload import random_trace
 
 
 def connection_from(options: RunOptions) -> Connection:

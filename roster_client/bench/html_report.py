@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from . import plots
-from .conditions import conditions
-from .metrics import METRICS
-from .page import fact_table, page, paragraphs, repetition
-from .record import Run
-from .summary import Summary, Targets, summarize
-from .summary_table import run_name
+from roster_client.bench import plots
+from roster_client.bench.conditions import conditions
+from roster_client.bench.metrics import METRICS
+from roster_client.bench.page import fact_table, page, paragraphs, repetition
+from roster_client.bench.record import Run
+from roster_client.bench.summary import Summary, Targets, summarize
+from roster_client.bench.summary_table import run_name
 
 COLUMNS = 6
 """Runs side by side in one table; more go into another one below."""

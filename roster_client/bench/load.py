@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .record import LoopDelays, RequestRecord, Status
-from .target import Answer, RequestFailed, Target
-from .workload import LoadRequest
+from roster_client.bench.record import LoopDelays, RequestRecord, Status
+from roster_client.bench.target import Answer, RequestFailed, Target
+from roster_client.bench.workload import LoadRequest
 
 LEAD_S = 0.2
 """From the call to the run's start, so that the first requests are not late."""

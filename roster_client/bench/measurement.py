@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..credentials import IN_THE_CLEAR, Credentials
-from .load import LoadRun
-from .record import Run, TokenCounts
-from .run_header import run_header
-from .service_watch import ServiceWatch
-from .target import Target
-from .workload import LoadRequest, Workload
+from roster_client.bench.load import LoadRun
+from roster_client.bench.record import Run, TokenCounts
+from roster_client.bench.run_header import run_header
+from roster_client.bench.service_watch import ServiceWatch
+from roster_client.bench.target import Target
+from roster_client.bench.workload import LoadRequest, Workload
+from roster_client.credentials import IN_THE_CLEAR, Credentials
 
 REFRESH_S = 0.5
 

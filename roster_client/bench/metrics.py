@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .summary import Distribution, Summary
+from roster_client.bench.summary import Distribution, Summary
 
 NOTHING = "–"
 PERCENTILES = ("mean", "p50", "p90", "p99")

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import aiohttp
 
-from .record import Status
-from .target import Answer, RequestFailed, Take
-from .workload import LoadRequest
+from roster_client.bench.record import Status
+from roster_client.bench.target import Answer, RequestFailed, Take
+from roster_client.bench.workload import LoadRequest
 
 _REFUSALS = (400, 401, 403, 404, 413, 422, 429)
 _TIMEOUTS = (408, 504)

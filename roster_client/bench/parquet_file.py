@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .record import LoopDelays, RecordFileError, RequestRecord, Run, RunHeader, ServiceSample, Status
+from roster_client.bench.record import LoopDelays, RecordFileError, RequestRecord, Run, RunHeader, ServiceSample, Status
 
 KEY = b"roster.run"
 

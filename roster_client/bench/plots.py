@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from .record import Run
-from .series import generating, itl_over_time, shares, tokens_over_time
-from .summary import run_seconds
-from .summary_table import run_name
+from roster_client.bench.record import Run
+from roster_client.bench.series import generating, itl_over_time, shares, tokens_over_time
+from roster_client.bench.summary import run_seconds
+from roster_client.bench.summary_table import run_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from roster_client.bench.workload import PromptMaker, TokenIds
 from scheduler_svc.simulator.prompts import FIRST_ORDINARY_TOKEN, prompt_tokens
 from scheduler_svc.simulator.trace import Trace
-
-from .workload import PromptMaker, TokenIds
 
 MOST_WORDS = 4096
 _WORDS = """

@@ -20,8 +20,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from .parquet_file import read_parquet
-from .record import LoopDelays, RecordFileError, RequestRecord, Run, RunHeader, ServiceSample, Status
+from roster_client.bench.parquet_file import read_parquet
+from roster_client.bench.record import LoopDelays, RecordFileError, RequestRecord, Run, RunHeader, ServiceSample, Status
 
 DIGITS = 6
 Part = RunHeader | RequestRecord | ServiceSample | LoopDelays

@@ -8,13 +8,13 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ..bench_options import RunOptions
-from .html_report import write_report
-from .parquet_file import write_parquet
-from .record import Run
-from .record_file import write_run
-from .summary import Targets, summarize
-from .summary_table import summary_table
+from roster_client.bench.html_report import write_report
+from roster_client.bench.parquet_file import write_parquet
+from roster_client.bench.record import Run
+from roster_client.bench.record_file import write_run
+from roster_client.bench.summary import Targets, summarize
+from roster_client.bench.summary_table import summary_table
+from roster_client.bench_options import RunOptions
 
 
 def publish(runs: list[Run], kind: str, options: RunOptions) -> None:

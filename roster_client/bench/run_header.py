@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import provenance
-from .record import RunHeader, TokenCounts
-from .workload import Workload
+from roster_client.bench import provenance
+from roster_client.bench.record import RunHeader, TokenCounts
+from roster_client.bench.workload import Workload
 
 
 def run_header(

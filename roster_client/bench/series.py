@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .record import Run
-from .summary import run_seconds
+from roster_client.bench.record import Run
+from roster_client.bench.summary import run_seconds
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from roster_client.admin import AdminClient
+from roster_client.bench.record import ServiceSample
+from roster_client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.errors import RosterError
 from roster_protos import admin_pb2
-
-from ..admin import AdminClient
-from ..credentials import IN_THE_CLEAR, Credentials
-from ..errors import RosterError
-from .record import ServiceSample
 
 INTERVAL_S = 0.25
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from .metrics import METRICS
-from .record import Run
-from .summary import Summary
+from roster_client.bench.metrics import METRICS
+from roster_client.bench.record import Run
+from roster_client.bench.summary import Summary
 
 
 def summary_table(runs: Sequence[tuple[Run, Summary]], title: str = "") -> Table:

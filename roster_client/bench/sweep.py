@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
-from .record import Run
+from roster_client.bench.record import Run
 
 SUSTAINED = 0.9
 """A system keeps up when tokens come at this share of the rate at which they are asked for."""

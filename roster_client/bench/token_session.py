@@ -15,13 +15,12 @@ from typing import Any, Self
 
 import grpc
 
+from roster_client.bench.record import Status
+from roster_client.bench.target import Answer, RequestFailed, Take, status_of
+from roster_client.errors import from_rpc_error, from_status
+from roster_client.events import FinishReason
+from roster_client.session import taken_from
 from roster_protos import inference_pb2 as pb
-
-from ..errors import from_rpc_error, from_status
-from ..events import FinishReason
-from ..session import taken_from
-from .record import Status
-from .target import Answer, RequestFailed, Take, status_of
 
 ENDINGS = {
     FinishReason.DEADLINE: Status.TIMEOUT,

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roster_client.bench.lengths import Lengths
 from scheduler_svc.simulator.trace import Trace, TraceError, TraceRequest
-
-from .lengths import Lengths
 
 TokenIds = npt.NDArray[np.int32]
 PromptMaker = Callable[[Trace, int], TokenIds | str]

@@ -17,6 +17,10 @@ from rich.table import Table
 
 from roster_client.admin import AdminClient, StepStream
 from roster_client.client import EventStream, RosterClient
+from roster_client.demo.live_view import LiveView
+from roster_client.demo.plain_view import PlainView
+from roster_client.demo.prompts import DEMO_REQUESTS
+from roster_client.demo.run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
 from roster_client.errors import RosterError
 from roster_client.events import Delta, Finish
 from roster_client.exit_codes import ExitCode
@@ -26,11 +30,6 @@ from roster_client.signals import cancelled_by_signals
 from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from roster_client.timeline.live import record
 from roster_client.timeline.recording import RecordingWriter
-
-from .live_view import LiveView
-from .plain_view import PlainView
-from .prompts import DEMO_REQUESTS
-from .run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
 
 TITLES = {
     "fcfs": "fcfs: continuous batching, a free slot takes the next request at once",

@@ -13,9 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from roster_client.demo.run import DemoAnswer, DemoRun, RosterChange
 from roster_client.terminal_text import one_line
-
-from .run import DemoAnswer, DemoRun, RosterChange
 
 FRAMES_PER_S = 4
 ROSTER_COLUMNS = 38

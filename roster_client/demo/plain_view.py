@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from roster_client.demo.run import DemoAnswer, DemoRun, RosterChange
 from roster_client.terminal_text import one_line
-
-from .run import DemoAnswer, DemoRun, RosterChange
 
 PIECE_CHARACTERS = 72
 

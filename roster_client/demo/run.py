@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from roster_client.demo.prompts import DemoRequest
 from roster_client.events import Delta, Finish
 from roster_protos import admin_pb2
-
-from .prompts import DemoRequest
 
 RECENT_CHANGES = 40
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .recording import Recording, RowKind, Step
+from roster_client.timeline.recording import Recording, RowKind, Step
 
 
 @dataclass(slots=True)

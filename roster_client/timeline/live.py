@@ -6,8 +6,7 @@ import asyncio
 
 from roster_client.admin import AdminClient, StepStream
 from roster_client.credentials import Credentials
-
-from .recording import RecordingWriter
+from roster_client.timeline.recording import RecordingWriter
 
 
 async def record(steps: StepStream, recorder: RecordingWriter) -> None:

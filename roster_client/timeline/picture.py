@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .lanes import Lane, Span, lanes_of, num_columns, occupancy, request_order
-from .recording import Recording, RowKind
+from roster_client.timeline.lanes import Lane, Span, lanes_of, num_columns, occupancy, request_order
+from roster_client.timeline.recording import Recording, RowKind
 
 FORMATS = (".svg", ".png", ".pdf")
 WIDTH_IN = 12.0

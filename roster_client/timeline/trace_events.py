@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .lanes import lanes_of
-from .recording import Recording, RowKind
+from roster_client.timeline.lanes import lanes_of
+from roster_client.timeline.recording import Recording, RowKind
 
 STEPS_THREAD = 0
 """The thread of the steps; slot n is thread n + 1."""

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from roster_client.status_view import held_back_line
 from roster_client.terminal_text import one_line
+from roster_client.top.load import Load, is_prefill
 from roster_protos import admin_pb2
-
-from .load import Load, is_prefill
 
 BAR_CELLS = 24
 GAUGE_CELLS = 12

@@ -9,10 +9,9 @@ from rich.live import Live
 
 from roster_client.admin import AdminClient
 from roster_client.errors import RosterError, UnavailableError
-
-from .frame import Menu, frame
-from .keyboard import END, keys_pressed
-from .load import Load, RecentLooks
+from roster_client.top.frame import Menu, frame
+from roster_client.top.keyboard import END, keys_pressed
+from roster_client.top.load import Load, RecentLooks
 
 RETRY_S = 1.0
 DEADLINE_S = 30.0
