@@ -29,8 +29,8 @@ import numpy as np
 
 from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
-from roster_client.events import Completion, FinishReason
-from roster_client.requests import Message
+from roster_client.client.events import Completion, FinishReason
+from roster_client.client.requests import Message
 from roster_protos import inference_pb2, plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json

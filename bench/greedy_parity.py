@@ -23,8 +23,8 @@ from typing import Any
 from bench.gpu_serving.service import NoService, Scheduling, Service, card_of
 from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
+from roster_client.client.requests import Message
 from roster_client.demo.prompts import DEMO_REQUESTS
-from roster_client.requests import Message
 
 PACKAGES = ("torch", "numpy", "tokenizers")
 MAX_TOKENS = 64

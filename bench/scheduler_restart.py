@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.provenance import provenance, write_results
 from roster_client.client import EventStream, RosterClient
-from roster_client.events import Delta
+from roster_client.client.events import Delta
 from tests.support.processes import RosterProcesses
 
 STAGES = {

@@ -28,7 +28,6 @@ from bench.baselines.workload_file import write_workload
 from bench.machine_share import OthersShare
 from bench.serving_pages import AT_ONCE, SPACED, Runs, write_pages, write_records
 from bench.workload import TRACES
-from roster_client.admin import AdminClient
 from roster_client.bench import provenance
 from roster_client.bench.grpc_target import GrpcTarget
 from roster_client.bench.load import LoadRun
@@ -40,7 +39,8 @@ from roster_client.bench.record_file import read_run
 from roster_client.bench.summary import run_seconds
 from roster_client.bench.workload import Arrivals, Workload, make_workload
 from roster_client.client import EventStream, RosterClient
-from roster_client.events import Delta
+from roster_client.client.admin import AdminClient
+from roster_client.client.events import Delta
 from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from scheduler_svc.simulator.trace import Trace, read_trace
 

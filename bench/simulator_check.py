@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.provenance import provenance, write_results
 from roster_client.calibrate_command import started_runner
 from roster_client.client import RosterClient
-from roster_client.events import Delta
+from roster_client.client.events import Delta
 from roster_client.stack import Endpoints, Stack
 from roster_common.logs import configure_logs
 from scheduler_svc.simulator.calibration import Calibration, Calibrator

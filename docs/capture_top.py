@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
-from roster_client.requests import Message
+from roster_client.client.admin import AdminClient
+from roster_client.client.requests import Message
 from roster_client.stack import Endpoints, Stack
 
 PICTURE = Path(__file__).parent / "images" / "top.svg"

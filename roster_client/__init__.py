@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roster_client.admin import AdminClient
-    from roster_client.client import EventStream, RosterClient
-    from roster_client.credentials import Credentials
-    from roster_client.errors import (
+    from roster_client.client.admin import AdminClient
+    from roster_client.client.async_client import EventStream, RosterClient
+    from roster_client.client.credentials import Credentials
+    from roster_client.client.errors import (
         AlreadyExistsError,
         DeadlineError,
         InvalidRequestError,
@@ -26,14 +26,23 @@ if TYPE_CHECKING:
         StreamGapError,
         UnavailableError,
     )
-    from roster_client.events import Choice, Completion, Delta, Finish, FinishReason, Started, TokenLogprobs, Usage
-    from roster_client.requests import Message, OnDisconnect
-    from roster_client.session import Session, SessionStream
-    from roster_client.sync_client import SyncEventStream, SyncRosterClient
+    from roster_client.client.events import (
+        Choice,
+        Completion,
+        Delta,
+        Finish,
+        FinishReason,
+        Started,
+        TokenLogprobs,
+        Usage,
+    )
+    from roster_client.client.requests import Message, OnDisconnect
+    from roster_client.client.session import Session, SessionStream
+    from roster_client.client.sync_client import SyncEventStream, SyncRosterClient
 
 _MODULES = {
     "admin": ["AdminClient"],
-    "client": ["EventStream", "RosterClient"],
+    "async_client": ["EventStream", "RosterClient"],
     "credentials": ["Credentials"],
     "errors": [
         "AlreadyExistsError",
@@ -52,7 +61,7 @@ _MODULES = {
     "session": ["Session", "SessionStream"],
     "sync_client": ["SyncEventStream", "SyncRosterClient"],
 }
-_MODULE_OF = {name: f"roster_client.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: f"roster_client.client.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AdminClient",

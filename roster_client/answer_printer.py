@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.markup import escape
 
-from roster_client.events import Completion, Delta, Event, Finish, FinishReason, Usage
+from roster_client.client.events import Completion, Delta, Event, Finish, FinishReason, Usage
 from roster_client.terminal_text import without_controls
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from roster_client.errors import InvalidRequestError, OverloadedError
-from roster_client.events import Delta, Finish, FinishReason
-from roster_client.requests import Message, Options
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import InvalidRequestError, OverloadedError
+from roster_client.client.events import Delta, Finish, FinishReason
+from roster_client.client.requests import Message, Options
+from roster_client.client.sync_client import SyncRosterClient
 from roster_client.terminal_text import without_controls
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."

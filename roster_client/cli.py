@@ -16,23 +16,23 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from roster_client.admin import AdminClient
 from roster_client.answer_printer import AnswerPrinter, completion_as_dict, is_whole
 from roster_client.bench_command import bench_app
 from roster_client.calibrate_command import calibrate
 from roster_client.chat import ChatSession
+from roster_client.client.admin import AdminClient
+from roster_client.client.errors import RosterError, UnavailableError
+from roster_client.client.health import READINESS, check_health
+from roster_client.client.requests import Message, Options, Prompt
+from roster_client.client.sync_client import SyncRosterClient
 from roster_client.command_credentials import connection_options, credentials
-from roster_client.errors import RosterError, UnavailableError
 from roster_client.exit_codes import EXPLANATION, ExitCode, exit_code_for
-from roster_client.health import READINESS, check_health
 from roster_client.operator_commands import DEFAULT_ADMIN, Admin, drain, keygen
 from roster_client.policy_cli import policy_app
 from roster_client.policy_names import policy_names
-from roster_client.requests import Message, Options, Prompt
 from roster_client.simulate_command import simulate
 from roster_client.stack import Endpoints
 from roster_client.status_view import status_view
-from roster_client.sync_client import SyncRosterClient
 from roster_client.timeline.recording import recording_writer
 from roster_client.timeline_command import timeline
 from roster_client.top_command import top

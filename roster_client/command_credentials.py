@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roster_client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 
 _given: ContextVar[Credentials] = ContextVar("credentials", default=IN_THE_CLEAR)
 

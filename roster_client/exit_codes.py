@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from roster_client.errors import InvalidRequestError, NotFoundError, OverloadedError, RosterError, UnavailableError
+from roster_client.client.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    RosterError,
+    UnavailableError,
+)
 
 
 class ExitCode(IntEnum):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roster_client.admin import AdminClient
+from roster_client.client.admin import AdminClient
 from roster_client.command_credentials import credentials
 from roster_client.exit_codes import ExitCode
 from roster_protos import admin_pb2

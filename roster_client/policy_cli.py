@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from rich.console import Console
 
-from roster_client.admin import AdminClient
+from roster_client.client.admin import AdminClient
 from roster_client.command_credentials import credentials
 from roster_client.policy_names import policy_names
 from roster_client.policy_view import change_view, policies_view, policy_view

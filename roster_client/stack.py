@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from roster_client.child_process import ChildProcess, OnLine
-from roster_client.client import RosterClient
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import UnavailableError
+from roster_client.client.async_client import RosterClient
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import UnavailableError
 from roster_client.free_ports import free_ports
 from roster_protos import inference_pb2 as pb
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roster_client.admin import AdminClient
+from roster_client.client.admin import AdminClient
 from roster_client.command_credentials import credentials
 from roster_client.operator_commands import DEFAULT_ADMIN, Admin
 from roster_client.top.frame import frame

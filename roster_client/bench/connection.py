@@ -14,8 +14,8 @@ from roster_client.bench.measurement import SystemUnderLoad
 from roster_client.bench.prompts import PLAIN_WORDS, text_prompts, token_prompts, words_of_tokenizer
 from roster_client.bench.service_watch import service_settings
 from roster_client.bench.workload import PromptMaker
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import RosterError
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import RosterError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -14,11 +14,11 @@ from typing import Self
 from roster_client.bench.target import Answer, RequestFailed, Take, status_of
 from roster_client.bench.token_session import ENDINGS, TokenSession
 from roster_client.bench.workload import LoadRequest
-from roster_client.client import EventStream, RosterClient
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import RosterError
-from roster_client.events import Delta, Finish, Usage
-from roster_client.requests import call_metadata
+from roster_client.client.async_client import EventStream, RosterClient
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import RosterError
+from roster_client.client.events import Delta, Finish, Usage
+from roster_client.client.requests import call_metadata
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 

@@ -16,7 +16,7 @@ from roster_client.bench.run_header import run_header
 from roster_client.bench.service_watch import ServiceWatch
 from roster_client.bench.target import Target
 from roster_client.bench.workload import LoadRequest, Workload
-from roster_client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 
 REFRESH_S = 0.5
 

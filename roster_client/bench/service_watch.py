@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from roster_client.admin import AdminClient
 from roster_client.bench.record import ServiceSample
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import RosterError
+from roster_client.client.admin import AdminClient
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import RosterError
 from roster_protos import admin_pb2
 
 INTERVAL_S = 0.25

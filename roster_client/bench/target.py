@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar
 
 from roster_client.bench.record import Status
 from roster_client.bench.workload import LoadRequest
-from roster_client.errors import DeadlineError, InvalidRequestError, OverloadedError, RosterError
+from roster_client.client.errors import DeadlineError, InvalidRequestError, OverloadedError, RosterError
 
 Take = Callable[[int], None]
 """Called as soon as a message with so many tokens is here; its time is taken then."""

@@ -17,9 +17,9 @@ import grpc
 
 from roster_client.bench.record import Status
 from roster_client.bench.target import Answer, RequestFailed, Take, status_of
-from roster_client.errors import from_rpc_error, from_status
-from roster_client.events import FinishReason
-from roster_client.session import taken_from
+from roster_client.client.errors import from_rpc_error, from_status
+from roster_client.client.events import FinishReason
+from roster_client.client.session import taken_from
 from roster_protos import inference_pb2 as pb
 
 ENDINGS = {

@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from roster_client.admin import AdminClient, StepStream
-from roster_client.client import EventStream, RosterClient
+from roster_client.client.admin import AdminClient, StepStream
+from roster_client.client.async_client import EventStream, RosterClient
+from roster_client.client.errors import RosterError
+from roster_client.client.events import Delta, Finish
+from roster_client.client.requests import Message, Prompt
 from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DEMO_REQUESTS
 from roster_client.demo.run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
-from roster_client.errors import RosterError
-from roster_client.events import Delta, Finish
 from roster_client.exit_codes import ExitCode
 from roster_client.log_view import LogView
-from roster_client.requests import Message, Prompt
 from roster_client.signals import cancelled_by_signals
 from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from roster_client.timeline.live import record

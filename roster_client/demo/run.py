@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from roster_client.client.events import Delta, Finish
 from roster_client.demo.prompts import DemoRequest
-from roster_client.events import Delta, Finish
 from roster_protos import admin_pb2
 
 RECENT_CHANGES = 40

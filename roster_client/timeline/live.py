@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from roster_client.admin import AdminClient, StepStream
-from roster_client.credentials import Credentials
+from roster_client.client.admin import AdminClient, StepStream
+from roster_client.client.credentials import Credentials
 from roster_client.timeline.recording import RecordingWriter
 
 

@@ -7,8 +7,8 @@ import asyncio
 from rich.console import Console
 from rich.live import Live
 
-from roster_client.admin import AdminClient
-from roster_client.errors import RosterError, UnavailableError
+from roster_client.client.admin import AdminClient
+from roster_client.client.errors import RosterError, UnavailableError
 from roster_client.top.frame import Menu, frame
 from roster_client.top.keyboard import END, keys_pressed
 from roster_client.top.load import Load, RecentLooks

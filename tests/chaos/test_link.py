@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Delta
+from roster_client.client.events import Delta
+from roster_client.client.requests import OnDisconnect
 from roster_client.free_ports import free_ports
-from roster_client.requests import OnDisconnect
 from runner_svc.hash_model import expected_tokens
 from scheduler_svc.operation.service import FENCED
 from tests.support.chaos import Load, settled

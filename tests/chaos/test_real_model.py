@@ -22,8 +22,8 @@ import pytest
 
 from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
-from roster_client.errors import UnavailableError
-from roster_client.events import Choice, Delta
+from roster_client.client.errors import UnavailableError
+from roster_client.client.events import Choice, Delta
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE

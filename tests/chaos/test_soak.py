@@ -22,9 +22,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.provenance import provenance, write_results
 from roster_client.client import RosterClient
-from roster_client.errors import NotFoundError, OverloadedError, RequestCancelledError
-from roster_client.events import Completion, Delta, FinishReason
-from roster_client.requests import Message, OnDisconnect
+from roster_client.client.errors import NotFoundError, OverloadedError, RequestCancelledError
+from roster_client.client.events import Completion, Delta, FinishReason
+from roster_client.client.requests import Message, OnDisconnect
 from scheduler_svc.front.preparation import THREADS
 from tests.support.idle import wait_idle_at
 from tests.support.process_watch import Usage, growth, quarters, usage

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.errors import RosterError
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import RosterError
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.dashboard import ROOT, queries
 from tests.support.processes import RosterProcesses
 from tests.support.prometheus import Prometheus, needs_prometheus, prometheus, wait_for_data

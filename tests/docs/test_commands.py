@@ -97,9 +97,9 @@ ELSEWHERE = [
     Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/test_simulate_command.py"),
     Elsewhere(
         r"roster keygen|export ROSTER_TLS_CA=.*|roster generate -s models\.example.*",
-        "tests/roster_client/test_credentials.py",
+        "tests/roster_client/client/test_credentials.py",
     ),
-    Elsewhere(r"roster --tls-ca .*", "tests/roster_client/test_credentials.py"),
+    Elsewhere(r"roster --tls-ca .*", "tests/roster_client/client/test_credentials.py"),
     Elsewhere(r"roster bench.*", "tests/roster_client/bench/test_bench_command.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
     Elsewhere(r"roster policy set shortest .*", "tests/e2e/test_policies.py"),

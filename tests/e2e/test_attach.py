@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from roster_client.client import EventStream, RosterClient
-from roster_client.errors import InvalidRequestError, NotFoundError, RosterError
-from roster_client.events import Delta, FinishReason, Started
-from roster_client.requests import OnDisconnect, Options
+from roster_client.client.errors import InvalidRequestError, NotFoundError, RosterError
+from roster_client.client.events import Delta, FinishReason, Started
+from roster_client.client.requests import OnDisconnect, Options
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.errors import NotFoundError
-from roster_client.events import Delta, Finish, FinishReason
+from roster_client.client.errors import NotFoundError
+from roster_client.client.events import Delta, Finish, FinishReason
 from tests.support.processes import RosterProcesses, roster_processes
 
 STREAMS = int(os.environ.get("E2E_CANCELLED_STREAMS", "500"))

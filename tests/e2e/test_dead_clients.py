@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.sync_client import SyncRosterClient
 from tests.e2e.conftest import WaitIdle
 from tests.support.processes import roster_processes
 
 STREAM = """
 import sys
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.sync_client import SyncRosterClient
 with SyncRosterClient(sys.argv[1]) as client:
     for event in client.generate("an endless stream", max_tokens=8000, ignore_eos=True):
         print("event", flush=True)

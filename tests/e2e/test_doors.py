@@ -15,11 +15,11 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated.common_pb2 import SubscribeKvEventsRequest
 
-from roster_client.admin import AdminClient
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import NotFoundError, RosterError, UnavailableError
-from roster_client.health import check_health
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.admin import AdminClient
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import NotFoundError, RosterError, UnavailableError
+from roster_client.client.health import check_health
+from roster_client.client.sync_client import SyncRosterClient
 from roster_common.curve_keys import generate
 from tests.support.certificates import Authority
 from tests.support.in_this_process import run_runner, run_scheduler

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.errors import RosterError, UnavailableError
-from roster_client.events import Delta, Finish, FinishReason
-from roster_client.health import check_health
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import RosterError, UnavailableError
+from roster_client.client.events import Delta, Finish, FinishReason
+from roster_client.client.health import check_health
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.processes import RosterProcesses
 
 SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.processes import RosterProcesses, roster_processes
 
 LIVENESS, READINESS, ENGINE, RUNNER = "", "roster.v1.InferenceService", "roster.engine", "roster.runner"

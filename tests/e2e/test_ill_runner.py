@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
+from roster_client.client.admin import AdminClient
 from runner_svc.hash_model import expected_tokens
 from tests.e2e.test_health import Watches
 from tests.e2e.test_poison import revive

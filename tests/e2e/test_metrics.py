@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from roster_client.errors import RosterError
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import RosterError
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.metrics_scrape import scrape, value
 from tests.support.processes import RosterProcesses, roster_processes
 

@@ -17,7 +17,7 @@ pytest.importorskip("smg_grpc_proto")
 
 import openai
 
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.gateway import openai_client
 from tests.support.processes import RosterProcesses
 from tests.support.roster_command import assert_gone

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Completion, Delta
-from roster_client.requests import OnDisconnect, Options
+from roster_client.client.events import Completion, Delta
+from roster_client.client.requests import OnDisconnect, Options
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 

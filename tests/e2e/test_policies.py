@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roster_client.cli import app
-from roster_client.events import Completion
+from roster_client.client.events import Completion
+from roster_client.client.sync_client import SyncRosterClient
 from roster_client.exit_codes import ExitCode
-from roster_client.sync_client import SyncRosterClient
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.errors import RosterError
-from roster_client.requests import Message
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import RosterError
+from roster_client.client.requests import Message
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.processes import RosterProcesses
 
 MARKER = "Xyzzy-plugh-4711"

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.errors import AlreadyExistsError, InvalidRequestError, NotSupportedError, OverloadedError
-from roster_client.events import Delta
-from roster_client.requests import Message, build_request
+from roster_client.client.errors import AlreadyExistsError, InvalidRequestError, NotSupportedError, OverloadedError
+from roster_client.client.events import Delta
+from roster_client.client.requests import Message, build_request
 from roster_protos import inference_pb2 as pb
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes

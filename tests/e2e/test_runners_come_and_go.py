@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
+from roster_client.client.admin import AdminClient
 from roster_protos import admin_pb2
 from runner_svc.hash_model import expected_tokens
 from tests.support.chaos import settled

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Completion, FinishReason
-from roster_client.requests import Options
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.events import Completion, FinishReason
+from roster_client.client.requests import Options
+from roster_client.client.sync_client import SyncRosterClient
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 

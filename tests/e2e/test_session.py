@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.errors import InvalidRequestError, RequestCancelledError
-from roster_client.events import FinishReason, Started
-from roster_client.requests import build_request
+from roster_client.client.errors import InvalidRequestError, RequestCancelledError
+from roster_client.client.events import FinishReason, Started
+from roster_client.client.requests import build_request
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 from runner_svc.byte_tokenizer import IM_END_ID

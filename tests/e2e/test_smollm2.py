@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Completion, Delta, FinishReason
-from roster_client.requests import Message, Options
+from roster_client.client.events import Completion, Delta, FinishReason
+from roster_client.client.requests import Message, Options
 from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.schema_answers import assert_valid

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Completion, FinishReason
+from roster_client.client.events import Completion, FinishReason
 from tests.support.processes import RosterProcesses, roster_processes
 
 TOKENS = 30

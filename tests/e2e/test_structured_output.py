@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import FinishReason
+from roster_client.client.events import FinishReason
 from tests.support.idle import wait_idle_at
 from tests.support.json_schemas import random_schema
 from tests.support.processes import RosterProcesses

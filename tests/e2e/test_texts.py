@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Delta
-from roster_client.requests import Message
+from roster_client.client.events import Delta
+from roster_client.client.requests import Message
 from tests.support.processes import RosterProcesses, roster_processes
 
 PROMPTS = [

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.errors import InvalidRequestError
-from roster_client.events import Completion, FinishReason
+from roster_client.client.errors import InvalidRequestError
+from roster_client.client.events import Completion, FinishReason
 from roster_protos import inference_pb2
 from tests.support.grammar_trials import GrammarTrials
 from tests.support.processes import RosterProcesses

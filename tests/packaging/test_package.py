@@ -21,6 +21,14 @@ def test_a_public_name_is_what_its_module_defines(name: str) -> None:
     assert found.__name__ == name and found.__module__.startswith("roster_client.")
 
 
+def test_the_promised_modules_stay() -> None:
+    """Services import these since the first release."""
+    from roster_client.client import RosterClient
+    from roster_client.requests import Message
+
+    assert (RosterClient, Message) == (roster_client.RosterClient, roster_client.Message)
+
+
 def test_all_names_are_imported_lazily() -> None:
     code = "import sys, roster_client; assert 'grpc' not in sys.modules; from roster_client import *; RosterClient"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
@@ -44,7 +52,7 @@ def test_a_users_own_protos_live_beside_ours(tmp_path: Path, first: str) -> None
         "theirs": "from protos import inference_pb2 as theirs",
     }
     lines = [imports[first], *imports.values(), "theirs.Request(text='x'); ours.GenerateRequest(request_id='y')"]
-    lines += ["import roster_client.client, roster_client.sync_client, roster_client.admin"]
+    lines += ["import roster_client.client, roster_client.client.sync_client, roster_client.client.admin"]
     lines += ["import protos; assert protos.__path__[0].startswith(sys.path[0]), protos.__path__"]
     code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; " + "; ".join(lines)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

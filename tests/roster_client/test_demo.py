@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from roster_client.client.events import Delta, Finish, FinishReason
 from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DemoRequest
 from roster_client.demo.run import DemoRun, RosterChange, new_run
-from roster_client.events import Delta, Finish, FinishReason
 from roster_client.exit_codes import ExitCode
 from roster_client.timeline.lanes import occupancy
 from roster_client.timeline.recording import read_recordings

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from roster_client.errors import UnavailableError
+from roster_client.client.errors import UnavailableError
+from roster_client.client.sync_client import SyncRosterClient
 from roster_client.exit_codes import ExitCode
 from roster_client.stack import Endpoints
-from roster_client.sync_client import SyncRosterClient
 from tests.support.roster_command import RosterCommand, assert_gone, roster_command
 
 SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
-from roster_client.errors import RosterError, UnavailableError
-from roster_client.events import Delta, Finish, FinishReason
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.errors import RosterError, UnavailableError
+from roster_client.client.events import Delta, Finish, FinishReason
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.in_this_process import run_scheduler
 from tests.support.processes import RosterProcesses
 

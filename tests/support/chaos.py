@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from roster_client.admin import AdminClient
 from roster_client.client import EventStream, RosterClient
-from roster_client.errors import (
+from roster_client.client.admin import AdminClient
+from roster_client.client.errors import (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -24,8 +24,8 @@ from roster_client.errors import (
     RosterError,
     UnavailableError,
 )
-from roster_client.events import Delta, Event, FinishReason
-from roster_client.session import Session, SessionStream
+from roster_client.client.events import Delta, Event, FinishReason
+from roster_client.client.session import Session, SessionStream
 from roster_protos import admin_pb2
 from roster_protos import inference_pb2 as pb
 from tests.support.chaos_requests import RequestSpec, ToldPrompt

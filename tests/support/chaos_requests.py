@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from roster_client.events import Choice, Completion, FinishReason, TokenLogprobs, token_logprobs
-from roster_client.requests import Options
+from roster_client.client.events import Choice, Completion, FinishReason, TokenLogprobs, token_logprobs
+from roster_client.client.requests import Options
 from roster_protos import inference_pb2 as pb
 from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model

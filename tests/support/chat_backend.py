@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from roster_client.admin import AdminClient
-from roster_client.requests import Message
-from roster_client.sync_client import SyncRosterClient
+from roster_client.client.admin import AdminClient
+from roster_client.client.requests import Message
+from roster_client.client.sync_client import SyncRosterClient
 from tests.support.processes import RosterProcesses
 
 QUESTION = "Hello, what is a roster?"

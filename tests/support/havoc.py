@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
-from roster_client.admin import AdminClient
-from roster_client.errors import RosterError
+from roster_client.client.admin import AdminClient
+from roster_client.client.errors import RosterError
 from tests.support.chaos import Load
 from tests.support.chaos_requests import EVERYWHERE
 from tests.support.processes import RosterProcesses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from roster_client.admin import AdminClient
+from roster_client.client.admin import AdminClient
 from roster_protos import admin_pb2
 
 SETTLE_S = 15.0

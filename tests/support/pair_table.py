@@ -13,8 +13,8 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from roster_client.errors import UnavailableError
-from roster_client.events import Completion
+from roster_client.client.errors import UnavailableError
+from roster_client.client.events import Completion
 from roster_protos import inference_pb2 as pb
 from scheduler_svc.front.tokenizer import ModelText
 from tests.support.penalised_backend import PenalisedBackend

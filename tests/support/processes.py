@@ -21,10 +21,10 @@ from typing import Self
 
 import psutil
 
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import UnavailableError
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import UnavailableError
+from roster_client.client.sync_client import SyncRosterClient
 from roster_client.stack import Endpoints
-from roster_client.sync_client import SyncRosterClient
 
 READY_S = 60.0
 STOP_S = 20.0

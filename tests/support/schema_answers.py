@@ -6,7 +6,7 @@ import json
 
 import jsonschema
 
-from roster_client.events import Completion, FinishReason
+from roster_client.client.events import Completion, FinishReason
 from tests.support.json_schemas import Schema
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roster_client.events import TokenLogprobs
+from roster_client.client.events import TokenLogprobs
 
 TIE_GAP = 1e-3
 """Natural log units. Float32 logits of magnitude 20 are rounded by 1e-6; sums over layers make some 1e-5 of it."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from roster_client.errors import RosterError, from_status
-from roster_client.events import Assembler, Completion
-from roster_client.resumption import NextCall, Resumption, repeatable
+from roster_client.client.errors import RosterError, from_status
+from roster_client.client.events import Assembler, Completion
+from roster_client.client.resumption import NextCall, Resumption, repeatable
 from roster_protos import engine_pb2
 from roster_protos import inference_pb2 as pb
 from scheduler_svc.constrained.grammar_text import grammar_text

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from roster_client.events import FinishReason
+from roster_client.client.events import FinishReason
 from roster_protos import engine_pb2, plan_pb2
 from roster_protos import inference_pb2 as pb
 from runner_svc.backend import StepBatch, StepOutput

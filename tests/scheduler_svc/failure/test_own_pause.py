@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from roster_client.client import RosterClient
-from roster_client.events import Delta
+from roster_client.client.events import Delta
 from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend, expected_tokens
 from scheduler_svc.engine_loop import EngineLoop

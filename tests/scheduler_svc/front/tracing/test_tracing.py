@@ -15,7 +15,7 @@ from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import TracerProvider
 
 from roster_client.client import RosterClient
-from roster_client.errors import RosterError
+from roster_client.client.errors import RosterError
 from scheduler_svc.front.tracing import tracing
 from scheduler_svc.settings import SchedulerSettings
 from tests.support.front_stack import front_stack

@@ -20,10 +20,16 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from roster_client.errors import RequestCancelledError, RosterError, UnavailableError, from_rpc_error, from_status
-from roster_client.events import AssembledStream, Assembler, Completion, Event
-from roster_client.requests import Options, Prompt, build_request
-from roster_client.resumption import (
+from roster_client.client.errors import (
+    RequestCancelledError,
+    RosterError,
+    UnavailableError,
+    from_rpc_error,
+    from_status,
+)
+from roster_client.client.events import AssembledStream, Assembler, Completion, Event
+from roster_client.client.requests import Options, Prompt, build_request
+from roster_client.client.resumption import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     RECONNECT_S,

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError, Metadata
 
-from roster_client.session import Session
+from roster_client.client.session import Session
 from roster_protos import inference_pb2 as pb
 
 

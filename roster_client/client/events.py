@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from roster_client.errors import StreamGapError
+from roster_client.client.errors import StreamGapError
 from roster_protos import inference_pb2 as pb
 
 

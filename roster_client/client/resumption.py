@@ -23,8 +23,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from roster_client.errors import AlreadyExistsError, NotFoundError, RequestCancelledError, RosterError, UnavailableError
-from roster_client.events import Assembler
+from roster_client.client.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    RequestCancelledError,
+    RosterError,
+    UnavailableError,
+)
+from roster_client.client.events import Assembler
 from roster_protos import inference_pb2 as pb
 
 RECONNECT_S = 30.0

@@ -10,8 +10,8 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import from_rpc_error
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import from_rpc_error
 from roster_protos import admin_pb2, admin_pb2_grpc
 
 

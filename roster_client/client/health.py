@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from roster_client.errors import from_rpc_error
+from roster_client.client.errors import from_rpc_error
 
 READINESS = "roster.v1.InferenceService"
 """Requests are taken. "" only says that the process lives; "roster.engine" and "roster.runner" tell hangs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from roster_client.errors import (
+from roster_client.client.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     NotFoundError,
@@ -13,8 +13,8 @@ from roster_client.errors import (
     RosterError,
     UnavailableError,
 )
-from roster_client.events import Assembler
-from roster_client.resumption import LONGEST_PAUSE_S, NextCall, Resumption, repeatable
+from roster_client.client.events import Assembler
+from roster_client.client.resumption import LONGEST_PAUSE_S, NextCall, Resumption, repeatable
 from roster_protos import inference_pb2 as pb
 
 UNAVAILABLE = UnavailableError(grpc.StatusCode.UNAVAILABLE, "gone")

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from roster_client.requests import CHANNEL_OPTIONS
+from roster_client.client.requests import CHANNEL_OPTIONS
 from roster_common.call_metadata import TOKEN_KEY
 
 

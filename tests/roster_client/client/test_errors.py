@@ -6,9 +6,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from roster_client import errors
-from roster_client.errors import FieldViolation, RosterError, from_rpc_error, from_status
-from roster_client.resumption import is_broken
+from roster_client.client import errors
+from roster_client.client.errors import FieldViolation, RosterError, from_rpc_error, from_status
+from roster_client.client.resumption import is_broken
 
 
 class Call(grpc.RpcError):

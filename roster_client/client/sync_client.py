@@ -16,12 +16,12 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from roster_client.credentials import IN_THE_CLEAR, Credentials
-from roster_client.errors import from_rpc_error
-from roster_client.events import AssembledStream, Assembler, Completion, Event
-from roster_client.requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
-from roster_client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
-from roster_client.trace_context import metadata_source
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import from_rpc_error
+from roster_client.client.events import AssembledStream, Assembler, Completion, Event
+from roster_client.client.requests import Message, Options, Prompt, build_prompt, build_request, call_metadata
+from roster_client.client.resumption import RECONNECT_S, Caller, Resumption, Retry, repeatable, response_of
+from roster_client.client.trace_context import metadata_source
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 

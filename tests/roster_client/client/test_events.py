@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from roster_client.errors import StreamGapError
-from roster_client.events import Assembler, Choice, Delta, Finish, FinishReason, Started, TokenLogprobs, Usage
+from roster_client.client.errors import StreamGapError
+from roster_client.client.events import Assembler, Choice, Delta, Finish, FinishReason, Started, TokenLogprobs, Usage
 from roster_protos import inference_pb2 as pb
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from roster_client.requests import Message, OnDisconnect, Options, build_prompt, build_request, call_metadata
+from roster_client.client.requests import Message, OnDisconnect, Options, build_prompt, build_request, call_metadata
 from roster_protos import inference_pb2 as pb
 
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from roster_client.client import EventStream, RosterClient
-from roster_client.errors import (
+from roster_client.client.errors import (
     DeadlineError,
     InvalidRequestError,
     NotFoundError,
@@ -22,11 +22,11 @@ from roster_client.errors import (
     StreamGapError,
     UnavailableError,
 )  # fmt: skip
-from roster_client.events import Delta, Finish, FinishReason, Started, Usage
-from roster_client.requests import Message, OnDisconnect
-from roster_client.resumption import repeatable
-from roster_client.session import SessionStream
-from roster_client.sync_client import SyncEventStream, SyncRosterClient
+from roster_client.client.events import Delta, Finish, FinishReason, Started, Usage
+from roster_client.client.requests import Message, OnDisconnect
+from roster_client.client.resumption import repeatable
+from roster_client.client.session import SessionStream
+from roster_client.client.sync_client import SyncEventStream, SyncRosterClient
 from roster_protos import inference_pb2 as pb
 from tests.support.scripted_server import ScriptedServer, refuse, word_answer
 

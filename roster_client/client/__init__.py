@@ -1,0 +1,5 @@
+"""The client library: gRPC calls as Python objects, asynchronous and blocking."""
+
+from roster_client.client.async_client import EventStream, RosterClient
+
+__all__ = ["EventStream", "RosterClient"]

@@ -1,0 +1,165 @@
+"""Building requests: plain Python arguments to `roster.v1` messages.
+
+Every option defaults to "not set", so the server's defaults, documented in inference.proto, are the only ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypedDict
+
+from roster_common.call_metadata import TENANT_KEY
+from roster_protos import inference_pb2 as pb
+
+# Answers may hold logprobs of a whole prompt: the default limit of 4 MiB is too small for them.
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    # A server that vanished without a word is noticed within a minute, also in the middle of a silent stream.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message: `role` is "system", "user", "assistant" or what else the model's template knows."""
+
+    role: str
+    content: str
+
+
+class OnDisconnect(Enum):
+    """What happens to a request when its stream is cut."""
+
+    CANCEL = pb.ON_DISCONNECT_CANCEL
+    KEEP = pb.ON_DISCONNECT_KEEP
+
+
+# Text to continue, token ids as they are, or chat messages for the model's template.
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Options(TypedDict, total=False):
+    """Options of a request; ranges, units and defaults as in `GenerateRequest` (inference.proto).
+
+    At most one of `json_schema`, `regex` and `grammar`: what the output must match.
+    """
+
+    request_id: str
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    include_stop_string: bool
+    n: int
+    logprobs: int
+    prompt_logprobs: int
+    skip_special_tokens: bool
+    prompt_token_ids: bool
+    priority: int
+    ttft_target_ms: int
+    itl_target_ms: int
+    timeout_ms: int
+    on_disconnect: OnDisconnect
+    keep_ms: int
+    received_token_ids: Sequence[int]
+    json_schema: str | Mapping[str, object]
+    regex: str
+    grammar: str
+    adapter: str
+    cache_salt: str
+
+
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"
+)  # fmt: skip
+_STOP = ("max_tokens", "min_tokens", "ignore_eos", "include_stop_string")
+_OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "prompt_token_ids")
+_CONSTRAINTS = ("json_schema", "regex", "grammar")
+_REQUEST = (
+    "request_id", "n", "priority", "ttft_target_ms", "itl_target_ms", "timeout_ms", "keep_ms", "adapter",
+    "cache_salt",
+)  # fmt: skip
+
+
+def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
+    """A GenerateRequest; raises TypeError for an unknown option or a value of the wrong type.
+
+    ValueError for a number that the message's field can't hold. Everything else is the server's to judge.
+    """
+    unknown = set(options) - set(Options.__annotations__)
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(Options.__annotations__)}")
+    request = pb.GenerateRequest(prompt=build_prompt(prompt))
+    for target, names in (
+        (request.sampling, _SAMPLING), (request.stop, _STOP), (request.output, _OUTPUT), (request, _REQUEST)
+    ):  # fmt: skip
+        for name in names:
+            value = options.get(name)
+            if value is not None:
+                setattr(target, name, value)
+    # Touching a nested message marks it as set: only what was given may.
+    if bias := options.get("logit_bias"):
+        request.sampling.logit_bias.update(bias)
+    if strings := options.get("stop"):
+        request.stop.strings.extend(strings)
+    if token_ids := options.get("stop_token_ids"):
+        request.stop.token_ids.extend(token_ids)
+    request.received_token_ids.extend(options.get("received_token_ids") or ())
+    for name in _CONSTRAINTS:
+        value = options.get(name)
+        if value is not None:
+            if request.HasField("constraint"):
+                raise TypeError(f"at most one of {', '.join(_CONSTRAINTS)} can be given")
+            setattr(request.constraint, name, value if isinstance(value, str) else json.dumps(value))
+    if (on_disconnect := options.get("on_disconnect")) is not None:
+        request.on_disconnect = on_disconnect.value
+    return request
+
+
+def build_prompt(prompt: Prompt) -> pb.Prompt:
+    """Text, token ids or chat messages as a Prompt; an empty sequence counts as token ids, for the server to refuse."""
+    if isinstance(prompt, str):
+        return pb.Prompt(text=prompt)
+    messages = [item for item in prompt if isinstance(item, Message)]
+    if not messages:
+        return pb.Prompt(token_ids=pb.TokenIds(ids=[_token_id(item) for item in prompt]))
+    if len(messages) != len(prompt):
+        raise TypeError("a prompt holds either token ids or messages, not both")
+    return pb.Prompt(
+        chat=pb.Chat(
+            messages=[
+                pb.ChatMessage(role=message.role, parts=[pb.ContentPart(text=message.content)]) for message in messages
+            ]
+        )
+    )
+
+
+def call_metadata(tenant: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that names the tenant; raises ValueError for a name that a header can't carry."""
+    if not (tenant.isascii() and (tenant.isprintable() or not tenant)):
+        raise ValueError(f"the tenant must be printable ASCII, got {tenant!r}")
+    return ((TENANT_KEY, tenant),) if tenant else ()
+
+
+def _token_id(item: object) -> int:
+    if not isinstance(item, int):
+        raise TypeError(f"a prompt is text, token ids or Message objects; got an item of type {type(item).__name__}")
+    return item
