@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from bench.provenance import provenance, write_results
-from roster_client.stack import Endpoints
+from roster_client.serve.stack import Endpoints
 from roster_protos import admin_pb2, admin_pb2_grpc
 
 WARM_UP_S = 3.0

@@ -41,7 +41,7 @@ from roster_client.bench.workload import Arrivals, Workload, make_workload
 from roster_client.client import EventStream, RosterClient
 from roster_client.client.admin import AdminClient
 from roster_client.client.events import Delta
-from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
 from scheduler_svc.simulator.trace import Trace, read_trace
 
 TRACE = TRACES / "azure_conv_2023_busiest2000.csv"

@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.provenance import provenance, write_results
-from roster_client.calibrate_command import started_runner
 from roster_client.client import RosterClient
 from roster_client.client.events import Delta
-from roster_client.stack import Endpoints, Stack
+from roster_client.commands.calibrate import started_runner
+from roster_client.serve.stack import Endpoints, Stack
 from roster_common.logs import configure_logs
 from scheduler_svc.simulator.calibration import Calibration, Calibrator
 from scheduler_svc.simulator.cost_fit import fit_cost_model

@@ -16,7 +16,7 @@ from pathlib import Path
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
 from roster_client.client.requests import Message
-from roster_client.stack import Endpoints, Stack
+from roster_client.serve.stack import Endpoints, Stack
 
 PICTURE = Path(__file__).parent / "images" / "top.svg"
 TENANTS = ("acme", "beta", "gamma")

@@ -34,7 +34,7 @@ LONGEST = (
     "bench/test_serving.py",
     "e2e/test_drain.py",
     "bench/check/test_counting.py",
-    "roster_client/test_serve.py",
+    "roster_client/serve/test_serve.py",
     "scheduler_svc/test_main.py",
     "compose/test_compose.py",
 )

@@ -39,7 +39,7 @@ from bench.gpu_comparison.transformers_process import TransformersProcess
 from bench.random_model import write_folder
 from roster_client.bench.record_file import read_runs
 from roster_client.client.errors import RosterError
-from roster_client.stack import NotReadyError, ServiceDiedError
+from roster_client.serve.stack import NotReadyError, ServiceDiedError
 
 
 def main() -> None:

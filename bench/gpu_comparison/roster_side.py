@@ -19,7 +19,7 @@ from roster_client.bench.record_file import append_run
 from roster_client.bench.service_watch import service_settings
 from roster_client.bench.workload import Workload
 from roster_client.client.admin import AdminClient
-from roster_client.stack import Endpoints, Stack
+from roster_client.serve.stack import Endpoints, Stack
 from roster_protos import inference_pb2 as pb
 
 SESSIONS = 4

@@ -17,10 +17,10 @@ import numpy as np
 
 from bench.gpu_serving.client import ClientRecord
 from bench.gpu_serving.step_record import StepRecord
-from roster_client.child_process import ChildProcess
 from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
-from roster_client.stack import Endpoints
+from roster_client.serve.child_process import ChildProcess
+from roster_client.serve.stack import Endpoints
 
 RUNNER_GRACE_S = 20.0
 

@@ -9,9 +9,10 @@ from typing import Any
 from roster_client.bench.connection import Connection
 from roster_client.bench.grpc_target import Calls
 from roster_client.bench.lengths import Lengths
+from roster_client.bench.options import RunOptions
 from roster_client.bench.workload import random_trace
-from roster_client.bench_options import DEFAULT_ADMIN, DEFAULT_SERVER, RunOptions
-from roster_client.command_credentials import credentials
+from roster_client.options.addresses import DEFAULT_ADMIN, DEFAULT_SERVER
+from roster_client.options.connection import credentials
 from scheduler_svc.simulator.trace import Trace, read_trace
 
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from roster_client.bench.html_report import write_report
+from roster_client.bench.options import RunOptions
 from roster_client.bench.parquet_file import write_parquet
 from roster_client.bench.record import Run
 from roster_client.bench.record_file import write_run
 from roster_client.bench.summary import Targets, summarize
 from roster_client.bench.summary_table import summary_table
-from roster_client.bench_options import RunOptions
 
 
 def publish(runs: list[Run], kind: str, options: RunOptions) -> None:

@@ -11,11 +11,11 @@ from rich.console import Console
 from roster_client.bench.connection import Connected, connect
 from roster_client.bench.from_options import connection_from, settings_from, trace_from
 from roster_client.bench.measurement import measure
+from roster_client.bench.options import RunOptions
 from roster_client.bench.provenance import command_line
 from roster_client.bench.record import Run
 from roster_client.bench.sweep import sweep_rates, sweep_to_saturation
 from roster_client.bench.workload import Arrivals, LoadRequest, make_workload, repeated
-from roster_client.bench_options import RunOptions
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 WARMUP_PROMPT, WARMUP_OUTPUT = 64, 16

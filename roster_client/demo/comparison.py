@@ -24,10 +24,10 @@ from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DEMO_REQUESTS
 from roster_client.demo.run import DemoAnswer, DemoRun, Measurement, RosterChange, new_run
-from roster_client.exit_codes import ExitCode
-from roster_client.log_view import LogView
-from roster_client.signals import cancelled_by_signals
-from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.serve.signals import cancelled_by_signals
+from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.terminal.exit_codes import ExitCode
+from roster_client.terminal.log_view import LogView
 from roster_client.timeline.live import record
 from roster_client.timeline.recording import RecordingWriter
 

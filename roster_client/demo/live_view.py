@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roster_client.demo.run import DemoAnswer, DemoRun, RosterChange
-from roster_client.terminal_text import one_line
+from roster_client.terminal.text import one_line
 
 FRAMES_PER_S = 4
 ROSTER_COLUMNS = 38

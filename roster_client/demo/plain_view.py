@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from roster_client.demo.run import DemoAnswer, DemoRun, RosterChange
-from roster_client.terminal_text import one_line
+from roster_client.terminal.text import one_line
 
 PIECE_CHARACTERS = 72
 

@@ -9,8 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from roster_client.status_view import held_back_line
-from roster_client.terminal_text import one_line
+from roster_client.terminal.status_view import held_back_line
+from roster_client.terminal.text import one_line
 from roster_client.top.load import Load, is_prefill
 from roster_protos import admin_pb2
 

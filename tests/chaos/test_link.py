@@ -15,7 +15,7 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.client.events import Delta
 from roster_client.client.requests import OnDisconnect
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from runner_svc.hash_model import expected_tokens
 from scheduler_svc.operation.service import FENCED
 from tests.support.chaos import Load, settled

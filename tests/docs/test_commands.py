@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from tests.support.certificates import Authority
 from tests.support.documented_commands import PAGES, ROOT, Command, documented_commands
 from tests.support.processes import RosterProcesses
@@ -77,13 +77,14 @@ SERVICES = [
     Service(r"roster-runner --link \S+ --runner-key .*", "ready", "--device hash"),
 ]
 ELSEWHERE = [
-    Elsewhere(r"make demo|roster demo --record .*", "tests/roster_client/test_demo.py"),
+    Elsewhere(r"make demo|roster demo --record .*", "tests/roster_client/demo/test_demo.py"),
     Elsewhere(r"roster timeline( live.*)?|roster top( .*)?", "tests/e2e/test_top.py"),
     Elsewhere(
-        r"roster timeline (demo|sim).*|roster simulate .* --timeline .*", "tests/roster_client/test_timeline_command.py"
+        r"roster timeline (demo|sim).*|roster simulate .* --timeline .*",
+        "tests/roster_client/commands/test_timeline.py",
     ),
     Elsewhere(r"roster-scheduler --otlp-endpoint .*", "tests/scheduler_svc/front/tracing/test_tracing.py"),
-    Elsewhere(r"make serve", "tests/roster_client/test_serve.py"),
+    Elsewhere(r"make serve", "tests/roster_client/serve/test_serve.py"),
     Elsewhere(r"make test|make docs|make bench-\S+", "tests/docs/test_readme.py"),
     Elsewhere(r"make test-gpu PYTHON=.*", "tests/docs/test_gpu_commands.py"),
     Elsewhere(r"make test-compose|docker compose .*", "tests/compose/test_compose.py"),
@@ -94,13 +95,13 @@ ELSEWHERE = [
     Elsewhere(r"kubectl .*", "tests/deploy/test_kubernetes.py"),
     Elsewhere(r"pip install 'roster-serve\[.*", "tests/packaging/test_requirements.py"),
     Elsewhere(r"\.venv/bin/roster chat", "tests/roster_client/test_cli.py"),
-    Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/test_simulate_command.py"),
+    Elsewhere(r"roster (simulate|calibrate)", "tests/roster_client/commands/test_simulate.py"),
     Elsewhere(
         r"roster keygen|export ROSTER_TLS_CA=.*|roster generate -s models\.example.*",
         "tests/roster_client/client/test_credentials.py",
     ),
     Elsewhere(r"roster --tls-ca .*", "tests/roster_client/client/test_credentials.py"),
-    Elsewhere(r"roster bench.*", "tests/roster_client/bench/test_bench_command.py"),
+    Elsewhere(r"roster bench.*", "tests/roster_client/commands/test_bench.py"),
     Elsewhere(r"roster drain.*", "tests/e2e/test_drain.py"),
     Elsewhere(r"roster policy set shortest .*", "tests/e2e/test_policies.py"),
     Elsewhere(r"smg launch .*", "tests/e2e/test_openai.py"),

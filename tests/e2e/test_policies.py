@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from roster_client.cli import app
 from roster_client.client.events import Completion
 from roster_client.client.sync_client import SyncRosterClient
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from runner_svc.hash_model import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 

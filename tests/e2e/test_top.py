@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roster_client.client.sync_client import SyncRosterClient
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from roster_client.timeline.recording import RowKind, read_recordings
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.terminal import TerminalCommand

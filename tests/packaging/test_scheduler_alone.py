@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roster_client.cli import app
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from roster_protos import inference_pb2 as pb
 from tests.support.scripted_server import ScriptedServer, prompt_text, refuse
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from tests.support.compose_file import read_compose
 from tests.support.local_stack import make_secrets
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import openai
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from tests.support.readiness import wait_ready
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from tests.support.compose_file import ComposeService, read_compose
 
 ROOT = Path(__file__).resolve().parents[2]

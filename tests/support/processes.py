@@ -24,7 +24,7 @@ import psutil
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
-from roster_client.stack import Endpoints
+from roster_client.serve.stack import Endpoints
 
 READY_S = 60.0
 STOP_S = 20.0

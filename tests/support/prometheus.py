@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from roster_client.free_ports import free_ports
+from roster_client.serve.free_ports import free_ports
 from tests.support.readiness import wait_ready
 
 needs_promtool = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from roster_client.cli import app
 from roster_client.client.credentials import Credentials
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from roster_common.curve_keys import read_allowed, read_secret
 from tests.support.scripted_server import ScriptedServer
 

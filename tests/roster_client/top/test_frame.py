@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from roster_client.status_view import status_view
+from roster_client.terminal.status_view import status_view
 from roster_client.top.frame import Menu, frame
 from roster_client.top.load import as_json, load_between
 from roster_protos import admin_pb2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import zmq
 
-from roster_client.calibrate_command import started_runner
+from roster_client.commands.calibrate import started_runner
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.link.runner_link import RunnerLink

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from roster_client.client.admin import AdminClient
-from roster_client.command_credentials import credentials
-from roster_client.exit_codes import ExitCode
+from roster_client.options.addresses import DEFAULT_ADMIN, Admin
+from roster_client.options.connection import credentials
+from roster_client.terminal.exit_codes import ExitCode
+from roster_common.curve_keys import generate
 from roster_protos import admin_pb2
-
-Admin = Annotated[str, typer.Option("--admin", envvar="ROSTER_ADMIN", help="Address of the admin API, host:port.")]
-DEFAULT_ADMIN = "127.0.0.1:50062"
 
 
 def drain(
@@ -50,11 +49,9 @@ def keygen(
 ) -> None:
     """Make a CURVE key pair for the link between scheduler and runners."""
     try:
-        from roster_common.curve_keys import generate
+        secret, public = generate(folder, name)
     except ImportError as error:
         raise ValueError(f"keygen needs ZeroMQ: install roster-serve[scheduler] or [runner] ({error})") from error
-    try:
-        secret, public = generate(folder, name)
     except OSError as error:
         raise ValueError(str(error)) from error
     typer.echo(f"{secret}  secret: copy it to that service only\n{public}  public: for the other side")

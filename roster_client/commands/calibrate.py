@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from roster_client.simulate_command import MISSING
+from roster_client.commands.simulate import MISSING
 
 GRACE_S = 10.0
 

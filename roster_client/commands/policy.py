@@ -13,18 +13,17 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from roster_client.client.admin import AdminClient
-from roster_client.command_credentials import credentials
-from roster_client.policy_names import policy_names
-from roster_client.policy_view import change_view, policies_view, policy_view
+from roster_client.options.addresses import DEFAULT_ADMIN, Admin
+from roster_client.options.connection import credentials
+from roster_client.options.policy_names import policy_names
+from roster_client.terminal.policy_view import change_view, policies_view, policy_view
 from roster_protos import admin_pb2
 
 Answer = TypeVar("Answer")
 
-DEFAULT_ADMIN = "127.0.0.1:50062"
 DEADLINE_S = 30.0
 """A policy's package is imported meanwhile, which may take seconds."""
 
-Admin = Annotated[str, typer.Option("--admin", envvar="ROSTER_ADMIN", help="Address of the admin API, host:port.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 policy_app = typer.Typer(no_args_is_help=True, help="Look at the scheduling policies, and swap them while streams run.")

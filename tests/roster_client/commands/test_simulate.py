@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roster_client.cli import app
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from scheduler_svc.simulator.cost_model import CostModel
 from tests.support.simulated_cost import round_cost
 

@@ -8,11 +8,11 @@ import time
 from rich.console import Console
 from rich.markup import escape
 
-from roster_client.command_credentials import credentials
-from roster_client.exit_codes import ExitCode
-from roster_client.log_view import LogView
-from roster_client.signals import cancelled_by_signals
-from roster_client.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.options.connection import credentials
+from roster_client.serve.signals import cancelled_by_signals
+from roster_client.serve.stack import Endpoints, NotReadyError, ServiceDiedError, Stack
+from roster_client.terminal.exit_codes import ExitCode
+from roster_client.terminal.log_view import LogView
 from roster_protos import inference_pb2 as pb
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
-from roster_client.exit_codes import ExitCode
-from roster_client.stack import Endpoints
+from roster_client.serve.stack import Endpoints
+from roster_client.terminal.exit_codes import ExitCode
 from tests.support.roster_command import RosterCommand, assert_gone, roster_command
 
 SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")

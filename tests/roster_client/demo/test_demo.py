@@ -16,7 +16,7 @@ from roster_client.demo.live_view import LiveView
 from roster_client.demo.plain_view import PlainView
 from roster_client.demo.prompts import DemoRequest
 from roster_client.demo.run import DemoRun, RosterChange, new_run
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from roster_client.timeline.lanes import occupancy
 from roster_client.timeline.recording import read_recordings
 from roster_protos import admin_pb2

@@ -12,7 +12,7 @@ from roster_client.client.errors import InvalidRequestError, OverloadedError
 from roster_client.client.events import Delta, Finish, FinishReason
 from roster_client.client.requests import Message, Options
 from roster_client.client.sync_client import SyncRosterClient
-from roster_client.terminal_text import without_controls
+from roster_client.terminal.text import without_controls
 
 HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit (or Ctrl-D) leaves."
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from roster_client.child_process import ChildProcess, OnLine
 from roster_client.client.async_client import RosterClient
 from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
-from roster_client.free_ports import free_ports
+from roster_client.serve.child_process import ChildProcess, OnLine
+from roster_client.serve.free_ports import free_ports
 from roster_protos import inference_pb2 as pb
 
 SCHEDULER = "scheduler"

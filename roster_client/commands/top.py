@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from roster_client.client.admin import AdminClient
-from roster_client.command_credentials import credentials
-from roster_client.operator_commands import DEFAULT_ADMIN, Admin
+from roster_client.options.addresses import DEFAULT_ADMIN, Admin
+from roster_client.options.connection import credentials
 from roster_client.top.frame import frame
 from roster_client.top.load import Load, RecentLooks, as_json, load_between
 from roster_client.top.screen import Screen

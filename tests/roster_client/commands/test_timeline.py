@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from roster_client.cli import app
-from roster_client.exit_codes import ExitCode
+from roster_client.terminal.exit_codes import ExitCode
 from roster_client.timeline.recording import RowKind, read_recordings
 from tests.support.simulated_cost import round_cost
 

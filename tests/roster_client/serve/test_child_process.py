@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from roster_client.child_process import ChildProcess
+from roster_client.serve.child_process import ChildProcess
 
 IGNORE_SIGTERM = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
 STUBBORN = f"""{IGNORE_SIGTERM}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from roster_client.policy_names import policy_names
+from roster_client.options.policy_names import policy_names
 from roster_client.timeline.recording import RecordingWriter, recording_writer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from roster_client.client.events import Completion, Delta, Event, Finish, FinishReason, Usage
-from roster_client.terminal_text import without_controls
+from roster_client.terminal.text import without_controls
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 

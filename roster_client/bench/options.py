@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-DEFAULT_SERVER = "127.0.0.1:50061"
-DEFAULT_ADMIN = "127.0.0.1:50062"
+from roster_client.options.addresses import DEFAULT_SERVER
 
 Server = Annotated[str, typer.Option("--server", "-s", envvar="ROSTER_SERVER", help="gRPC API of a Roster server.")]
 OpenAI = Annotated[

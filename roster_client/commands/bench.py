@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from roster_client.bench_options import ItlTarget, RunOptions, TtftTarget, takes_run_options
+from roster_client.bench.options import ItlTarget, RunOptions, TtftTarget, takes_run_options
 
 MISSING = "`roster bench` needs more packages: install them with `pip install 'roster-serve[bench]'`"
 

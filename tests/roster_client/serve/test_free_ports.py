@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roster_client import free_ports as module
-from roster_client.free_ports import free_ports
+from roster_client.serve import free_ports as module
+from roster_client.serve.free_ports import free_ports
 
 RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

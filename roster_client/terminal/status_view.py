@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from roster_client.terminal_text import one_line
+from roster_client.terminal.text import one_line
 from roster_protos import admin_pb2
 
 

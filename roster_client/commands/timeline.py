@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from roster_client.command_credentials import credentials
-from roster_client.operator_commands import DEFAULT_ADMIN, Admin
+from roster_client.options.addresses import DEFAULT_ADMIN, Admin
+from roster_client.options.connection import credentials
 from roster_client.timeline.lanes import num_columns, occupancy, request_order
 from roster_client.timeline.live import record_live
 from roster_client.timeline.picture import Across, check_picture, draw

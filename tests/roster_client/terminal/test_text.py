@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from roster_client.terminal_text import one_line, without_controls
+from roster_client.terminal.text import one_line, without_controls
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

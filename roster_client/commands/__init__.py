@@ -1,0 +1,1 @@
+"""The commands of `roster`, a file a command or a few that belong together."""

@@ -1,0 +1,114 @@
+"""`roster generate` and `roster chat`: answers of a server's model on this terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from roster_client.client.requests import Message, Prompt
+from roster_client.client.sync_client import SyncRosterClient
+from roster_client.options.addresses import DEFAULT_SERVER, Server
+from roster_client.options.connection import credentials
+from roster_client.options.sampling import (
+    MaxTokens,
+    Seed,
+    System,
+    Temperature,
+    Tenant,
+    TopK,
+    TopP,
+    request_options,
+)
+from roster_client.terminal.answer_printer import AnswerPrinter, completion_as_dict, is_whole
+from roster_client.terminal.chat import ChatSession
+from roster_client.terminal.exit_codes import ExitCode
+
+errors = Console(stderr=True)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer, or '-' to read it from standard input.")],
+    server: Server = DEFAULT_SERVER,
+    tenant: Tenant = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    system: System = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    n: Annotated[int | None, typer.Option("--n", "-n", min=1, max=64, help="Number of answers.")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", exists=True, dir_okay=False, help="JSON schema (a file) that the answer keeps to."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option("--regex", help="Regular expression that the whole answer matches.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.001, help="Seconds after which to give up.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is done.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer: no line of statistics.")] = False,
+) -> None:
+    """Stream the answer to one prompt. Models with a chat template get it as a user message, unless --raw."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    options = request_options(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        n=n,
+        json_schema=schema.read_text("utf-8") if schema is not None else None,
+        regex=regex,
+    )
+    with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
+        question = _question(client, text, system, raw)
+        with client.generate(question, deadline_s=timeout, **options) as stream:
+            if not as_json:
+                AnswerPrinter(sys.stdout, errors, live=n in (None, 1), quiet=quiet).consume(stream)
+            completion = stream.completion()
+    if as_json:
+        typer.echo(json.dumps(completion_as_dict(completion), ensure_ascii=False))
+    if not is_whole(completion):
+        raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+def chat(
+    server: Server = DEFAULT_SERVER,
+    tenant: Tenant = "",
+    system: System = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+) -> None:
+    """Talk with the model; the history goes along. Ctrl-C cuts an answer short, Ctrl-D leaves."""
+    console = Console()
+    options = request_options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    with SyncRosterClient(server, tenant=tenant, credentials=credentials()) as client:
+        model = client.get_model(deadline_s=10)
+        if not model.chat_template:
+            raise ValueError(f"{model.name} has no chat template: use `roster generate --raw`")
+        console.print(f"{escape(model.name)} at {server}. /help lists the commands.", style="dim", highlight=False)
+        if sys.stdin.isatty():
+            import readline  # noqa: F401  (input() then edits lines and keeps a history)
+        ChatSession(client, console, options, system).run(lambda: input("> " if sys.stdin.isatty() else ""))
+
+
+def _question(client: SyncRosterClient, text: str, system: str, raw: bool) -> Prompt:
+    if raw or not client.get_model(deadline_s=10).chat_template:
+        if system:
+            raise ValueError("--system needs a model with a chat template, and no --raw")
+        return text
+    return [Message("system", system)] * bool(system) + [Message("user", text)]

@@ -1,0 +1,68 @@
+"""`roster serve` and `roster demo`: both services on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from roster_client.options.policy_names import policy_names
+from roster_client.options.sampling import given
+from roster_client.serve.stack import Endpoints
+from roster_client.timeline.recording import recording_writer
+
+Model = Annotated[
+    str | None, typer.Option("--model", help="What to serve: a local folder, a hub id, or smollm2 (the default).")
+]
+Device = Annotated[str | None, typer.Option("--device", help="Where the runner computes (default: cpu).")]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, help="Sequences that run at once.")]
+
+
+def serve(
+    model: Model = None,
+    device: Device = None,
+    slots: Slots = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Scheduling policy (default: fcfs).", autocompletion=policy_names)
+    ] = None,
+    listen: Annotated[str | None, typer.Option("--listen", help="Address of the gRPC API, host:port.")] = None,
+    admin_listen: Annotated[str | None, typer.Option("--admin-listen", help="Address of the admin API.")] = None,
+    link: Annotated[str | None, typer.Option("--link", help="ZeroMQ endpoint between the two services.")] = None,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Use free loopback ports, whichever.")] = False,
+    ready_timeout: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Seconds until the model must be loaded.")
+    ] = 600,
+) -> None:
+    """Run both services here until Ctrl-C or SIGTERM. Their other settings come from ROSTER_* variables."""
+    from roster_client.serve.foreground import serve as run_services
+
+    if free_ports and (listen or admin_listen or link):
+        raise ValueError("--free-ports chooses the addresses: leave out --listen, --admin-listen and --link")
+    addresses = {"listen": listen, "admin_listen": admin_listen, "link": link}
+    endpoints = Endpoints.free() if free_ports else Endpoints.from_settings(**addresses)
+    scheduler = given(policy=policy)
+    runner = given(model=model, device=device, slots=slots)
+    code = asyncio.run(run_services(Console(), endpoints, scheduler, runner, ready_timeout))
+    raise typer.Exit(code)
+
+
+def demo(
+    model: Model = "smollm2",
+    device: Device = "cpu",
+    slots: Slots = 3,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines, as into a pipe, also on a terminal.")] = False,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Write both runs, step by step, there for `roster timeline`.")
+    ] = None,
+) -> None:
+    """Stream eight prompts at once with few slots: continuously batched, then in static batches, and compare."""
+    from roster_client.demo.comparison import demo as run_demo
+
+    console = Console()
+    runner = given(model=model, device=device, slots=slots)
+    with recording_writer(record) as recorder:
+        status = asyncio.run(run_demo(console, runner, plain=plain or not console.is_terminal, recorder=recorder))
+    raise typer.Exit(status)

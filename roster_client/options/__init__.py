@@ -1,0 +1,1 @@
+"""Options that several commands of `roster` take."""

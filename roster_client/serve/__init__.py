@@ -1,0 +1,1 @@
+"""Both services as child processes of a command."""

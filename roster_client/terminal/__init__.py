@@ -1,0 +1,1 @@
+"""What a person sees of the `roster` command: texts, tables, logs, exit statuses."""
