@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import RecordFileError, read_run
-from roster_client.bench.summary import Distribution, Summary, summarize
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import RecordFileError, read_run
+from roster_client.bench.records.summary import Distribution, Summary, summarize
 
 WORKLOAD_SETTINGS = {"prompt_divisor": 1, "output_divisor": 1, "tenants": 1}
 """Settings that belong to the workload, with what they are when not given; all others are the system's."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roster_client.bench.page import fact_table, number_table, page, paragraphs, repetition
+from roster_client.bench.report.page import fact_table, number_table, page, paragraphs, repetition
 
 HEADER = ("date", "commit", "processor", "cores", "platform")
 

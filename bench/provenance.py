@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roster_client.bench.provenance import commit, processor, utc_now
+from roster_client.bench.runs.provenance import commit, processor, utc_now
 
 REQUIRED = ("command", "date", "commit", "card", "versions")
 """What every file of results must say of where it comes from."""

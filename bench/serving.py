@@ -28,16 +28,16 @@ from bench.baselines.workload_file import write_workload
 from bench.machine_share import OthersShare
 from bench.serving_pages import AT_ONCE, SPACED, Runs, write_pages, write_records
 from bench.workload import TRACES
-from roster_client.bench import provenance
-from roster_client.bench.grpc_target import GrpcTarget
-from roster_client.bench.load import LoadRun
-from roster_client.bench.measurement import SystemUnderLoad, measure
-from roster_client.bench.plots import check_plots
-from roster_client.bench.prompts import token_prompts
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import read_run
-from roster_client.bench.summary import run_seconds
-from roster_client.bench.workload import Arrivals, Workload, make_workload
+from roster_client.bench.load.grpc_target import GrpcTarget
+from roster_client.bench.load.load_run import LoadRun
+from roster_client.bench.load.prompts import token_prompts
+from roster_client.bench.load.workload import Arrivals, Workload, make_workload
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import read_run
+from roster_client.bench.records.summary import run_seconds
+from roster_client.bench.report.plots import check_plots
+from roster_client.bench.runs import provenance
+from roster_client.bench.runs.measurement import SystemUnderLoad, measure
 from roster_client.client import EventStream, RosterClient
 from roster_client.client.admin import AdminClient
 from roster_client.client.events import Delta

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from roster_client.bench.html_report import write_report
-from roster_client.bench.plots import check_plots
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import read_run, write_run
-from roster_client.bench.summary import Targets, summarize
-from roster_client.bench.summary_table import summary_table
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import read_run, write_run
+from roster_client.bench.records.summary import Targets, summarize
+from roster_client.bench.records.summary_table import summary_table
+from roster_client.bench.report.html_report import write_report
+from roster_client.bench.report.plots import check_plots
 
 TARGETS = Targets(ttft_s=2.0, itl_s=0.25)
 """Of the goodput: two CPU cores take a quarter of a second for a step that prefills."""

@@ -23,11 +23,11 @@ from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
 from bench.on_gpu import require_gpu
-from roster_client.bench import provenance
-from roster_client.bench.record import RequestRecord, Run, RunHeader
-from roster_client.bench.record_file import write_run
-from roster_client.bench.run_header import run_header
-from roster_client.bench.workload import Workload
+from roster_client.bench.load.workload import Workload
+from roster_client.bench.records.record import RequestRecord, Run, RunHeader
+from roster_client.bench.records.record_file import write_run
+from roster_client.bench.runs import provenance
+from roster_client.bench.runs.run_header import run_header
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
 

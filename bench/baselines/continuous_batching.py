@@ -19,8 +19,8 @@ from typing import Any
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig, PreTrainedModel
 
 from bench.baselines.workload_file import token_ids
-from roster_client.bench.record import RequestRecord, Status
-from roster_client.bench.workload import LoadRequest
+from roster_client.bench.load.workload import LoadRequest
+from roster_client.bench.records.record import RequestRecord, Status
 
 NO_STOP_TOKEN = -1
 PAD_ID = 0

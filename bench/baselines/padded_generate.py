@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from bench.baselines.workload_file import token_ids
-from roster_client.bench.record import RequestRecord, Status
-from roster_client.bench.workload import LoadRequest
+from roster_client.bench.load.workload import LoadRequest
+from roster_client.bench.records.record import RequestRecord, Status
 
 PAD_ID = 0
 

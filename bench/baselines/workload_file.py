@@ -1,6 +1,6 @@
 """A workload as a file, so that a system in another process is sent the very same token ids at the same times.
 
-JSON Lines: first what it is, then a request a line; fields are those of `roster_client.bench.workload`.
+JSON Lines: first what it is, then a request a line; fields are those of `roster_client.bench.load.workload`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roster_client.bench.workload import LoadRequest, TokenIds, Workload
+from roster_client.bench.load.workload import LoadRequest, TokenIds, Workload
 
 
 def write_workload(path: Path, workload: Workload) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roster_client.bench.record_file import read_run
+from roster_client.bench.records.record_file import read_run
 
 GUIDELLM_SEED = 42
 """From which it draws the gaps between arrivals, always; ours are drawn in the same way."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from bench.gpu_comparison.loads import Case
-from roster_client.bench.workload import Workload
+from roster_client.bench.load.workload import Workload
 
 LEAST_AFTER_S = 1.0
 """After the last arrival; with less, nothing would be learned of the last requests."""

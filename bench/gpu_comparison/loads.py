@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bench.workload import TRACES
-from roster_client.bench.prompts import token_prompts
-from roster_client.bench.workload import Arrivals, Workload, make_workload, repeated
+from roster_client.bench.load.prompts import token_prompts
+from roster_client.bench.load.workload import Arrivals, Workload, make_workload, repeated
 from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace
 
 TRACE = TRACES / "azure_conv_2023_busiest2000.csv"

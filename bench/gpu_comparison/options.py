@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.gpu_comparison.loads import GIANT, TRANSFORMERS, parse_cases
 from bench.random_model import SHAPES
-from roster_client.bench.summary import Targets
+from roster_client.bench.records.summary import Targets
 
 SHAPE_LOADS = {
     "llama-3.1-8b": ("fcfs=giant,4,10,16,22", "orca=giant,10,16", "static=4,10", "transformers=4,giant,10"),

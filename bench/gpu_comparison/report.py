@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.gpu_comparison.loads import GIANT
 from bench.gpu_comparison.table import print_table, sentence, targets_of
-from roster_client.bench.html_report import write_report
-from roster_client.bench.plots import check_plots
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import read_runs
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import read_runs
+from roster_client.bench.report.html_report import write_report
+from roster_client.bench.report.plots import check_plots
 
 NOTES = (
     "fcfs takes prompts in chunks beside decoding rows, orca whole prompts, static forms a batch and takes nobody in "

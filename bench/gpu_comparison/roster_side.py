@@ -11,13 +11,13 @@ from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import SEED, Case, named, warm_up, workloads
 from bench.gpu_comparison.options import GPU_SCHEDULER_FLAGS, records_file
 from bench.gpu_comparison.table import line
-from roster_client.bench import provenance
-from roster_client.bench.grpc_target import GrpcTarget
-from roster_client.bench.measurement import SystemUnderLoad, measure
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import append_run
-from roster_client.bench.service_watch import service_settings
-from roster_client.bench.workload import Workload
+from roster_client.bench.load.grpc_target import GrpcTarget
+from roster_client.bench.load.workload import Workload
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import append_run
+from roster_client.bench.runs import provenance
+from roster_client.bench.runs.measurement import SystemUnderLoad, measure
+from roster_client.bench.runs.service_watch import service_settings
 from roster_client.client.admin import AdminClient
 from roster_client.serve.stack import Endpoints, Stack
 from roster_protos import inference_pb2 as pb

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu_comparison.loads import GIANT
-from roster_client.bench.record import RequestRecord, Run
-from roster_client.bench.summary import Targets
+from roster_client.bench.records.record import RequestRecord, Run
+from roster_client.bench.records.summary import Targets
 
 FILLED = 0.3
 """Of the time of arrivals: until then a run that began empty fills up."""

@@ -22,10 +22,10 @@ from bench.gpu_comparison.roster_side import card, command, settings
 from bench.gpu_comparison.table import line
 from bench.gpu_comparison.transformers_process import PREPARED
 from bench.on_gpu import require_gpu
-from roster_client.bench.record import Run
-from roster_client.bench.record_file import append_run
-from roster_client.bench.run_header import run_header
-from roster_client.bench.workload import Workload
+from roster_client.bench.load.workload import Workload
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.record_file import append_run
+from roster_client.bench.runs.run_header import run_header
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from roster_client.bench.options import ItlTarget, RunOptions, TtftTarget, takes_run_options
+from roster_client.bench.runs.options import ItlTarget, RunOptions, TtftTarget, takes_run_options
 
 MISSING = "`roster bench` needs more packages: install them with `pip install 'roster-serve[bench]'`"
 
@@ -34,10 +34,10 @@ def serve(
 ) -> None:
     """Open-loop load: requests leave at their times, whatever has come back. Writes records and an HTML report."""
     _with_packages(options.parquet)
-    from roster_client.bench.from_options import sweep_rates_from
-    from roster_client.bench.results import publish
-    from roster_client.bench.runs import Runs
-    from roster_client.bench.workload import Arrivals
+    from roster_client.bench.load.workload import Arrivals
+    from roster_client.bench.report.results import publish
+    from roster_client.bench.runs.from_options import sweep_rates_from
+    from roster_client.bench.runs.runs import Runs
 
     runs = Runs.from_options(options)
     if sweep:
@@ -57,9 +57,9 @@ def serve(
 def offline(options: RunOptions) -> None:
     """All requests at once: how long until the last token (makespan), and tokens a second."""
     _with_packages(options.parquet)
-    from roster_client.bench.results import publish
-    from roster_client.bench.runs import Runs
-    from roster_client.bench.workload import Arrivals
+    from roster_client.bench.load.workload import Arrivals
+    from roster_client.bench.report.results import publish
+    from roster_client.bench.runs.runs import Runs
 
     publish(Runs.from_options(options).one(Arrivals(at_once=True)), "Offline", options)
 
@@ -74,9 +74,9 @@ def report(
 ) -> None:
     """Make the page again from records: with other targets, or several runs side by side."""
     _with_packages()
-    from roster_client.bench.html_report import write_report
-    from roster_client.bench.record_file import read_runs
-    from roster_client.bench.summary import Targets
+    from roster_client.bench.records.record_file import read_runs
+    from roster_client.bench.records.summary import Targets
+    from roster_client.bench.report.html_report import write_report
 
     some = [run for path in runs for run in read_runs(path)]
     write_report(output, title, some, Targets(ttft_target_ms / 1e3, itl_target_ms / 1e3))
@@ -89,8 +89,8 @@ def _with_packages(parquet: bool = False) -> None:
         import aiohttp  # noqa: F401
         import numpy  # noqa: F401
 
-        from roster_client.bench.parquet_file import check_parquet
-        from roster_client.bench.plots import check_plots
+        from roster_client.bench.records.parquet_file import check_parquet
+        from roster_client.bench.report.plots import check_plots
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     check_plots()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench.compare import main
-from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
-from roster_client.bench.record_file import write_run
+from roster_client.bench.records.record import RequestRecord, Run, RunHeader, Status
+from roster_client.bench.records.record_file import write_run
 
 HEADER = RunHeader(
     system="fcfs",

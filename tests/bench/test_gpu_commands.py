@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from roster_client.bench.provenance import commit
+from roster_client.bench.runs.provenance import commit
 from tests.support.fake_gpu import NO_DRIVER, FakeGpu, gpu
 
 __all__ = ["gpu"]

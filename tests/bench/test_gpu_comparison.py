@@ -15,8 +15,8 @@ from bench.gpu_comparison.loads import GIANT, Case, parse_cases, workloads
 from bench.gpu_comparison.options import SHAPE_LOADS, parse_options
 from bench.gpu_comparison.report import remarks, write_pages
 from bench.gpu_comparison.table import disturbance, line, sentence
-from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
-from roster_client.bench.record_file import read_runs
+from roster_client.bench.records.record import RequestRecord, Run, RunHeader, Status
+from roster_client.bench.records.record_file import read_runs
 
 SMALL = (
     "--device=hash", "--model=hash", "--seconds=1", "--drain=2", "--giant-seconds=1.5", "--background=4", "--giant=300",

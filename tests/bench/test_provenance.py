@@ -13,8 +13,8 @@ import pytest
 
 from bench.gpu_serving.__main__ import write_loads
 from bench.provenance import REQUIRED, provenance, write_results
-from roster_client.bench.provenance import ROOT, commit
-from roster_client.bench.record_file import read_runs
+from roster_client.bench.records.record_file import read_runs
+from roster_client.bench.runs.provenance import ROOT, commit
 
 RESULTS = ROOT / "bench" / "results"
 SOURCE: dict[str, Any] = {name: name for name in REQUIRED}

@@ -23,10 +23,10 @@ from bench.serving import (
     spaced,
 )
 from bench.serving_pages import AT_ONCE, SPACED, read_records, write_pages, write_records
-from roster_client.bench.record import RequestRecord, Run, RunHeader, Status
-from roster_client.bench.record_file import read_run
-from roster_client.bench.summary import run_seconds
-from roster_client.bench.workload import Arrivals
+from roster_client.bench.load.workload import Arrivals
+from roster_client.bench.records.record import RequestRecord, Run, RunHeader, Status
+from roster_client.bench.records.record_file import read_run
+from roster_client.bench.records.summary import run_seconds
 
 VOCAB = 1000
 

@@ -16,9 +16,9 @@ from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, 
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload, write_workload
-from roster_client.bench.record import RequestRecord, Status
-from roster_client.bench.record_file import read_run
-from roster_client.bench.workload import LoadRequest, Workload
+from roster_client.bench.load.workload import LoadRequest, Workload
+from roster_client.bench.records.record import RequestRecord, Status
+from roster_client.bench.records.record_file import read_run
 
 CONFIG = LlamaConfig(
     vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

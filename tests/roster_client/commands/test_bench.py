@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from roster_client.bench.record_file import read_run
+from roster_client.bench.records.record_file import read_run
 from roster_client.cli import app
 from tests.support.processes import RosterProcesses
 

@@ -1,0 +1,1 @@
+"""The load: which requests, when, and how a system is asked."""

@@ -1,0 +1,131 @@
+"""Roster's own API under load: many requests over Session streams, one set of streams a tenant, or a call each."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from roster_client.bench.load.target import Answer, RequestFailed, Take, status_of
+from roster_client.bench.load.token_session import ENDINGS, TokenSession
+from roster_client.bench.load.workload import LoadRequest
+from roster_client.client.async_client import EventStream, RosterClient
+from roster_client.client.credentials import IN_THE_CLEAR, Credentials
+from roster_client.client.errors import RosterError
+from roster_client.client.events import Delta, Finish, Usage
+from roster_client.client.requests import call_metadata
+from roster_protos import inference_pb2 as pb
+from roster_protos import inference_pb2_grpc
+
+
+class Calls(Enum):
+    """How requests travel."""
+
+    SESSION = "session"
+    """Many over one stream, read with little work per token."""
+    GENERATE = "generate"
+    """One call each, through the typed client: what its user sees."""
+
+
+class GrpcTarget:
+    """A Roster server. Broken connections are not taken up again: they are failures to be counted."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        calls: Calls = Calls.SESSION,
+        sessions: int = 1,
+        ignore_eos: bool = True,
+        credentials: Credentials = IN_THE_CLEAR,
+    ) -> None:
+        """`sessions`: streams per tenant, of which each new request takes the next."""
+        self._address = address
+        self._calls = calls
+        self._num_sessions = sessions
+        self._ignore_eos = ignore_eos
+        self._credentials = credentials
+        self._clients: dict[str, RosterClient] = {}
+        self._sessions: dict[str, Iterator[TokenSession]] = {}
+        self._open = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        """Address and how it is called."""
+        return f"grpc://{self._address} ({self._calls.value})"
+
+    async def model(self) -> pb.GetModelResponse:
+        """What is served there. Raises UnavailableError when nothing is."""
+        return await (await self._client("")).get_model(deadline_s=30)
+
+    def prepare(self, request: LoadRequest) -> tuple[str, pb.GenerateRequest]:
+        """(tenant, message): greedy, of exactly the wanted length unless the model may stop."""
+        message = pb.GenerateRequest(request_id=request.request_id, priority=request.priority)
+        if isinstance(request.prompt, str):
+            message.prompt.text = request.prompt
+        else:
+            message.prompt.token_ids.ids.extend(request.prompt.tolist())
+        message.sampling.temperature = 0.0
+        message.stop.max_tokens = request.output_tokens
+        message.stop.ignore_eos = self._ignore_eos
+        if request.ttft_target_s is not None:
+            message.ttft_target_ms = round(request.ttft_target_s * 1000)
+        if request.itl_target_s is not None:
+            message.itl_target_ms = round(request.itl_target_s * 1000)
+        return request.tenant, message
+
+    async def serve(self, prepared: tuple[str, pb.GenerateRequest], take: Take) -> Answer:
+        """Sends the message; see `target.Target`."""
+        tenant, message = prepared
+        if self._calls is Calls.SESSION:
+            return await next(await self._tenant_sessions(tenant)).serve(message, take)
+        stream = (await self._client(tenant)).send(message)
+        try:
+            return await _read(stream, take)
+        except RosterError as error:
+            raise RequestFailed(status_of(error), str(error)) from None
+        except asyncio.CancelledError:
+            stream.cancel()  # given up: the server must not go on
+            raise
+
+    async def _tenant_sessions(self, tenant: str) -> Iterator[TokenSession]:
+        if tenant not in self._sessions:
+            stub = inference_pb2_grpc.InferenceServiceStub((await self._client(tenant)).channel)  # type: ignore[no-untyped-call]
+            metadata = call_metadata(tenant) + self._credentials.metadata
+            call = functools.partial(stub.Session, metadata=metadata)
+            opened = [await self._open.enter_async_context(TokenSession(call)) for _ in range(self._num_sessions)]
+            self._sessions[tenant] = itertools.cycle(opened)
+        return self._sessions[tenant]
+
+    async def _client(self, tenant: str) -> RosterClient:
+        if tenant not in self._clients:
+            client = RosterClient(self._address, tenant=tenant, credentials=self._credentials, reconnect_s=0)
+            self._clients[tenant] = await self._open.enter_async_context(client)
+        return self._clients[tenant]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+        self._clients.clear()
+        self._sessions.clear()
+
+
+async def _read(stream: EventStream, take: Take) -> Answer:
+    answer = Answer(0, 0)
+    async for event in stream:
+        if isinstance(event, Delta):
+            take(len(event.token_ids))
+        elif isinstance(event, Finish) and event.reason in ENDINGS:
+            raise RequestFailed(ENDINGS[event.reason], event.message or f"ended: {event.reason.name.lower()}")
+        elif isinstance(event, Usage):
+            answer = Answer(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
+    return answer

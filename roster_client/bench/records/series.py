@@ -1,0 +1,68 @@
+"""A run's records as series for plots: distributions, and what happened when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.summary import run_seconds
+
+Floats = npt.NDArray[np.float64]
+
+MOST_POINTS = 400
+BINS = 80
+LEAST_BIN_S = 0.1
+
+
+def shares(times_s: Sequence[float]) -> tuple[Floats, Floats]:
+    """At most `MOST_POINTS` points (time, share of the times that are no longer), by increasing time."""
+    if not times_s:
+        return np.zeros(0), np.zeros(0)
+    points = np.linspace(0, 1, min(MOST_POINTS, max(2, len(times_s))))
+    return np.percentile(np.asarray(times_s), points * 100), points
+
+
+def tokens_over_time(run: Run) -> tuple[Floats, Floats]:
+    """(middle of each bin, output tokens a second in it), those of failed requests included."""
+    edges = _edges(run)
+    times_s = [time_s for request in run.requests for time_s in request.message_s]
+    counts = [count for request in run.requests for count in request.message_tokens]
+    sums, _ = np.histogram(times_s, edges, weights=counts)
+    return (edges[1:] + edges[:-1]) / 2, sums / np.diff(edges)
+
+
+def itl_over_time(run: Run) -> tuple[Floats, Floats, Floats]:
+    """(middle of each bin that has any, p50, p99 in seconds) of the ITLs of tokens that came in it."""
+    edges = _edges(run)
+    moments: list[float] = []
+    for request in run.requests:
+        for time_s, count in zip(request.message_s[1:], request.message_tokens[1:], strict=True):
+            moments += [time_s] * count
+    itls = np.array([itl for request in run.requests for itl in request.itls_s])
+    where = np.clip(np.digitize(moments, edges) - 1, 0, len(edges) - 2)
+    rows = [
+        ((edges[index] + edges[index + 1]) / 2, *np.percentile(itls[where == index], (50, 99)))
+        for index in range(len(edges) - 1)
+        if (where == index).any()
+    ]
+    middles, p50, p99 = np.array(rows).reshape(-1, 3).T
+    return middles, p50, p99
+
+
+def generating(run: Run) -> tuple[Floats, Floats]:
+    """(moment, requests that are between their first and their last token from then on), in bins."""
+    edges = _edges(run)
+    got = [request for request in run.requests if request.message_s]
+    begun = np.sort([request.first_token_s for request in got])
+    ended = np.sort([request.last_token_s for request in got])
+    return edges, (np.searchsorted(begun, edges, "right") - np.searchsorted(ended, edges, "right")).astype(np.float64)
+
+
+def _edges(run: Run) -> Floats:
+    """Bounds of at most `BINS` equal bins from the first scheduled time to the last token."""
+    begin_s = min(request.scheduled_s for request in run.requests)
+    span_s = run_seconds(run)
+    return begin_s + np.linspace(0, span_s, max(2, min(BINS, int(span_s / LEAST_BIN_S)) + 1))

@@ -1,0 +1,190 @@
+"""One page about one run or several: what was measured on what, the numbers, the pictures, how to repeat it.
+
+The page needs nothing else (pictures are inline SVG), has no scripts, and prints on A4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from roster_client.bench.records.metrics import METRICS
+from roster_client.bench.records.record import Run
+from roster_client.bench.records.summary import Summary, Targets, summarize
+from roster_client.bench.records.summary_table import run_name
+from roster_client.bench.report import plots
+from roster_client.bench.report.conditions import conditions
+from roster_client.bench.report.page import fact_table, page, paragraphs, repetition
+
+COLUMNS = 6
+"""Runs side by side in one table; more go into another one below."""
+GROUP = ' class="group"'
+MOST_SERVED = 0.9
+"""Of a run's requests; below it the latencies of those that were served flatter a system."""
+
+
+def write_report(path: Path, title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> None:
+    """Writes the page, and makes its folder. Call `plots.check_plots` before the runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report_page(title, runs, targets, notes), encoding="utf-8")
+
+
+def report_page(title: str, runs: Sequence[Run], targets: Targets, notes: Sequence[str] = ()) -> str:
+    """The page's HTML. Raises ValueError for a run without requests."""
+    summaries = [summarize(run, targets) for run in runs]
+    cards = sorted({run.header.card for run in runs})
+    parts = [
+        _warnings(runs, summaries, cards),
+        paragraphs(notes),
+        *_numbers_drawn(runs, summaries),
+        *_tables(runs, summaries),
+        *_over_time(runs),
+        _errors(runs),
+        "<h2>Conditions</h2>",
+        fact_table(conditions(runs)),
+        paragraphs(dict.fromkeys(note for run in runs for note in run.header.notes)),
+        repetition(run.header.command for run in runs),
+        DEFINITIONS,
+    ]
+    return page(title, cards, parts)
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def _tables(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    tables = []
+    for first in range(0, len(runs), COLUMNS):
+        some = range(first, min(len(runs), first + COLUMNS))
+        names = (escape(run_name(runs[number])).replace("/s", "/&NoBreak;s") for number in some)
+        head = "".join(f"<th>{name}</th>" for name in names)
+        lines, former = [], ""
+        for metric in METRICS:
+            cells = "".join(f"<td>{escape(metric.text(summaries[number]))}</td>" for number in some)
+            begins = metric.group != former
+            label = f"<b>{escape(metric.group)}</b> {escape(metric.name)}" if begins else escape(metric.name)
+            lines.append(f"<tr{GROUP if begins else ''}><th>{label}</th>{cells}</tr>")
+            former = metric.group
+        tables.append(f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>")
+    target = summaries[0].targets
+    legend = f"Targets: first token within {target.ttft_s:g} s, mean ITL within {target.itl_s * 1e3:g} ms."
+    return [*tables, f"<p>{legend} Requests with targets of their own are held to those.</p>"]
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def _numbers_drawn(runs: Sequence[Run], summaries: Sequence[Summary]) -> list[str]:
+    """What is seen at a glance; it comes before the tables, which say it exactly."""
+    pictures = []
+    if swept := _by_system(runs, summaries):
+        names, groups = list(swept), list(swept.values())
+        caption = (
+            "Latency and throughput against the offered rate. Latencies are left out where less than "
+            f"{MOST_SERVED:.0%} of the requests were served: those of the quickest say little."
+        )
+        pictures.append(_figure(caption, plots.sweep(groups, names)))
+    elif len(runs) > 1:
+        served = [(run_name(run), values) for run, one in zip(runs, summaries, strict=True) if (values := _values(one))]
+        caption = "What each gave: higher is better on the left, lower in the middle and on the right"
+        if served:
+            pictures.append(_figure(caption, plots.overview(*zip(*served, strict=True))))
+    pictures.append(_figure("Latencies: share of requests (of pauses) that took no longer", plots.distributions(runs)))
+    return pictures
+
+
+def _over_time(runs: Sequence[Run]) -> list[str]:
+    caption = (
+        "Over time. Top: sequences in slots (shaded) and waiting (grey), where the service tells; requests between "
+        "their first and last token (line); slots (dotted). Middle: output tokens a second. Bottom: ITL."
+    )
+    parts = range(0, len(runs), plots.MOST_PANELS)
+    return [_figure(caption, plots.over_time(runs[first : first + plots.MOST_PANELS])) for first in parts]
+
+
+def _values(summary: Summary) -> dict[str, float]:
+    """What is drawn of a run, by name, times in seconds; nothing where no request was served."""
+    if summary.ttft is None or summary.itl is None:
+        return {}
+    return {
+        "ttft_p50": summary.ttft.p50,
+        "ttft_p99": summary.ttft.p99,
+        "itl_p50": summary.itl.p50,
+        "itl_p99": summary.itl.p99,
+        "tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "goodput": summary.goodput,
+    }
+
+
+def _by_system(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, list[tuple[float, dict[str, float]]]]:
+    """Points against the rate, by system; empty unless some system was run at several rates.
+
+    Latencies are NaN where most requests were not served.
+    """
+    points: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+    for run, summary in zip(runs, summaries, strict=True):
+        if run.header.rate is not None and (values := _values(summary)):
+            if summary.ok < MOST_SERVED * summary.requests:
+                values |= dict.fromkeys(("ttft_p50", "ttft_p99", "itl_p50", "itl_p99"), math.nan)
+            points[run.header.system].append((run.header.rate, values))
+    if all(len({rate for rate, _ in group}) < 2 for group in points.values()):
+        return {}
+    return {name: sorted(group, key=lambda point: point[0]) for name, group in points.items()}
+
+
+def _figure(caption: str, svg: str) -> str:
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+# ------------------------------------------------------------------ words
+
+
+def _warnings(runs: Sequence[Run], summaries: Sequence[Summary], cards: Sequence[str]) -> str:
+    said = []
+    if len(cards) > 1:
+        said.append("These runs were measured on different cards: their numbers can't be compared.")
+    for run, summary in zip(runs, summaries, strict=True):
+        if summary.client.bottleneck:
+            said.append(f"{run_name(run)}: the client was the bottleneck: {summary.client.bottleneck}.")
+        if summary.errors:
+            parts = ", ".join(f"{count:,} {status}" for status, count in sorted(summary.errors.items()))
+            said.append(f"{run_name(run)}: not all requests were served: {parts}.")
+        if summary.ended_early:
+            said.append(f"{run_name(run)}: {summary.ended_early:,} answers ended before their length was reached.")
+    return paragraphs(said, "warning")
+
+
+def _errors(runs: Sequence[Run]) -> str:
+    """What failed requests said, the most frequent first."""
+    counts: dict[str, int] = defaultdict(int)
+    for run in runs:
+        for request in run.requests:
+            if not request.ok:
+                counts[f"{request.status.value}: {request.error}"] += 1
+    if not counts:
+        return ""
+    most = sorted(counts.items(), key=lambda item: -item[1])[:10]
+    lines = "".join(f"<li>{count:,} × {escape(text)}</li>" for text, count in most)
+    return f"<h2>Errors</h2><ul>{lines}</ul>"
+
+
+DEFINITIONS = """<h2>Definitions</h2><dl>
+<dt>TTFT</dt><dd>From the moment when a request should have left, by its trace or arrival process, to its first
+token. A request that the client sent late is not made to look quick (coordinated omission).</dd>
+<dt>ITL</dt><dd>Inter-token latency, one per output token after a request's first message, all requests pooled. The
+pause before a message of k tokens counts as k latencies of a k-th of it.</dd>
+<dt>pause</dt><dd>Between two messages of one request: what a reader sees.</dd>
+<dt>TPOT</dt><dd>(last token − first token) / (output tokens − 1), one per request.</dd>
+<dt>end to end</dt><dd>From the moment when a request should have left to its last token.</dd>
+<dt>throughput</dt><dd>Of served requests, over the time from the first request's moment to the last token.</dd>
+<dt>goodput</dt><dd>Requests that were served within both targets, a second.</dd>
+<dt>fairness</dt><dd>Jain's index over tenants of the mean of output tokens / end to end: 1 all alike, 1/n one
+has all.</dd>
+<dt>client</dt><dd>How late requests left (lag), how late the event loop that takes the times ran, how busy it was.
+Where these are not small beside what was measured, the report says that the client was the bottleneck.</dd>
+<dt>percentiles</dt><dd>Interpolated linearly between the two nearest values.</dd>
+</dl>"""
