@@ -118,7 +118,7 @@ bench-serving: venv ## fcfs, orca, static and two transformers baselines under o
 	$(BIN)/python -m bench.serving
 
 bench-padding: venv ## positions wasted by padding, on each trace, padded batches against packed steps
-	$(BIN)/python -m bench.packed_prefill
+	$(BIN)/python -m bench.policies.packed_prefill
 
 bench-check: venv ## fails when scheduler or front take more instructions than the stored counts (needs valgrind)
 	$(BIN)/python -m bench.check

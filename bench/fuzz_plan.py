@@ -23,7 +23,7 @@ import atheris
 with atheris.instrument_imports(include=["runner_svc"]):
     from runner_svc import batch_state, plan_check, plan_columns, runner  # noqa: F401
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from tests.support.random_plans import PlanFuzzer
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import step_times
-from bench.document import Document, document_page
+from bench.common.document import Document, document_page
 from bench.kernels import page as kernels
+from bench.steps import times as step_times
 
 DOCUMENTS: dict[str, Callable[[Mapping[str, Any]], Document]] = {
     "bench.steps": step_times.document,

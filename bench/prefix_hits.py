@@ -18,14 +18,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
+from bench.common.traces import TRACES
 from roster_common.logs import configure_logs
 from scheduler_svc.block_pool import BlockPool
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import HASH_BLOCK_TOKENS, Trace, read_trace
 
-TRACES = Path(__file__).parent / "traces"
 DEFAULT_TRACES = [TRACES / "mooncake_conversation_full.csv.gz", TRACES / "mooncake_synthetic_full.csv.gz"]
 BLOCK_SIZE = 16
 DIVISOR = HASH_BLOCK_TOKENS // BLOCK_SIZE

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.provenance import provenance, write_results
-from bench.scheduler import DEPTH, answer
+from bench.common.provenance import provenance, write_results
+from bench.scheduler.load import DEPTH, answer
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.intake import build_request
 from scheduler_svc.policy import PolicyGuard, load_policy

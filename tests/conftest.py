@@ -31,7 +31,7 @@ LONGEST = (
     "chaos/test_real_model.py",
     "e2e/test_exactness.py",
     "examples/test_typescript.py",
-    "bench/test_serving.py",
+    "bench/serving/test_serving.py",
     "e2e/test_drain.py",
     "bench/check/test_counting.py",
     "roster_client/serve/test_serve.py",

@@ -22,7 +22,7 @@ from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, 
 from bench.baselines.loading import load
 from bench.baselines.padded_generate import PaddedGenerate
 from bench.baselines.workload_file import read_workload
-from bench.on_gpu import require_gpu
+from bench.common.on_gpu import require_gpu
 from roster_client.bench.load.workload import Workload
 from roster_client.bench.records.record import RequestRecord, Run, RunHeader
 from roster_client.bench.records.record_file import write_run

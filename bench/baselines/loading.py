@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 def load(folder: Path, device: str = "cpu") -> PreTrainedModel:
     """The model of a folder: float32 on a CPU, bfloat16 elsewhere.
 
-    A folder without weights (`bench.random_model`) is given random ones.
+    A folder without weights (`bench.common.random_model`) is given random ones.
     """
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if any(folder.glob("*.safetensors")):

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.check.counting import ROOT, NoCounter, instructions_per_unit
 from bench.check.verdict import Change, Verdict, changes
-from bench.provenance import provenance
+from bench.common.provenance import provenance
 
 EXPECTED = ROOT / "bench" / "expected" / "instructions.json"
 PACKAGES = ("numpy", "protobuf", "grpcio", "tokenizers")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from bench.check.work import Advance, Work
-from bench.scheduler import Load, scheduler_steps
+from bench.common.traces import TRACES
+from bench.scheduler.load import Load, scheduler_steps
 from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import read_trace
 
-TRACE = Path(__file__).parents[1] / "traces" / "azure_conv_2023_busiest2000.csv"
+TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 MOST_STEPS = 2000
 """For which the benchmark has requests queued."""
 

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from bench.client_agreement.clients import guidellm, ours
 from bench.client_agreement.comparison import BAR, Side, compared, overlapping, print_rows
 from bench.client_agreement.witness import Witness
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from roster_client.serve.stack import Endpoints, Stack
 from runner_svc.byte_tokenizer import build_byte_tokenizer
 from runner_svc.model.source import model_folder

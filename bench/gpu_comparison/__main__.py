@@ -30,13 +30,13 @@ from pathlib import Path
 
 import uvloop
 
+from bench.common.random_model import write_folder
 from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import TRANSFORMERS
 from bench.gpu_comparison.options import parse_options, records_file
 from bench.gpu_comparison.roster_side import measure_policies
 from bench.gpu_comparison.table import HEADING, print_table
 from bench.gpu_comparison.transformers_process import TransformersProcess
-from bench.random_model import write_folder
 from roster_client.bench.records.record_file import read_runs
 from roster_client.client.errors import RosterError
 from roster_client.serve.stack import NotReadyError, ServiceDiedError

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from bench.workload import TRACES
+from bench.common.traces import TRACES
 from roster_client.bench.load.prompts import token_prompts
 from roster_client.bench.load.workload import Arrivals, Workload, make_workload, repeated
 from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.common.random_model import SHAPES
 from bench.gpu_comparison.loads import GIANT, TRANSFORMERS, parse_cases
-from bench.random_model import SHAPES
 from roster_client.bench.records.summary import Targets
 
 SHAPE_LOADS = {

@@ -15,13 +15,13 @@ from transformers import AutoConfig, PreTrainedModel
 from bench.baselines import IN_PROCESS
 from bench.baselines.continuous_batching import BatchSizes, ContinuousBatching, continuous_batching
 from bench.baselines.loading import load
+from bench.common.on_gpu import require_gpu
 from bench.gpu_comparison.budget import Budget
 from bench.gpu_comparison.loads import SEED, TRANSFORMERS, Case, warm_up, workloads
 from bench.gpu_comparison.options import parse_options, records_file
 from bench.gpu_comparison.roster_side import card, command, settings
 from bench.gpu_comparison.table import line
 from bench.gpu_comparison.transformers_process import PREPARED
-from bench.on_gpu import require_gpu
 from roster_client.bench.load.workload import Workload
 from roster_client.bench.records.record import Run
 from roster_client.bench.records.record_file import append_run

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.provenance import provenance, write_results
+from bench.common.random_model import SHAPES, write_folder
 from bench.gpu_serving import report
 from bench.gpu_serving.client import ClientRecord
 from bench.gpu_serving.service import NoService, Scheduling, Service, card_of, parameters
 from bench.gpu_serving.step_record import StepRecord
-from bench.provenance import provenance, write_results
-from bench.random_model import SHAPES, write_folder
 
 TRACE = "azure_conv_2023_busiest2000.csv"
 PROMPT_CAP = 4096

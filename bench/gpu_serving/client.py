@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from bench.workload import TRACES, trace_lengths
+from bench.common.traces import TRACES, trace_lengths
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 

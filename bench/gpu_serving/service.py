@@ -51,7 +51,7 @@ def card_of(device: str) -> dict[str, Any] | None:
     """The GPU that a service had; None for other devices. Only when its runner is gone: to ask takes memory of it."""
     if device != "cuda":
         return None
-    from bench.gpu_timing import card
+    from bench.common.gpu_timing import card
 
     return card()
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_timing import card
+from bench.common.gpu_timing import card
+from bench.common.on_gpu import require_gpu
+from bench.common.provenance import provenance, write_results
 from bench.kernels import attention, small
 from bench.kernels.attention_cases import PARTS as ATTENTION_PARTS
 from bench.kernels.ceilings import ceilings, empty_node_microseconds
 from bench.kernels.measurement import Measurement, as_json, row
-from bench.on_gpu import require_gpu
-from bench.provenance import provenance, write_results
 
 _RESULTS = Path(__file__).parents[1] / "results"
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bench.gpu_timing import graph_microseconds
+from bench.common.gpu_timing import graph_microseconds
 from bench.kernels.attention_cases import DECODE_CASES, PREFILL_CASES, Part, Shape
 from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.gpu_timing import copy_bandwidth, graph_microseconds, median_microseconds
+from bench.common.gpu_timing import copy_bandwidth, graph_microseconds, median_microseconds
 
 
 def ceilings() -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from bench.document import Document, Table
+from bench.common.document import Document, Table
 
 COLUMNS = ("case", "µs", "rate", "of what was measured")
 REFERENCES = {"FA3": "fa3", "bar": "bar"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bench.gpu_timing import Launch, graph_microseconds
+from bench.common.gpu_timing import Launch, graph_microseconds
 from bench.kernels.measurement import Measurement
 from bench.kernels.sampling_cases import BIASED_IDS, SAMPLING, sample_records
 from runner_svc.cuda.activation import ActivationMul

@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from bench.sanitizer.groups import GROUPS
 from bench.sanitizer.tool import Sanitizer, find_sanitizer
 from bench.sanitizer.verdict import Verdict, check
@@ -72,7 +72,7 @@ def main() -> None:
 
 def origin() -> dict[str, Any]:
     """What stands with the verdicts."""
-    from bench.gpu_timing import card  # imports CuPy
+    from bench.common.gpu_timing import card  # imports CuPy
 
     return provenance("bench.sanitizer", ["torch", "cupy"], card())
 

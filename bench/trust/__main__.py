@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from bench.trust import lines
 from roster_common.logs import configure_logs
 

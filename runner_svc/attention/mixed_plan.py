@@ -18,7 +18,7 @@ from runner_svc.attention.cuda_kernels import BLOCKS_BESIDE_PREFILL
 from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 
-# Fitted to times of an H200 with heads of 128 (`bench.mixed_attention`).
+# Fitted to times of an H200 with heads of 128 (`bench.kernels.mixed_attention`).
 # What a piece of prefill takes a multiprocessor, in tiles of decode: for each 128 keys, and beside that.
 _KEY_TILE, _PIECE = 17.5, 9.0
 # What it takes to begin again where one comes behind the other, and how much longer prefill takes beside decode.

@@ -21,7 +21,7 @@ __all__ = ["gpu"]
 ROOT = Path(__file__).parents[2]
 ON_THE_GPU = ("torch.cuda", 'device="cuda"', 'torch.device("cuda")', "runner_svc.cuda.", "runner_svc.cuda_backend")
 NOT_ASKED = {
-    "bench.provenance",  # prints a commit
+    "bench.common.provenance",  # prints a commit
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports
     "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has asked
     "bench.sanitizer.fault",  # a child of bench.sanitizer
@@ -66,7 +66,7 @@ NEED_A_GPU = [
     name
     for name in COMMANDS
     if name not in NOT_ASKED
-    and any(word in SOURCES[part] for part in closure(name) - {"bench.on_gpu"} for word in ON_THE_GPU)
+    and any(word in SOURCES[part] for part in closure(name) - {"bench.common.on_gpu"} for word in ON_THE_GPU)
 ]
 
 
@@ -86,7 +86,7 @@ def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_the_search_finds_them() -> None:
-    assert {"bench.kernels.__main__", "bench.steps", "bench.profile_steps"} <= set(NEED_A_GPU)
+    assert {"bench.kernels.__main__", "bench.steps.__main__", "bench.steps.profile"} <= set(NEED_A_GPU)
     assert len(NEED_A_GPU) < len(COMMANDS) - 10
 
 
@@ -96,8 +96,8 @@ def test_who_needs_a_gpu_asks_for_it(name: str) -> None:
 
 
 ARGUMENTS = {
-    "bench.profile_steps": ["qwen3-0.6b", "8"],
-    "bench.mixed_steps": ["qwen3-0.6b"],
+    "bench.steps.profile": ["qwen3-0.6b", "8"],
+    "bench.steps.mixed": ["qwen3-0.6b"],
     "bench.baselines.__main__": ["padded", "--workload=w", "--out=o", "--device=cuda"],
 }
 ASKS_WHEN_TOLD = "bench.gpu_comparison.transformers_side"
@@ -143,7 +143,7 @@ def test_the_other_side_touches_the_card_only_when_told(
 
 
 def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert started("bench.steps", monkeypatch) == (
+    assert started("bench.steps.__main__", monkeypatch) == (
         "this runs on a GPU, but CuPy is not installed: pip install 'roster-serve[cuda]'"
     )
 
@@ -153,7 +153,7 @@ def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
     [
         (["bench.kernels"], "this runs on a GPU, but "),
         (["bench.gpu_serving", "--decode", "4"], "the runner ended: roster-runner: device is 'cuda', but "),
-        (["bench.greedy_parity", "--device=cuda"], "the runner ended: roster-runner: device is 'cuda', but "),
+        (["bench.answers.greedy_parity", "--device=cuda"], "the runner ended: roster-runner: device is 'cuda', but "),
         (["bench.serving", "--device=cuda", "--requests=1"], "the runner died with exit status 2: roster-runner: dev"),
     ],
 )

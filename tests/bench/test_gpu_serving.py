@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.common.traces import TRACES, trace_lengths
 from bench.gpu_serving import report
 from bench.gpu_serving.__main__ import split_spec
 from bench.gpu_serving.client import ClientRecord, arrival_times
 from bench.gpu_serving.service import Scheduling
 from bench.gpu_serving.step_record import StepRecord
-from bench.workload import TRACES, trace_lengths
 
 MS = 1_000_000
 

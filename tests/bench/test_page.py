@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.common.provenance import write_results
 from bench.page import page_of
-from bench.provenance import write_results
-from bench.step_times import StepTimes
+from bench.steps.times import StepTimes
 from tests.support.pages import checked
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from tests.support.chaos import Load, Outcome, settled
 from tests.support.chaos_requests import EOS_PROBABILITY, LONG
 from tests.support.havoc import Havoc

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.client.errors import UnavailableError
 from roster_client.client.events import Choice, Delta

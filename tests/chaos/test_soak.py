@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.provenance import provenance, write_results
+from bench.common.provenance import provenance, write_results
 from roster_client.client import RosterClient
 from roster_client.client.errors import NotFoundError, OverloadedError, RequestCancelledError
 from roster_client.client.events import Completion, Delta, FinishReason

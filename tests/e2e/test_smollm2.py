@@ -138,7 +138,7 @@ async def test_stop_strings_inside_and_across_tokens(roster: RosterProcesses) ->
 
 
 async def test_answers_are_instances_of_their_schemas(roster: RosterProcesses) -> None:
-    """`python -m bench.constrained schemas` is the same with two hundred of them."""
+    """`python -m bench.answers.constrained schemas` is the same with two hundred of them."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

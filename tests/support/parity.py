@@ -27,9 +27,9 @@ class Precision:
     | SmolLM2, bfloat16 | 0.05 | 0.7 | 2 to 5% | 0.06 |
 
     Kernels round at other places, which for YaRN in bfloat16 has cost 1.6 times as much: hence about twice the largest,
-    and four times the share of places. For SmolLM2 0.1 is a quarter of a nat, as in `bench.greedy_parity`. A wrong
-    position, block or weight is found all the same: logits then change by their standard deviation, and a token that
-    is within the gap by chance is followed by others, each of which is compared, in the text that it made.
+    and four times the share of places. For SmolLM2 0.1 is a quarter of a nat, as in `bench.answers.greedy_parity`. A
+    wrong position, block or weight is found all the same: logits then change by their standard deviation, and a token
+    that is within the gap by chance is followed by others, each of which is compared, in the text that it made.
     """
 
     dtype: torch.dtype

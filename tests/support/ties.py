@@ -16,7 +16,7 @@ TIE_GAP = 1e-3
 FLOAT16_TIE_GAP = 0.06
 """Of tiny models, whose logits have a standard deviation of 1.5: `Precision` says why, in `tests/support/parity.py`."""
 BFLOAT16_TIE_GAP = 0.25
-"""Of a real model, as in `bench.greedy_parity`."""
+"""Of a real model, as in `bench.answers.greedy_parity`."""
 
 
 @dataclass(frozen=True, slots=True)

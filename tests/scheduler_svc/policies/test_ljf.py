@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.workload import TRACES
+from bench.common.traces import TRACES
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, simulate

@@ -1,0 +1,220 @@
+"""Constrained output: are the answers instances of their schemas, and what do the masks cost?
+
+    python -m bench.answers.constrained schemas [--count 200] [--seed N] [--json FILE]
+    python -m bench.answers.constrained cost --answers FILE [--json FILE]
+
+`schemas` asks SmolLM2, over the real services, for an instance of each of `count` random bounded schemas, by turns
+greedy and at temperature 1, and validates the answers with `jsonschema`. `cost` takes the answers of such a run and
+measures
+  masks  µs a row for the scheduler's side (its mask process told the tokens, masks made, message built), at several
+         rows a plan
+  steps  ms a decoding step of 8 sequences over the real services, free and constrained by turns, with the same lengths
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from bench.common.provenance import provenance, write_results
+from roster_client.client import RosterClient
+from roster_client.client.events import Completion, FinishReason
+from roster_client.client.requests import Message
+from roster_protos import inference_pb2, plan_pb2
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.source import model_folder
+from runner_svc.settings import default_cache_folder
+from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
+from tests.support.json_schemas import Schema, random_schema
+from tests.support.processes import RosterProcesses
+
+MODEL = "smollm2"
+READY_S = 600.0
+SLOTS = 16
+MOST_TOKENS = 400
+PROMPT = [Message("user", "Fill in the form with values that you make up. Answer in JSON.")]
+BATCHES = (1, 8, 16)
+DECODING = 8
+STEPS = 48
+ROUNDS = 5
+"""Of steps, free and constrained by turns, after one that does not count."""
+ANYTHING = "[a-zA-Z ,.]{400}"
+
+
+def services(folder: Path) -> RosterProcesses:
+    """Scheduler and runner with SmolLM2 on the CPU."""
+    runner = {"device": "cpu", "slots": SLOTS, "threads": 2, "kv_tokens": 16384}
+    return RosterProcesses(folder, runner=runner, ready_s=READY_S)
+
+
+# ---------------------------------------------------------------------- answers
+
+
+async def ask(client: RosterClient, index: int, schema: Schema) -> tuple[float, Completion]:
+    """(temperature, answer)."""
+    temperature = float(index % 2)
+    answer = client.generate(
+        PROMPT, json_schema=schema, temperature=temperature, seed=index, max_tokens=MOST_TOKENS
+    ).completion()
+    return temperature, await answer
+
+
+async def ask_all(address: str, schemas: list[Schema]) -> list[tuple[float, Completion]]:
+    """The answers, all asked for at once."""
+    async with RosterClient(address) as client:
+        return await asyncio.gather(*[ask(client, index, schema) for index, schema in enumerate(schemas)])
+
+
+def judged(schema: Schema, temperature: float, completion: Completion) -> dict[str, Any]:
+    """One row of the result; `problem` is empty for a valid answer that ended by itself."""
+    (choice,) = completion.choices
+    problem = ""
+    if choice.finish is None or choice.finish.reason is not FinishReason.STOP:
+        problem = f"it ended with {choice.finish}"
+    else:
+        try:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(choice.text))
+        except (ValueError, jsonschema.ValidationError) as error:
+            problem = str(error).splitlines()[0]
+    return {
+        "schema": schema,
+        "temperature": temperature,
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "problem": problem,
+    }
+
+
+def run_schemas(count: int, seed: int) -> dict[str, Any]:
+    """The whole run."""
+    rng = random.Random(seed)
+    schemas = [random_schema(rng) for _ in range(count)]
+    with tempfile.TemporaryDirectory() as folder, services(Path(folder)) as running:
+        began = time.perf_counter()
+        answers = asyncio.run(ask_all(running.address, schemas))
+        seconds = time.perf_counter() - began
+    rows = [judged(schema, *answer) for schema, answer in zip(schemas, answers, strict=True)]
+    valid = Counter(row["temperature"] for row in rows if not row["problem"])
+    result = {
+        "seed": seed,
+        "schemas": count,
+        "valid": valid.total(),
+        "valid_greedy": valid[0.0],
+        "valid_at_temperature_1": valid[1.0],
+        "tokens": sum(len(row["token_ids"]) for row in rows),
+        "seconds": round(seconds, 1),
+        "rows": rows,
+    }
+    for row in rows:
+        if row["problem"]:
+            print("not valid:", json.dumps(row))
+    print(f"{result['valid']} of {count} answers are valid; {result['tokens']} tokens in {result['seconds']} s")
+    return result
+
+
+# ---------------------------------------------------------------------- cost
+
+
+def described_model() -> plan_pb2.Model:
+    """SmolLM2 as its runner describes it."""
+    folder = model_folder(MODEL, default_cache_folder(), lambda what, share: None)
+    config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+    return describe_model(MODEL, folder, config, "")
+
+
+def mask_times(answers: list[dict[str, Any]], client: MaskClient, stops: list[int], batch: int) -> list[float]:
+    """µs a row of each plan: groups of `batch` answers, token by token."""
+    times: list[float] = []
+    for first in range(0, len(answers) - batch + 1, batch):
+        group = answers[first : first + batch]
+        outputs = []
+        for row in group:
+            grammar, _ = client.check("json_schema", json.dumps(row["schema"]), [])
+            outputs += client.open(grammar, 1, 0, stops)
+        for step in range(min(len(row["token_ids"]) for row in group)):
+            rows = [
+                AwaitedRow(index, output, row["token_ids"][step - 1 : step] if step else [])
+                for index, (row, output) in enumerate(zip(group, outputs, strict=True))
+            ]
+            began = time.perf_counter()
+            made = client.make(rows)
+            made.masks.SerializeToString()
+            times.append((time.perf_counter() - began) / batch * 1e6)
+            if made.failures:
+                raise RuntimeError(f"a recorded answer does not match its schema: {made.failures}")
+    return times
+
+
+async def step_ms(address: str, constraint: inference_pb2.Constraint | None) -> float:
+    """Milliseconds a step of `DECODING` sequences that run in step, from their second token to their last."""
+    async with RosterClient(address) as client:
+
+        async def decode(seed: int) -> float:
+            options: Any = {"seed": seed, "max_tokens": STEPS, "temperature": 1.0}
+            options |= {"regex": constraint.regex} if constraint is not None else {"ignore_eos": True}
+            times = [time.perf_counter() async for _ in client.generate(PROMPT, **options)]
+            return (times[-1] - times[0]) / (STEPS - 1) * 1e3
+
+        return float(np.mean(await asyncio.gather(*[decode(seed) for seed in range(DECODING)])))
+
+
+def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Both measurements."""
+    model = described_model()
+    result: dict[str, Any] = {"vocabulary": model.vocab_size, "mask_us_a_row": {}, "step_ms": {}}
+    client = MaskClient.of(model, threads=2)
+    for batch in BATCHES:
+        times = mask_times(answers, client, list(model.eos_token_ids), batch)
+        quantiles = dict(
+            zip(("p50", "p90", "p99"), np.quantile(times, (0.5, 0.9, 0.99)).round(1).tolist(), strict=True)
+        )
+        result["mask_us_a_row"][batch] = {"plans": len(times), "mean": round(float(np.mean(times)), 1), **quantiles}
+        print(f"masks, {batch:>2} rows a plan: {result['mask_us_a_row'][batch]}")
+    client.close()
+    with tempfile.TemporaryDirectory() as folder, services(Path(folder)) as running:
+        kinds = {"free": None, "constrained": inference_pb2.Constraint(regex=ANYTHING)}
+        rounds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(1 + ROUNDS):
+            for kind, constraint in kinds.items():
+                rounds[kind].append(round(asyncio.run(step_ms(running.address, constraint)), 2))
+    for kind, times in rounds.items():
+        result["step_ms"][kind] = {"median": float(np.median(times[1:])), "rounds": times[1:]}  # the first one warms up
+    print(f"ms a step of {DECODING} sequences: {result['step_ms']}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("schemas", "cost"))
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]  # a busy machine makes these numbers larger than they are
+    if arguments.what == "schemas":
+        result = run_schemas(arguments.count, arguments.seed)
+    elif arguments.answers is None:
+        parser.error("cost takes the answers of a run of `schemas`: --answers FILE")
+    else:
+        result = run_cost(json.loads(arguments.answers.read_text())["rows"])
+    if arguments.json is not None:
+        packages = ("llguidance", "torch", "numpy", "jsonschema")
+        source = provenance("bench.answers.constrained", packages)
+        write_results(arguments.json, source, {"load_average_before": load, **result})
+
+
+if __name__ == "__main__":
+    main()

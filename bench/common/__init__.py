@@ -1,0 +1,1 @@
+"""What several benchmarks need: traces, models, timing, provenance."""

@@ -1,0 +1,81 @@
+"""Models of known shapes with made-up weights: their speed without their download.
+
+`python -m bench.common.random_model qwen3-0.6b FOLDER` writes a folder with config.json and a toy tokenizer
+("t0 t1 ..."), which `roster-runner --device cuda --weights random --model FOLDER` serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+_COMMON: dict[str, Any] = {
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151_936,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 14_336,
+        "vocab_size": 128_256,
+        "rope_theta": 500_000.0,
+        "max_position_embeddings": 16_384,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+}
+"""Hugging Face configurations by name."""
+
+
+def write_folder(shape: str, folder: Path) -> None:
+    """A model folder of the shape (a key of `SHAPES`), without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[shape]
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    vocabulary = {f"t{token}": token for token in range(config["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    write_folder(arguments.shape, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Policies and baselines on the simulator."""

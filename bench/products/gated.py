@@ -1,0 +1,167 @@
+"""Gate-up products of many rows with their activation, own against cuBLAS's: `python -m bench.products.gated`.
+
+For both shapes of `random_model` and each number of rows: the product of every layer's own matrix in a row, as one
+CUDA graph, so that nothing is found in L2, again and again, so that the card is at its power limit. `product` is
+cuBLAS's alone, `both` with the activation's kernel behind it, `own` the fused one; TFLOP/s are those of the product.
+`--tune` also times other variants of the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bench.common.gpu_timing import card, steady_microseconds
+from bench.common.on_gpu import require_gpu
+from bench.common.provenance import provenance, write_results
+from bench.common.random_model import SHAPES
+from bench.products.rotated_weights import rotated_weights
+from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.gated_product import GatedProduct
+from runner_svc.cuda.gated_variant import TILES, GatedVariant
+from runner_svc.cuda.module import load, num_multiprocessors
+from runner_svc.model.config import ModelConfig
+
+ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+# Clusters of four are few enough to have a place each.
+_FEW_ROWS = 256
+# Variants that are tried: up to this much worse than the one that should be the best.
+_WORTH_A_TRY = 1.25
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class GatedTime:
+    """Microseconds of one product with its activation, or without."""
+
+    shape: str
+    rows: int
+    what: str  # "product", "both", or a variant
+    microseconds: float
+    tflop_s: float
+
+
+class Case:
+    """The layers' matrices of one shape, and x of so many rows."""
+
+    def __init__(self, shape: str, config: ModelConfig, weights: list[torch.Tensor], rows: int) -> None:
+        self.shape, self.rows, self._weights = shape, rows, weights
+        self._inner, self._hidden = config.intermediate_size, config.hidden_size
+        self._x = torch.randn(rows, self._hidden, device="cuda", dtype=BF16)
+        self._gate_up = torch.empty(rows, 2 * self._inner, device="cuda", dtype=BF16)
+        self._out = torch.empty(rows, self._inner, device="cuda", dtype=BF16)
+        self._activation = ActivationMul(self._inner, BF16, overlap=True)
+
+    def cublas(self, activate: bool) -> GatedTime:
+        """With or without the activation."""
+        return self._time("both" if activate else "product", partial(self._run_cublas, activate))
+
+    def own(self, variant: GatedVariant) -> GatedTime:
+        """The fused product in one of its variants."""
+        product = GatedProduct(BF16, "silu", partial(_always, variant), overlap=True)
+        return self._time(name(variant), partial(self._run_own, product))
+
+    def cost(self, variant: GatedVariant) -> float:
+        """As the choice sees it."""
+        return variant.cost(num_multiprocessors(), self.rows, self._inner, self._hidden)
+
+    def chosen(self) -> GatedVariant:
+        """The variant that the runner takes."""
+        return GatedVariant.choose(num_multiprocessors(), self.rows, self._inner, self._hidden)
+
+    def _run_cublas(self, activate: bool) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for weight in self._weights:
+            torch.mm(self._x, weight.t(), out=self._gate_up)
+            if activate:
+                self._activation(stream, self._gate_up, self._out)
+
+    def _run_own(self, product: GatedProduct) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for weight in self._weights:
+            product(stream, self._x, weight, self._out)
+
+    def _time(self, what: str, launch: partial[None]) -> GatedTime:
+        microseconds = steady_microseconds(launch) / len(self._weights)
+        operations = 4 * self.rows * self._inner * self._hidden
+        return GatedTime(self.shape, self.rows, what, microseconds, operations / microseconds / 1e6)
+
+
+def _always(variant: GatedVariant, *sizes: int) -> GatedVariant:
+    return variant
+
+
+def cases(all_rows: Sequence[int]) -> Iterator[Case]:
+    """All that are measured."""
+    for shape in sorted(SHAPES):
+        config = ModelConfig.from_hugging_face(SHAPES[shape])
+        weights = rotated_weights(2 * config.intermediate_size, config.hidden_size, fewest=3)
+        for rows in all_rows:
+            yield Case(shape, config, weights, rows)
+
+
+def tuned(case: Case) -> list[GatedTime]:
+    """Every tile and cluster that may be worth it, then what else can be chosen for the best of them; ascending."""
+    clusters = _CLUSTERS if case.rows <= _FEW_ROWS else _CLUSTERS[:3]
+    variants = [GatedVariant(*tile, *cluster) for tile in TILES for cluster in clusters]
+    costs = {variant: case.cost(variant) for variant in variants}
+    variants = [variant for variant in variants if costs[variant] <= _WORTH_A_TRY * min(costs.values())]
+    times = {variant: case.own(variant) for variant in variants}
+    best = min(variants, key=lambda variant: times[variant].microseconds)
+    others = [replace(best, head_start=0)]
+    others += [replace(best, group_rows=rows) for rows in (8, 32)] if case.rows >= 2048 else []
+    times |= {other: case.own(other) for other in others}
+    return sorted(times.values(), key=lambda time: time.microseconds)
+
+
+def name(variant: GatedVariant) -> str:
+    """Rows x columns of a tile, those of a cluster, head start, rows of a group."""
+    return (
+        f"{variant.rows}x{variant.columns}:{variant.cluster_rows}x{variant.cluster_columns}:"
+        f"{variant.head_start}:{variant.group_rows}"
+    )
+
+
+def compile_all() -> None:
+    """Fills the compiler's cache, as one variant after another takes a second each."""
+    fixed = {"SCALAR": "__nv_bfloat16", "ACTIVATION": "silu"}
+    variants = [GatedVariant(*tile, *cluster, start) for tile in TILES for cluster in _CLUSTERS for start in (0, 2)]
+    with ThreadPoolExecutor(14) as pool:
+        list(pool.map(lambda variant: load("gated_product", variant.defines | fixed), variants))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.products.gated", ["torch", "cupy", "numpy"], card())
+    if arguments.tune:
+        compile_all()
+    print(f"{card()}: us (TFLOP/s)\nshape          rows  product             both                own", flush=True)
+    times: list[GatedTime] = []
+    for case in cases(arguments.rows):
+        line = [case.cublas(False), case.cublas(True), case.own(case.chosen())]
+        cells = [f"{time.microseconds:8.2f} ({time.tflop_s:5.0f})" for time in line]
+        print(f"{case.shape:13} {case.rows:5}  {'    '.join(cells)}  {line[2].what}", flush=True)
+        if arguments.tune:
+            found = tuned(case)
+            line += found
+            print("   ", ", ".join(f"{time.what} {time.microseconds:.1f}" for time in found[:11]), flush=True)
+        times += line
+    if arguments.output:
+        write_results(arguments.output, source, {"times": [asdict(time) for time in times]})
+
+
+if __name__ == "__main__":
+    main()

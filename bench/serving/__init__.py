@@ -1,0 +1,1 @@
+"""Policies and other ways to batch, served on one machine."""

@@ -1,0 +1,1 @@
+"""The simulator against what it simulates."""

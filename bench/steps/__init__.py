@@ -1,0 +1,1 @@
+"""Whole steps of the runner on a GPU."""

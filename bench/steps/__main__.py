@@ -1,0 +1,122 @@
+"""Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
+
+`--variants` names others than what the runner does, to be compared in one process (`backend.VARIANTS`);
+`--batches` and `--shapes` cut it short.
+
+Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
+in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
+The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
+KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+
+Beside them what vLLM 0.25.0 took on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the bars: in
+milliseconds on an H200, as a ratio to the floor of the same run on other cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.common.gpu_timing import card, copy_bandwidth
+from bench.common.on_gpu import require_gpu
+from bench.common.provenance import provenance, write_results
+from bench.common.random_model import SHAPES
+from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
+from bench.steps.decoding import Decoding
+from bench.steps.floors import products_ms
+from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_header, print_line
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.random_weights import random_weights
+from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.runner import Runner
+
+
+def measure(
+    shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
+) -> Iterator[StepTimes]:
+    """The batches of one shape, with one backend; `tb_s` is the copy bandwidth."""
+    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
+    runner, graphs = Runner(backend), backend.decode_graphs
+    for batch in batches:
+        bucket = graphs.bucket(batch)
+        if bucket is None:
+            raise SystemExit(f"no graph is captured for {batch} rows")
+        Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm behind it
+        decoding = Decoding(runner, batch, config.vocab_size)
+        prefill_s = decoding.prefill()
+        timings = []
+        for index, result in enumerate(decoding.decode(LAST)):
+            if index == FIRST - 1:
+                begin = time.perf_counter()
+            if index >= FIRST:
+                timings.append(result.timings)
+        step_ms = (time.perf_counter() - begin) * 1e3 / (LAST - FIRST)
+        products = products_ms(config, weights, layers, batch, batch)
+        context = PROMPT + (FIRST + LAST) / 2
+        kv_bytes = batch * context * 2 * config.num_kv_heads * config.head_dim * DTYPE.itemsize * config.num_layers
+        idle = np.array([timing.idle_ns for timing in timings]) / 1e3
+        yield StepTimes(
+            shape,
+            variant,
+            batch,
+            bucket,
+            graphs.way(bucket),
+            step_ms,
+            products,
+            products + kv_bytes / tb_s / 1e9,
+            float(np.percentile(idle, 50)),
+            float(np.percentile(idle, 99)),
+            float(np.mean([timing.forward_ns for timing in timings])) / 1e6,
+            float(np.mean([timing.sample_ns for timing in timings])) / 1e6,
+            batch * PROMPT / prefill_s,
+        )
+
+
+def _free() -> None:
+    """Gives back what nobody refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
+    parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    require_gpu()
+    source = provenance("bench.steps", ["torch", "cupy", "numpy"], card())
+    bandwidth = copy_bandwidth()
+    rows: list[StepTimes] = []
+    for shape in arguments.shapes:
+        config = ModelConfig.from_hugging_face(SHAPES[shape])
+        with torch.no_grad():
+            weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
+            layers = list(weights.layers)
+        for variant in arguments.variants:
+            for row in measure(shape, variant, arguments.batches, weights, layers, bandwidth):
+                rows.append(row)
+                print_line(row)
+            _free()
+        del weights, layers
+        _free()
+    print(f"{card()}, copy {bandwidth:.2f} TB/s")
+    print_header()
+    for row in rows:
+        print_line(row)
+    if arguments.output:
+        write_results(arguments.output, source, {"copy_tb_s": bandwidth, "rows": [asdict(row) for row in rows]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The backend whose steps are timed: a shape's, with random weights and room for the largest batch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from bench.common.random_model import SHAPES
+from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
+from roster_protos import plan_pb2
+from runner_svc.cuda.device import GpuDevice
+from runner_svc.cuda.launchers import CudaLaunchers
+from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.random_weights import random_weights
+from runner_svc.model.weights import ModelWeights
+
+BLOCK_SIZE = 16
+DTYPE = torch.bfloat16
+# Arguments of `CudaLaunchers`.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "runner": {},
+    "cublas": {"skinny_blocks": ()},
+    "skinny-1": {"skinny_blocks": (1,)},
+    "skinny-2": {"skinny_blocks": (2,)},
+}
+
+
+def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
+    """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
+    config = ModelConfig.from_hugging_face(SHAPES[shape])
+    largest = max(BATCHES)
+    sizes = CudaSizes(
+        num_slots=largest,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=MAX_STEP_TOKENS,
+        context_length=4096,
+        num_blocks=-(-(PROMPT + LAST + 1) // BLOCK_SIZE) * largest,
+    )
+    model = plan_pb2.Model(name=shape, vocab_size=config.vocab_size, context_length=sizes.context_length)
+    if weights is None:
+        weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
+    begin = time.perf_counter()
+    launchers = CudaLaunchers(config, DTYPE, **VARIANTS[variant])
+    backend = CudaBackend(model, config, weights, launchers, GpuDevice(), sizes, no_progress)
+    graphs = backend.decode_graphs
+    print(f"{shape}, {variant}: ready in {time.perf_counter() - begin:.1f} s, buckets {graphs.sizes}", flush=True)
+    for bucket in [size for size in graphs.sizes if size in (*BATCHES, 2, 16, 32, 128)]:
+        times = sorted(graphs.seconds[bucket].items(), key=lambda item: item[1])
+        print(f"  {bucket:3} rows: " + ", ".join(f"{way} {taken * 1e3:.3f} ms" for way, taken in times), flush=True)
+    return backend
+
+
+def no_progress(what: str, share: float) -> None:
+    """Nobody looks."""

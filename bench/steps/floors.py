@@ -1,0 +1,32 @@
+"""The floor of a step: its matrix products alone."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.common.gpu_timing import graph_microseconds
+from bench.steps.backend import DTYPE
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.weights import LayerWeights, ModelWeights
+
+
+def products_ms(
+    config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], positions: int, sampled: int
+) -> float:
+    """The matrix products of a step of so many positions, of which some are sampled, as one CUDA graph."""
+
+    def rows(width: int) -> torch.Tensor:
+        return torch.randn(positions, width, dtype=DTYPE, device="cuda")
+
+    hidden, attended = rows(config.hidden_size), rows(config.num_heads * config.head_dim)
+    activated = rows(config.intermediate_size)
+
+    def launch() -> None:
+        for layer in layers:
+            torch.mm(hidden, layer.qkv.t())
+            torch.mm(attended, layer.output.t())
+            torch.mm(hidden, layer.gate_up.t())
+            torch.mm(activated, layer.down.t())
+        torch.mm(hidden[:sampled], weights.head.t())
+
+    return graph_microseconds([launch]) / 1e3

@@ -1,0 +1,147 @@
+"""Steps that decode some rows and compute a chunk of a prompt, on the GPU at hand: `python -m bench.steps.mixed`.
+
+Plans as a scheduler would send them, two in flight: every decoding sequence one position, a prompt's next chunk with
+it. Prints the wall time a step, the GPU's own, and what launching costs the host: where that is more, the GPU waits.
+Beside them the floor: the step's matrix products alone, as one CUDA graph (`bench.products.large` has each of them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from bench.common.on_gpu import require_gpu
+from bench.common.random_model import SHAPES
+from bench.steps.backend import DTYPE, backend_of, no_progress
+from bench.steps.decoding import Decoding
+from bench.steps.floors import products_ms
+from bench.steps.times import PROMPT
+from roster_protos import plan_pb2
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.random_weights import random_weights
+from runner_svc.model.weights import ModelWeights
+from runner_svc.runner import LaunchedPlan, Runner
+
+DECODING = 32
+"""Rows of a step."""
+_STEPS = 30
+_DEPTH = 2
+_LONG_PROMPT = 2048
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MixedTimes:
+    """Milliseconds a step: means of the first two, the median of the launch."""
+
+    wall: float
+    gpu: float
+    host: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    plan: LaunchedPlan
+    host_s: float
+
+
+class Mixing:
+    """`Decoding` with another sequence whose prompt is computed in chunks, again and again."""
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+
+    def measure(self, chunk: int) -> MixedTimes:
+        """Of steps with one chunk of so many positions each."""
+        steps = self.steps(chunk, _STEPS + 5)
+        for _ in islice(steps, 5):
+            pass
+        begin = time.perf_counter()
+        gpu, host = zip(*steps, strict=True)
+        wall = (time.perf_counter() - begin) * 1e3 / _STEPS
+        return MixedTimes(wall, float(np.mean(gpu)), float(np.median(host)))
+
+    def steps(self, chunk: int, count: int) -> Iterator[tuple[float, float]]:
+        """Runs `count` steps with one chunk of so many positions each; milliseconds of the GPU and of the launch."""
+        decoding = Decoding(self._runner, DECODING, self._vocab_size)
+        decoding.prefill()
+        pending: deque[_Launched] = deque()
+        for step in range(count):
+            plan = self._plan(step, chunk, count)
+            begin = time.perf_counter()
+            launched = self._runner.launch(decoding.number + 1 + step, plan)
+            pending.append(_Launched(launched, time.perf_counter() - begin))
+            if len(pending) == _DEPTH:
+                yield _finished(pending.popleft())
+        yield from map(_finished, pending)
+
+    def _plan(self, step: int, chunk: int, count: int) -> plan_pb2.Plan:
+        chunks = max(1, _LONG_PROMPT // chunk)
+        prompt_len = chunks * chunk
+        slots = np.arange(DECODING + 1, dtype=np.int32)
+        starts = np.full(DECODING + 1, PROMPT + step, np.int32)
+        starts[-1] = step % chunks * chunk
+        counts = np.ones_like(starts)
+        counts[-1] = chunk
+        first = step % chunks == 0
+        decoding_blocks = DECODING * (PROMPT + count + _BLOCK_SIZE) // _BLOCK_SIZE
+        table = np.arange(1, -(-prompt_len // _BLOCK_SIZE) + 1, dtype=np.int32) + decoding_blocks
+        index, grows = divmod(PROMPT + step, _BLOCK_SIZE)
+        appended = slots[: 0 if grows else DECODING]
+        admission = plan_pb2.Admission(
+            slot=DECODING,
+            sequence_id=1000 + step,
+            tokens=np.arange(prompt_len, dtype=np.int32).tobytes(),
+            prompt_len=prompt_len,
+            sampling=plan_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
+            blocks=table.tobytes(),
+        )
+        return plan_pb2.Plan(
+            releases=np.array([DECODING] if first and step else [], np.int32).tobytes(),
+            admissions=[admission] if first else [],
+            append_slots=appended.tobytes(),
+            append_indexes=np.full_like(appended, index).tobytes(),
+            append_blocks=(1 + appended + index * DECODING).astype(np.int32).tobytes(),
+            extent_slots=slots.tobytes(),
+            extent_starts=starts.tobytes(),
+            extent_counts=counts.tobytes(),
+            extent_flags=np.array([1] * DECODING + [int(step % chunks == chunks - 1)], np.uint8).tobytes(),
+        )
+
+
+def _finished(launched: _Launched) -> tuple[float, float]:
+    return launched.plan.wait().timings.forward_ns / 1e6, launched.host_s * 1e3
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("chunks", type=int, nargs="*", default=[64, 128, 256, 512, 1024, 2048])
+    arguments = parser.parse_args()
+    require_gpu()
+    config = ModelConfig.from_hugging_face(SHAPES[arguments.shape])
+    weights = random_weights(config, DTYPE, torch.device("cuda"), no_progress)
+    layers = list(weights.layers)
+    backend = backend_of(arguments.shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)))
+    mixing = Mixing(Runner(backend), config.vocab_size)
+    print(
+        f"{arguments.shape}, {DECODING} decoding rows and a chunk: ms a step\nchunk     wall      gpu     host products"
+    )
+    for chunk in arguments.chunks:
+        mixing.measure(chunk)
+        times = mixing.measure(chunk)
+        products = products_ms(config, weights, layers, DECODING + chunk, DECODING)
+        print(f"{chunk:5} {times.wall:8.3f} {times.gpu:8.3f} {times.host:8.3f} {products:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

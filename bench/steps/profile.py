@@ -1,0 +1,90 @@
+"""Where a step's time goes, from torch's profiler: `python -m bench.steps.profile qwen3-0.6b 64`.
+
+That is a decode step of 64 rows; with `--chunk 992` it is a mixed one, of the rows of `bench.steps.mixed` and a chunk
+of so many positions. Prints each kernel's launches a step, its median time and the median gap before it. A kernel that
+starts while its predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch.autograd import DeviceType
+
+from bench.common.on_gpu import require_gpu
+from bench.common.random_model import SHAPES
+from bench.steps.backend import backend_of
+from bench.steps.decoding import Decoding
+from bench.steps.mixed import DECODING, Mixing
+from runner_svc.model.config import ModelConfig
+from runner_svc.runner import Runner
+
+_STEPS = 20
+# Steps before those, so that they are in the middle of a generation.
+_DECODE_STEPS, _MIXED_STEPS = 100, 4
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
+    parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of mixed steps' chunks")
+    arguments = parser.parse_args()
+    require_gpu()
+    runner = Runner(backend_of(arguments.shape))
+    vocab_size = ModelConfig.from_hugging_face(SHAPES[arguments.shape]).vocab_size
+    for batch in arguments.batches:
+        print(f"{arguments.shape}, batch {batch}")
+        for _ in range(2):
+            decoding = Decoding(runner, batch, vocab_size)
+            decoding.prefill()
+            profiler = profiled(decoding.decode(_DECODE_STEPS + _STEPS), _DECODE_STEPS)
+        print_profile(profiler)
+    mixing = Mixing(runner, vocab_size)
+    for chunk in arguments.chunk:
+        print(f"{arguments.shape}, {DECODING} decoding rows and a chunk of {chunk}")
+        for _ in range(2):
+            profiler = profiled(mixing.steps(chunk, _MIXED_STEPS + _STEPS), _MIXED_STEPS)
+        print_profile(profiler)
+
+
+def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
+    """Of all steps but the first `warm_up`."""
+    for _ in islice(steps, warm_up):
+        pass
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in steps:
+            pass
+    return profiler
+
+
+def print_profile(profiler: torch.profiler.profile) -> None:
+    """Of _STEPS steps, by kernel."""
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    times, gaps = defaultdict(list), defaultdict(list)
+    last_end = kernels[0][0]
+    for begin, end, name in kernels:
+        times[name].append(end - begin)
+        gaps[name].append(begin - last_end)
+        last_end = max(last_end, end)
+    print(" a step    us each   gap before   us a step  kernel")
+    for name in sorted(times, key=lambda name: -sum(times[name]) - sum(gaps[name])):
+        total = (sum(times[name]) + sum(gaps[name])) / _STEPS
+        each, gap = np.median(times[name]), np.median(gaps[name])
+        print(f"{len(times[name]) / _STEPS:7.1f} {each:10.2f} {gap:12.2f} {total:11.1f}  {name[:90]}")
+    whole, idle = (last_end - kernels[0][0]) / _STEPS, sum(map(sum, gaps.values())) / _STEPS
+    print(f"whole: {whole:.1f} us a step, of which gaps {idle:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What `bench.steps` measured: the numbers of a shape and batch, what they are held against, and the tables of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.common.document import Document, Table
+
+PROMPT, FIRST, LAST = 512, 128, 256
+"""Tokens of the prompts, and the output tokens that are timed."""
+BATCHES = (1, 8, 64, 256)
+MAX_STEP_TOKENS = 8192
+# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
+VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
+BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
+RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of one shape and batch; idle times in microseconds."""
+
+    shape: str
+    variant: str
+    batch: int
+    bucket: int  # rows that the batch is padded to
+    way: str  # of launching its step
+    step: float
+    products: float  # matrix products alone
+    floor: float  # and the KV bytes
+    idle_p50: float
+    idle_p99: float
+    forward: float  # on the GPU, as the runner's results tell
+    sample: float
+    prefill_tokens_per_s: float
+
+
+def print_header() -> None:
+    """Of the lines that `print_line` prints."""
+    print(
+        "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
+        "  sample  idle us p50 / p99  prefill tok/s  way"
+    )
+
+
+def print_line(row: StepTimes) -> None:
+    """One case."""
+    place = BATCHES.index(row.batch)
+    vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
+    print(
+        f"{row.shape:12} {row.variant:16} {row.batch:5} {row.products:8.3f} {row.floor:7.3f} {vllm:7.2f} "
+        f"{bar:7.2f} {row.step:7.3f} {row.step / row.floor:9.3f} ({ratio:.2f}) {row.forward:8.3f} "
+        f"{row.sample:7.3f} {row.idle_p50:10.1f} / {row.idle_p99:6.1f} {row.prefill_tokens_per_s:13.0f}  "
+        f"{row.bucket}: {row.way}",
+        flush=True,
+    )
+
+
+def document(record: Mapping[str, Any]) -> Document:
+    """Of the JSON that `bench.steps` wrote, also before it knew variants."""
+    rows = [StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | row) for row in record["rows"]]
+    cells = []
+    for row in rows:
+        place = BATCHES.index(row.batch)
+        cells.append(
+            (
+                f"{row.shape}, {row.batch}" + (f" ({row.variant})" if row.variant != "runner" else ""),
+                f"{row.products:.3f}",
+                f"{row.floor:.3f}",
+                f"{VLLM[row.shape][place]:.2f}",
+                f"{BARS[row.shape][place]:.2f}",
+                f"{row.step:.3f}",
+                f"{row.step / row.floor:.3f}",
+                f"{RATIOS[row.shape][place]:.2f}",
+                f"{row.forward:.3f}",
+                f"{row.sample:.3f}",
+                f"{row.idle_p50:.1f}\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}{row.idle_p99:.1f}",
+                f"{row.prefill_tokens_per_s:,.0f}",
+            )
+        )
+    columns = ("shape, rows", "products", "floor", "vLLM", "bar", "step", "step / floor", "bar", "forward", "sample")
+    note = (
+        f"Milliseconds of a decode step, the mean over output tokens {FIRST} to {LAST} behind prompts of {PROMPT} "
+        "tokens, a second plan always in flight. products: the step's matrix products with the LM head, as one CUDA "
+        "graph. floor: these, and the KV bytes of the mean context over the bandwidth of a copy. vLLM 0.25.0 on an "
+        "H200. idle: of the GPU before a step, µs. prompts: tokens a second, several prompts a step."
+    )
+    return Document(
+        "Decode steps of the runner",
+        [Table((*columns, "idle p50 / p99", "prompts"), cells, groups=_first_rows(rows))],
+        [note],
+        {"bandwidth of a copy": f"{record['copy_tb_s']:.2f} TB/s"},
+    )
+
+
+def _first_rows(rows: Sequence[StepTimes]) -> list[int]:
+    """Where another shape begins."""
+    return [number for number in range(1, len(rows)) if rows[number].shape != rows[number - 1].shape]

@@ -1,0 +1,43 @@
+"""How quiet a machine was: own work does not count, others' does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from bench.serving import machine_share
+from bench.serving.machine_share import QUIET, OthersShare
+
+SPIN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+
+
+def test_own_work_and_that_of_children_is_not_others() -> None:
+    """On a machine whose busy time is this process tree's alone."""
+    own_before = machine_share._times()[2]
+    subprocess.run([sys.executable, "-c", SPIN], check=True)
+    child = subprocess.Popen([sys.executable, "-c", f"{SPIN}\ninput()"], stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert machine_share._times()[2] - own_before >= 0.4, "one that has ended and one that lives"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_share_is_what_neither_idled_nor_was_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: Iterator[tuple[float, float, float]] = iter([(100.0, 50.0, 20.0), (120.0, 65.0, 25.0)])
+    monkeypatch.setattr(machine_share, "_times", lambda: next(times))
+    with OthersShare() as others:
+        pass
+    assert others.share == pytest.approx((15 - 5) / 20) and "50%" in others.note
+
+
+def test_a_quiet_machine_is_not_mentioned() -> None:
+    assert OthersShare(share=QUIET).note == ""
