@@ -1,8 +1,8 @@
 """Decode and prefill attention of one step, one behind the other and side by side.
 
 `python -m bench.kernels.mixed_attention`: microseconds a layer on the GPU at hand, as CUDA graphs over several
-copies of the cache, so that nothing is found in L2. `--tune` sweeps the multiprocessors that decode gets, from which the
-costs in `attention.mixed_plan` were taken.
+copies of the cache, so that nothing is found in L2. `--tune` sweeps the multiprocessors that decode gets, from which
+the costs in `attention.mixed_plan` were taken.
 """
 
 from __future__ import annotations

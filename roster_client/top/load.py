@@ -104,47 +104,50 @@ def as_json(load: Load) -> dict[str, Any]:
         "busy_share": round(load.busy_share, 4),
         "ttft_s": {"p50": load.ttft.p50_s, "p99": load.ttft.p99_s},
         "itl_s": {"p50": load.itl.p50_s, "p99": load.itl.p99_s},
-        "runners": [
-            {
-                "runner": runner.id,
-                "device": runner.device,
-                "model": runner.model,
-                "running": runner.running,
-                "slots": runner.slots,
-                "kv_blocks": runner.blocks,
-                "kv_free_blocks": runner.free_blocks,
-                "kv_cached_blocks": runner.cached_blocks,
-                "plans_in_flight": runner.plans_in_flight,
-            }
-            for runner in status.runners
-        ],
-        "held_back": [
-            {
-                "runner": runner.id,
-                "losses": runner.losses,
-                "reason": runner.reason,
-                "present": runner.present,
-                "next_probe_s": round(runner.next_probe_s, 3),
-            }
-            for runner in status.held_back
-        ],
-        "running": [
-            {
-                "runner": row.runner,
-                "slot": row.sequence.slot,
-                "request": row.sequence.request_id,
-                "choice": row.sequence.index,
-                "tenant": row.tenant,
-                "phase": "prefill" if is_prefill(row) else "decode",
-                "prompt_tokens": row.prompt_tokens,
-                "computed": row.computed,
-                "generated": row.generated,
-                "max_tokens": row.max_tokens,
-                "age_s": round(row.age_s, 3),
-                "preemptions": row.preemptions,
-            }
-            for row in now.running
-        ],
+        "runners": [_runner(runner) for runner in status.runners],
+        "held_back": [_held_back(runner) for runner in status.held_back],
+        "running": [_running(row) for row in now.running],
+    }
+
+
+def _runner(runner: admin_pb2.RunnerStatus) -> dict[str, Any]:
+    return {
+        "runner": runner.id,
+        "device": runner.device,
+        "model": runner.model,
+        "running": runner.running,
+        "slots": runner.slots,
+        "kv_blocks": runner.blocks,
+        "kv_free_blocks": runner.free_blocks,
+        "kv_cached_blocks": runner.cached_blocks,
+        "plans_in_flight": runner.plans_in_flight,
+    }
+
+
+def _held_back(runner: admin_pb2.HeldBackRunner) -> dict[str, Any]:
+    return {
+        "runner": runner.id,
+        "losses": runner.losses,
+        "reason": runner.reason,
+        "present": runner.present,
+        "next_probe_s": round(runner.next_probe_s, 3),
+    }
+
+
+def _running(row: admin_pb2.RunningSequence) -> dict[str, Any]:
+    return {
+        "runner": row.runner,
+        "slot": row.sequence.slot,
+        "request": row.sequence.request_id,
+        "choice": row.sequence.index,
+        "tenant": row.tenant,
+        "phase": "prefill" if is_prefill(row) else "decode",
+        "prompt_tokens": row.prompt_tokens,
+        "computed": row.computed,
+        "generated": row.generated,
+        "max_tokens": row.max_tokens,
+        "age_s": round(row.age_s, 3),
+        "preemptions": row.preemptions,
     }
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
-import bench
-
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
-    module.name for module in pkgutil.walk_packages(bench.__path__, "bench.") if "__main__" not in module.name
+    module.name
+    for module in pkgutil.walk_packages([str(ROOT / "bench")], "bench.")
+    if "__main__" not in module.name
 )
 
 

@@ -5,16 +5,14 @@ A command that runs something takes one `RunOptions`; `takes_run_options` shows 
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from roster_client.options.addresses import DEFAULT_SERVER
+from roster_client.options.from_fields import takes
 
 Server = Annotated[str, typer.Option("--server", "-s", envvar="ROSTER_SERVER", help="gRPC API of a Roster server.")]
 OpenAI = Annotated[
@@ -97,21 +95,5 @@ class RunOptions:
     parquet: ParquetRecords = False
 
 
-def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of (RunOptions, *, its own options), with the fields as parameters: its own come after `requests`.
-
-    Typer makes options from a function's signature, so the signature is written here instead of in every command.
-    """
-    shared = inspect.signature(RunOptions, eval_str=True).parameters
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    place = list(shared).index("requests") + 1
-
-    @functools.wraps(command)
-    def from_command_line(**given: Any) -> None:
-        options = RunOptions(**{name: given.pop(name) for name in shared})
-        command(options, **given)
-
-    parameters = list(shared.values())
-    parameters[place:place] = own
-    from_command_line.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return from_command_line
+takes_run_options = takes(RunOptions, own_after="requests")
+"""Makes a command of (RunOptions, *, its own options) one whose options typer sees."""

@@ -43,7 +43,8 @@ def commit(root: Path = ROOT) -> str:
 
     New files count unless git ignores them, results in the tree don't; "-dirty" too where git can't say. A machine that
     was sent a copy of a clone has no repository, or one of its own making: there `ROSTER_COMMIT` says it, of what
-    `python -m bench.common.provenance` prints beside the clone. It wins over a repository; stderr tells where that differs.
+    `python -m bench.common.provenance` prints beside the clone. It wins over a repository; stderr tells where that
+    differs.
     """
     told = os.environ.get("ROSTER_COMMIT", "").strip()
     found = _found_commit(root)
