@@ -1,7 +1,7 @@
 """Records what scheduler and runner of this commit say to each other: `python -m tests.support.record_frames VERSION`.
 
 The conversations go to tests/link_frames/VERSION, with the schema and what the clients got; run it at the commit whose
-frames are wanted, once. `tests/test_link_frames.py` holds every later commit against them.
+frames are wanted, once. `tests/scheduler_svc/link/test_link_frames.py` holds every later commit against them.
 
 | file | conversation |
 | --- | --- |
