@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from roster_protos import engine_pb2
-from scheduler_svc.intake import EngineRefusal, build_request
-from scheduler_svc.operation.status import drain_progress, status
+from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.failure.attendance import RunnerLifecycle
+from scheduler_svc.failure.unattended import DisconnectedRequests
+from scheduler_svc.intake import build_request
+from scheduler_svc.kv_events.kv_feed import KvFeed
+from scheduler_svc.operation.front_workers import FrontWorkers
+from scheduler_svc.operation.shutdown import Shutdown
+from scheduler_svc.operation.status import Reports
 from scheduler_svc.outbox import attached_message
 from scheduler_svc.policy_commands import PolicyCommands
+from scheduler_svc.refusal import EngineRefusal
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
 from scheduler_svc.waiting.doorkeeper import Doorkeeper
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.watchers import Watchers
 
 
 class Commands:
-    """Carries out commands on the engine. What a command can't do is answered with a refusal, never raised."""
+    """Carries out commands. What a command can't do is answered with a refusal, never raised."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.ids = SequenceIds()
-        self.doorkeeper = Doorkeeper(engine)
-        self.policies = PolicyCommands(engine)
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        doorkeeper: Doorkeeper,
+        policies: PolicyCommands,
+        constraints: Constraints,
+        disconnected: DisconnectedRequests,
+        lifecycle: RunnerLifecycle,
+        ids: SequenceIds,
+        workers: FrontWorkers,
+        watchers: Watchers,
+        kv_feed: KvFeed,
+        reports: Reports,
+        shutdown: Shutdown,
+    ) -> None:
+        self._requests = requests
+        self._pool = pool
+        self.doorkeeper = doorkeeper
+        self.policies = policies
+        self._constraints = constraints
+        self._disconnected = disconnected
+        self._lifecycle = lifecycle
+        self._ids = ids
+        self._workers = workers
+        self._watchers = watchers
+        self._kv_feed = kv_feed
+        self._reports = reports
+        self._shutdown = shutdown
         self._table: dict[str, Callable[[bytes, Any], None]] = {
             "hello": self._hello,
             "submit": self._submit,
@@ -42,42 +73,45 @@ class Commands:
             "drain": self._drain,
             "ping": self._ping,
             "flush_prefixes": self._flush_prefixes,
-            "kv_subscribe": self._engine.kv_feed.subscribe,
+            "kv_subscribe": self._kv_feed.subscribe,
             "kv_unsubscribe": self._kv_unsubscribe,
             "policies_query": self.policies.list,
             "policy_change": self.policies.change,
         }
 
-    def take(self, worker: bytes, command: engine_pb2.Command) -> None:
+    def execute(self, worker: bytes, command: engine_pb2.Command) -> None:
         """Carries out one command."""
         kind = command.WhichOneof("command")
         if kind is not None:
             self._table[kind](worker, getattr(command, kind))
 
     def _hello(self, worker: bytes, hello: engine_pb2.WorkerHello) -> None:
-        self._engine.workers.add(hello.worker, worker)
+        self._workers.add(hello.worker, worker)
 
     def _submit(self, worker: bytes, submit: engine_pb2.Submit) -> None:
-        engine = self._engine
-        known = engine.book.by_key(submit.tenant, submit.request_id)
+        known = self._requests.book.by_key(submit.tenant, submit.request_id)
         if known is not None and known.cancelled:  # its id is free again
-            engine.book.forget(known)
+            self._requests.book.forget(known)
             known = None
         if known is not None and known.digest == submit.digest:
             self._hand_over(known, submit.handle, worker)
             return
-        request = build_request(submit, worker, self.ids.take(submit.n), engine.ledger.now_s)
+        request = build_request(submit, worker, self._ids.next(submit.n), self._requests.ledger.now_s)
         refusal = self.doorkeeper.refusal(request, known)
         if refusal is not None:
-            engine.totals.refuse(refusal.reason)
-            engine.outbox.message(worker, refusal.to_message(submit.handle))
+            self._requests.totals.refuse(refusal.reason)
+            self._requests.outbox.message(worker, refusal.to_message(submit.handle))
             request.dissolve()
             return
-        engine.submit(request)
+        self._requests.submit(request)
+        if request.grammar:
+            self._constraints.prepare(request, self._requests.begin)
+        else:
+            self._requests.begin(request)
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
         """The text decides: what was sampled beyond the stop string is taken back, even after an end."""
-        sequence = self._engine.book.sequence(cut.sequence_id)
+        sequence = self._requests.book.sequence(cut.sequence_id)
         if sequence is None or sequence.num_generated < cut.num_tokens:
             return
         if sequence.end is not None and sequence.end.reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -86,27 +120,27 @@ class Commands:
         del sequence.tokens[sequence.prompt_len + cut.num_tokens :]
         del sequence.logprobs[max(0, cut.num_tokens - sequence.request.num_received) :]
         if sequence.end is None:
-            self._engine.finish(sequence, end)
+            self._requests.finish(sequence, end)
         sequence.end = end
 
     def _cancel(self, worker: bytes, cancel: engine_pb2.Cancel) -> None:
-        request = self._engine.book.by_handle(cancel.handle)
+        request = self._requests.book.by_handle(cancel.handle)
         if request is not None:
-            self._engine.finish_request(request, End(FinishReason.CANCELLED))
+            self._requests.finish_request(request, End(FinishReason.CANCELLED))
 
     def _cancel_by_id(self, worker: bytes, cancel: engine_pb2.CancelById) -> None:
-        request = self._engine.book.by_key(cancel.tenant, cancel.request_id)
+        request = self._requests.book.by_key(cancel.tenant, cancel.request_id)
         if request is None:
-            self._engine.outbox.message(worker, _unknown(cancel.request_id).to_message(cancel.handle))
+            self._requests.outbox.message(worker, _unknown(cancel.request_id).to_message(cancel.handle))
             return
-        self._engine.finish_request(request, End(FinishReason.CANCELLED))
-        self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=cancel.handle)))
+        self._requests.finish_request(request, End(FinishReason.CANCELLED))
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=cancel.handle)))
 
     def _attach(self, worker: bytes, attach: engine_pb2.Attach) -> None:
-        request = self._engine.book.by_key(attach.tenant, attach.request_id)
+        request = self._requests.book.by_key(attach.tenant, attach.request_id)
         if request is None:
-            refusal = _not_yet() if self._engine.attendance.recovering else _unknown(attach.request_id)
-            self._engine.outbox.message(worker, refusal.to_message(attach.handle))
+            refusal = _not_yet() if self._lifecycle.recovering else _unknown(attach.request_id)
+            self._requests.outbox.message(worker, refusal.to_message(attach.handle))
             return
         self._hand_over(request, attach.handle, worker)
 
@@ -115,51 +149,50 @@ class Commands:
 
         One that ended with a status is answered with that.
         """
-        outbox = self._engine.outbox
+        outbox = self._requests.outbox
         if request.refusal is not None:
             outbox.message(worker, request.refusal.to_message(handle))
             return
         detached = engine_pb2.Detached(handle=request.handle)
         outbox.message(request.owner, engine_pb2.FromEngine(detached=detached))
-        self._engine.book.rename(request, handle, worker)
-        self._engine.note_accepted(request)
+        self._requests.book.rename(request, handle, worker)
+        self._requests.note_accepted(request)
         outbox.message(worker, attached_message(handle, request.sequences))
 
     def _disconnect(self, worker: bytes, disconnect: engine_pb2.Disconnect) -> None:
-        request = self._engine.book.by_handle(disconnect.handle)
+        request = self._requests.book.by_handle(disconnect.handle)
         if request is not None:
-            self._engine.unattended.cut(request)
+            self._disconnected.disconnect(request)
 
     def _status_query(self, worker: bytes, query: engine_pb2.StatusQuery) -> None:
-        reply = engine_pb2.StatusReply(handle=query.handle, status=status(self._engine))
-        self._engine.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
+        reply = engine_pb2.StatusReply(handle=query.handle, status=self._reports.status())
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(status_reply=reply))
 
     def _flush_prefixes(self, worker: bytes, flush: engine_pb2.FlushPrefixes) -> None:
-        for scheduler in self._engine.pool.schedulers.values():
+        for scheduler in self._pool.schedulers.values():
             scheduler.prefix.flush(scheduler.table)
-        self._engine.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(done=engine_pb2.Done(handle=flush.handle)))
 
     def _kv_unsubscribe(self, worker: bytes, over: engine_pb2.KvUnsubscribe) -> None:
-        self._engine.kv_feed.unsubscribe(worker, over.handle)
+        self._kv_feed.unsubscribe(worker, over.handle)
 
     def _watch(self, worker: bytes, watch: engine_pb2.Watch) -> None:
         if watch.on:
-            self._engine.watchers.add(worker)
+            self._watchers.of_steps.add(worker)
         else:
-            self._engine.watchers.discard(worker)
+            self._watchers.of_steps.discard(worker)
 
     def _roster_query(self, worker: bytes, query: engine_pb2.RosterQuery) -> None:
-        self._engine.roster_queries.append((worker, query.handle))
+        self._watchers.roster_queries.append((worker, query.handle))
 
     def _drain(self, worker: bytes, drain: engine_pb2.Drain) -> None:
-        engine = self._engine
-        engine.shutdown.begin(drain.timeout_ms / 1000 if drain.HasField("timeout_ms") else None)
-        progress = engine_pb2.DrainProgress(handle=drain.handle, progress=drain_progress(engine))
-        engine.outbox.message(worker, engine_pb2.FromEngine(drain_progress=progress))
+        self._shutdown.begin(drain.timeout_ms / 1000 if drain.HasField("timeout_ms") else None)
+        progress = engine_pb2.DrainProgress(handle=drain.handle, progress=self._reports.drain_progress())
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(drain_progress=progress))
 
     def _ping(self, worker: bytes, ping: engine_pb2.Ping) -> None:
-        pong = engine_pb2.Pong(runners_progress=self._engine.pool.progress(self._engine.ledger.now_s))
-        self._engine.outbox.message(worker, engine_pb2.FromEngine(pong=pong))
+        pong = engine_pb2.Pong(runners_progress=self._pool.progress(self._requests.ledger.now_s))
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(pong=pong))
 
 
 def _not_yet() -> EngineRefusal:

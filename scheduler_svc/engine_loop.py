@@ -80,7 +80,7 @@ class EngineLoop:
             self._forgive_pause()
             self._pipe.settle()
             engine.step()
-            self.snapshots.answer(engine)
+            self.snapshots.answer(engine.snapshots.take)
             self._tell_failures()
             self._wait(poller, min(engine.wake_s, self._runners.wake_s))
             engine.phases.end(StepPhase.WAIT)
@@ -91,15 +91,16 @@ class EngineLoop:
 
     def _forgive_pause(self) -> None:
         """A turn comes at least every half second, unless this process was stopped."""
+        engine = self.engine
         now_s = time.monotonic()
         if now_s - self._turned_s > PAUSE_S:
-            forgive(self.engine, now_s - self._turned_s)
+            forgive(engine.lifecycle, engine.requests, engine.pool, now_s - self._turned_s)
         self._turned_s = now_s
 
     @property
     def fenced(self) -> bool:
         """It ended because a successor has taken over."""
-        return self.engine.attendance.fenced
+        return self.engine.lifecycle.fenced
 
     def _wait(self, poller: zmq.Poller, until_s: float) -> None:
         """Until something has come or that time; at first without sleeping, where so set and a runner computes."""

@@ -1,42 +1,15 @@
-"""From a worker's Submit to a Request with its sequences; and the refusals that only the engine can speak."""
+"""From a worker's Submit to a Request with its sequences."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 
-import grpc
 import numpy as np
 
 from roster_protos import engine_pb2
 from scheduler_svc.prompt_logprobs import PromptLogprobs
-from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.token_log import token_log
 from scheduler_svc.sequence import Request, Sequence
-
-
-@dataclass(slots=True, frozen=True)
-class EngineRefusal:
-    """Why a request or call is refused, as a gRPC status; `retry_after_s` 0 means no RetryInfo."""
-
-    code: grpc.StatusCode
-    message: str
-    field: str = ""
-    retry_after_s: float = 0.0
-    reason: RefusalReason | None = None
-    """What it counts as; None for calls that are no new requests."""
-
-    def to_message(self, handle: int) -> engine_pb2.FromEngine:
-        """The answer to the worker."""
-        return engine_pb2.FromEngine(
-            refused=engine_pb2.Refused(
-                handle=handle,
-                code=self.code.value[0],
-                message=self.message,
-                field=self.field,
-                retry_after_ms=int(self.retry_after_s * 1000),
-            )
-        )
 
 
 def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: int, now_s: float) -> Request:

@@ -115,9 +115,9 @@ class Placement:
             self.misfits.recall(self._schedulers[session].most_tokens)
 
     @property
-    def num_placed(self) -> int:
+    def num_waiting(self) -> int:
         """Sequences that wait in a runner's own queue."""
-        return sum(queue.num_placed for queue in self._queues.values())
+        return sum(queue.num_waiting for queue in self._queues.values())
 
     @property
     def placed_tokens(self) -> int:
@@ -132,10 +132,10 @@ class Placement:
             return self._shared()
         return self._queues[session]
 
-    def settle(self, session: int) -> None:
+    def give_back(self, session: int) -> None:
         """The runner has planned: who it did not take is placed anew, unless he waits for a block of this runner."""
         if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
-            misfits = self._schedulers[session].seating.misfits
+            misfits = self._schedulers[session].admission.misfits
             for misfit in misfits:
                 self._strand(misfit)
             misfits.clear()
@@ -253,8 +253,8 @@ class Placement:
             return False
         scheduler, queue = self._schedulers[session], self._queues[session]
         pool = scheduler.pool
-        needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_placed
-        return not scheduler.leaving and len(scheduler.table.free) > queue.num_placed and needed <= pool.num_free
+        needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_waiting
+        return not scheduler.leaving and len(scheduler.table.free) > queue.num_waiting and needed <= pool.num_free
 
     # ------------------------------------------------------------------ too long for all that are there
 
@@ -317,7 +317,7 @@ def _load(scheduler: Scheduler, queue: PlacedQueue) -> float:
     By slots alone a runner with long prompts before it would seem free, and one beside it have nothing to compute.
     """
     table = scheduler.table
-    slots = (table.num_running + queue.num_placed) / table.num_slots
+    slots = (table.num_running + queue.num_waiting) / table.num_slots
     return slots + (table.backlog + queue.placed_tokens) / scheduler.hello.max_step_tokens
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import structlog
 
 from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.background import Background
-from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, load_policy
 from scheduler_svc.policy_catalog import describe_policies
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.refusal import EngineRefusal
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
 
 log = structlog.get_logger()
 
@@ -37,8 +37,10 @@ class InForce:
 class PolicyCommands:
     """Carries out what the admin API asks about policies."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, requests: Requests, pool: RunnerPool, change_policy: Callable[[Policy], None]) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._change_policy = change_policy
         self._background = Background()
 
     @property
@@ -54,12 +56,12 @@ class PolicyCommands:
         """Answers with all installed policies."""
 
         def answer(descriptions: list[admin_pb2.PolicyDescription]) -> None:
-            now = InForce.of(self._engine.policy.policy)
+            now = InForce.of(self._requests.policy.policy)
             policies = admin_pb2.ListPoliciesResponse(
                 policies=descriptions, policy=now.name, policy_parameters=now.parameters
             )
             reply = engine_pb2.PoliciesReply(handle=query.handle, policies=policies)
-            self._engine.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
+            self._requests.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
 
         self._background.run(describe_policies, answer)
 
@@ -69,26 +71,25 @@ class PolicyCommands:
 
         def answer(loaded: Policy | EngineRefusal) -> None:
             if isinstance(loaded, EngineRefusal):
-                self._engine.outbox.message(worker, loaded.to_message(change.handle))
+                self._requests.outbox.message(worker, loaded.to_message(change.handle))
                 return
             reply = engine_pb2.PolicyChanged(handle=change.handle, change=self._put_in_force(loaded))
-            self._engine.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
+            self._requests.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
 
         self._background.run(lambda: _load(name, parameters), answer)
 
     def _put_in_force(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
-        engine = self._engine
-        former, new = InForce.of(engine.policy.policy), InForce.of(policy)
-        engine.change_policy(policy)
-        engine.totals.policy_changes += 1
-        running = sum(scheduler.table.num_running for scheduler in engine.pool.schedulers.values())
+        former, new = InForce.of(self._requests.policy.policy), InForce.of(policy)
+        self._change_policy(policy)
+        self._requests.totals.policy_changes += 1
+        running = sum(scheduler.table.num_running for scheduler in self._pool.schedulers.values())
         log.info(
             "the policy changed",
             policy=new.name,
             parameters=new.parameters,
             former=former.name,
             former_parameters=former.parameters,
-            waiting=len(engine.queue),
+            waiting=len(self._requests.queue),
             running=running,
         )
         return admin_pb2.SetPolicyResponse(
@@ -96,7 +97,7 @@ class PolicyCommands:
             policy_parameters=new.parameters,
             former_policy=former.name,
             former_parameters=former.parameters,
-            waiting=len(engine.queue),
+            waiting=len(self._requests.queue),
             running=running,
         )
 

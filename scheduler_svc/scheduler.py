@@ -28,7 +28,7 @@ from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
 from scheduler_svc.roster.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
 from scheduler_svc.roster.prefix_sharing import PrefixSharing, SharingRules
 from scheduler_svc.roster.room import Room
-from scheduler_svc.roster.seating import Seating, better_ranked
+from scheduler_svc.roster.seating import Admission, better_ranked
 from scheduler_svc.roster.sequence_size import most_tokens
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.roster.step_clock import StepClock
@@ -70,15 +70,19 @@ class Scheduler:
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
-        self.cached_tokens = 0
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
         self._last_result_s = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
-        self.seating = Seating(self, self.ledger)
+        self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
         self._first_number = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that prefix hits have spared."""
+        return self.admission.cached_tokens
 
     @property
     def last_plan(self) -> int:
@@ -157,6 +161,14 @@ class Scheduler:
 
     # ------------------------------------------------------------------ leaving
 
+    def settle(self, slot: int) -> None:
+        """Writes to the log of the slot's sequence the tokens that are only in the slot's columns yet."""
+        self.table.settle(slot)
+
+    def forget_lowest_rank(self) -> None:
+        """A running sequence's rank has changed: which is the lowest is not known any more."""
+        self.table.lowest = None
+
     def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
         """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
@@ -222,7 +234,7 @@ class Scheduler:
             room = Room.of(budget, len(draft.decode), self._max_step_tokens)
             self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
             if may_admit:
-                self.seating.admit_waiting(draft, queue, policy, budget, room)
+                self.admission.admit_waiting(draft, queue, policy, budget, room)
         if not draft.num_rows:
             return None
         self.prefill_tokens += sum(draft.counts)
@@ -242,7 +254,7 @@ class Scheduler:
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
-        free_blocks = self.pool.num_free - self.seating.reserve
+        free_blocks = self.pool.num_free - self.admission.reserve
         displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
         victims = displacement.choose(s for s in queue.in_order() if s.limit <= self.most_tokens)
         for victim in victims:
@@ -255,7 +267,7 @@ class Scheduler:
     def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
         """Might the policy displace somebody now? Not if nobody ranks below the first who waits, nor if it has just
         declined to, for the same who wait and run."""
-        declined, head, lowest = self._declined, self.seating.first(queue), self.table.lowest
+        declined, head, lowest = self._declined, self.admission.first(queue), self.table.lowest
         if head is not None and lowest is not None and head.rank > lowest:
             return False
         return (
@@ -310,7 +322,7 @@ class Scheduler:
         table = self.table
         for slot in prompts:
             if may_admit:
-                self.seating.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
+                self.admission.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
             lag = int(table.known[slot] - table.planned[slot])
             count = room.chunk(lag)
             if not count:

@@ -9,20 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING
 
 from roster_protos import plan_pb2
+from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.failure.suspicion import Suspicion
+from scheduler_svc.home import Home
+from scheduler_svc.policy import RequestView
 from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.rank import Rank
+from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.roster.token_log import TokenLog
-
-if TYPE_CHECKING:
-    from scheduler_svc.constrained.mask_client import OutputState
-    from scheduler_svc.intake import EngineRefusal
-    from scheduler_svc.policy import RequestView
-    from scheduler_svc.scheduler import Scheduler
-
 
 NOBODY = b""
 """Owner of a request that no front worker follows."""
@@ -76,7 +72,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = -1
     """Slot on the runner while RUNNING; meaningless otherwise."""
-    scheduler: Scheduler | None = None
+    scheduler: Home[Sequence] | None = None
     """The roster it runs on."""
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -104,7 +100,7 @@ class Sequence:
     def tokens(self) -> TokenLog:
         """All known tokens: the prompt, then what was sampled."""
         if self.scheduler is not None:
-            self.scheduler.table.settle(self.slot)
+            self.scheduler.settle(self.slot)
         return self.log
 
     @property

@@ -19,7 +19,7 @@ class SequenceIds:
     def __init__(self) -> None:
         self._next = time.time_ns() // 1000 << 12
 
-    def take(self, count: int) -> int:
+    def next(self, count: int) -> int:
         """The first of `count` consecutive fresh ids."""
         first = self._next
         self._next += count

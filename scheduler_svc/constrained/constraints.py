@@ -22,14 +22,17 @@ from roster_protos import plan_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
-from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient, OutputState
+from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
+from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.constrained.source import UnusableGrammar
-from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.link.links import Runners
+from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 
 if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
     from scheduler_svc.roster.plan_line import PlannedStep
 
 START_AFTER_S = 2.0
@@ -72,9 +75,11 @@ class _Prepared:
 class Constraints:
     """One engine's. Called by the engine's thread."""
 
-    def __init__(self, engine: Engine, threads: int) -> None:
+    def __init__(self, requests: Requests, pool: RunnerPool, runners: Runners, threads: int) -> None:
         """`threads`: for the masks of one plan."""
-        self._engine = engine
+        self._requests = requests
+        self._pool = pool
+        self._runners = runners
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
         """Ends the engine's wait; called by other threads."""
@@ -107,7 +112,7 @@ class Constraints:
     def expect(self) -> None:
         """The model is known: the processes are started beside the engine, if that was asked for."""
         if self.starts_early and self._client is None and self._starts_s == math.inf:
-            self._starts_s = self._engine.ledger.now_s + START_AFTER_S
+            self._starts_s = self._requests.ledger.now_s + START_AFTER_S
 
     def _start(self) -> None:
         self._starts_s = math.inf
@@ -178,7 +183,7 @@ class Constraints:
                     self._released.append(output.id)
                     continue
                 sequence.output, sequence.num_matched = output, 0
-                self._engine.rank_anew(sequence)  # the policy may have changed meanwhile
+                self._requests.rank_anew(sequence)  # the policy may have changed meanwhile
             job.then(request)
         self._compile_next()
 
@@ -205,9 +210,9 @@ class Constraints:
         """A thread compiles or makes masks: `settle` will have something to take."""
         return self._compiling.busy or self._masking.busy
 
-    def settle(self) -> None:
+    def collect(self) -> None:
         """Takes what the threads have brought, between two steps."""
-        if self._engine.ledger.now_s >= self._starts_s:
+        if self._requests.ledger.now_s >= self._starts_s:
             self._start()
         self._compiling.collect()
         self._masking.collect()
@@ -215,14 +220,14 @@ class Constraints:
     def send(self) -> None:
         """Sends the masks that are made."""
         for session, number, masks in self._made:
-            self._engine.runners.send_masks(session, number, masks)
+            self._runners.send_masks(session, number, masks)
         self._made.clear()
 
     def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
         self._made.append((session, number, made.masks))
         for index, problem in made.failures:
             if index in made.unavailable:
-                self._engine.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
+                self._requests.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
             else:
                 self._fail(sequences[index], problem)
 
@@ -234,7 +239,7 @@ class Constraints:
         known = request.prompt_len + request.num_received
         if request.rebuilt or any(len(each.tokens) > known for each in request.sequences):
             message = f"the output can't go on to match its constraint: {problem}"
-            self._engine.finish(sequence, End(FinishReason.ERROR, message=message))
+            self._requests.finish(sequence, End(FinishReason.ERROR, message=message))
         elif not request.finished:
             self._refuse(request, _Problem(problem, _field(request.grammar_kind)))
 
@@ -242,27 +247,26 @@ class Constraints:
         """None of the request's sequences can begin: it is refused, or ends if it was accepted before."""
         if request.accepted:
             end = End(FinishReason.ERROR, message=f"constraint: {problem.message}")
-            self._engine.finish_request(request, end)
+            self._requests.finish_request(request, end)
         else:
             self._refuse(request, problem)
 
     def _refuse(self, request: Request, problem: _Problem) -> None:
         """Takes the request back; its client hears why, and nothing of its ends."""
-        engine = self._engine
         if problem.field:
             message = f"{problem.field}: {problem.message}"
             refusal = EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, problem.field)
         else:
             refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, problem.message, retry_after_s=1.0)
-        engine.totals.refuse(RefusalReason.CONSTRAINT)
-        engine.outbox.message(request.owner, refusal.to_message(request.handle))
-        engine.book.abandon(request)
-        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        self._requests.totals.refuse(RefusalReason.CONSTRAINT)
+        self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
+        self._requests.book.abandon(request)
+        self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     @property
     def _the_client(self) -> MaskClient:
         if self._client is None:
-            model = self._engine.pool.model
+            model = self._pool.model
             if model is None:
                 raise RuntimeError("a constrained request came before the first runner")
             self._client = self._new_client(model, self._threads)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import mmap
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,6 +21,7 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
+from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.constrained.packed_rows import PackedRows
 from scheduler_svc.constrained.source import UnusableGrammar
 
@@ -32,23 +32,6 @@ CHANCES = 2
 """A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class OutputState:
-    """Where one sequence stands in its grammar: all that it takes to make its matcher, in whichever process."""
-
-    id: int
-    """Of its matcher."""
-    grammar: str
-    """As llguidance takes it."""
-    min_tokens: int
-    """No stop token comes before this many, as long as anything else may."""
-    stop_ids: list[int]
-    log: array[int] = field(default_factory=lambda: array("i"))
-    """Generated tokens that its matcher was told."""
-    generation: int = 0
-    """The process that has its matcher; 0: none has."""
 
 
 @dataclass(slots=True)

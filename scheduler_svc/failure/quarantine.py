@@ -17,24 +17,23 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 
+from scheduler_svc.failure.runner_illness import RunnerIllness
 from scheduler_svc.failure.suspicion import LoneLoss
 from scheduler_svc.failure.trial import Trial, choose_runner, fits, has_failed_on, waiting_limit
-from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.placement import Placement
+from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.runner_pool import NEARLY
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import NEARLY, RunnerPool
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 from scheduler_svc.waiting.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
 REMEMBERED = 64
 """Lost sessions that may still prove to have been nobody's doing."""
@@ -54,8 +53,11 @@ class Incident:
 class Quarantine:
     """Holds suspects and tries them, one cohort at a time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, illness: RunnerIllness) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._placement = placement
+        self._illness = illness
         self._cohorts: deque[list[Request]] = deque()
         self._trial: Trial | None = None
         self._reserved: int | None = None
@@ -166,10 +168,9 @@ class Quarantine:
         for request in requests:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
-                    self._engine.discard_waiting(sequence)
+                    self._requests.discard_waiting(sequence)
 
     def _refuse(self, request: Request) -> None:
-        engine = self._engine
         suspicion = request.suspicion
         message = f"this request can't be served: each time it was computed alone, {suspicion.story}"
         runners = [lone.runner_id for lone in suspicion.lone_losses]
@@ -181,12 +182,12 @@ class Quarantine:
             losses=[lone.loss.value for lone in suspicion.lone_losses],
         )
         for runner_id in runners:
-            engine.probation.illness.recovered(runner_id)  # its losses are explained
+            self._illness.recovered(runner_id)  # its losses are explained
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
-        engine.totals.refuse(RefusalReason.CRASHES_RUNNERS)
-        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        self._requests.totals.refuse(RefusalReason.CRASHES_RUNNERS)
+        self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
         request.refusal = refusal
-        engine.finish_request(request, End(FinishReason.ERROR, message=message))
+        self._requests.finish_request(request, End(FinishReason.ERROR, message=message))
 
     def absolve(self, session: int) -> None:
         """The process that was lost in this session is back, unharmed: nobody there has crashed it."""
@@ -210,7 +211,7 @@ class Quarantine:
     def _release(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
-                self._engine.shares.enter(sequence, self._engine.queue)
+                self._requests.shares.enter(sequence, self._requests.queue)
 
     def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
         """Another policy is in force: `rank` gives a sequence its rank."""
@@ -238,7 +239,7 @@ class Quarantine:
             if sequence in self._trial.beyond_limit:
                 self._trial.beyond_limit.remove(sequence)
 
-    def settle(self) -> None:
+    def advance(self) -> None:
         """Acquits who got further, ends a trial when everybody has, and begins the next. Called each step if active."""
         trial = self._trial
         if trial is not None:
@@ -260,45 +261,45 @@ class Quarantine:
     def _unreserve(self) -> None:
         """The runner that was kept for the next trial is like any other again."""
         if self._reserved is not None:
-            self._engine.placement.open(self._reserved)
+            self._placement.open(self._reserved)
             self._reserved = None
 
     def _wait_for_others(self, session: int) -> int | None:
         """Only runners are there that were lost to the first cohort, a single request: others go first, to show that
         it is not the runner. None while they do; else the runner for the cohort that is first then."""
-        scheduler = self._engine.pool.schedulers[session]
+        scheduler = self._pool.schedulers[session]
         if scheduler.has_finished:
             return session
         for place, cohort in enumerate(self._cohorts):
             if fits(cohort, scheduler) and not has_failed_on(cohort, scheduler):
                 self._cohorts.rotate(-place)
                 return session
-        placement = self._engine.placement  # who waits aside of the queue's order for a larger runner won't come here
-        others_wait = self._engine.queue.peek() or placement.num_placed or scheduler.table.num_running
+        placement = self._placement  # who waits aside of the queue's order for a larger runner won't come here
+        others_wait = self._requests.queue.peek() or placement.num_waiting or scheduler.table.num_running
         return None if others_wait else session
 
     def _end_trial(self, trial: Trial) -> None:
         self._trial = None
-        self._engine.placement.open(trial.session)
+        self._placement.open(trial.session)
         self._empty(trial)
 
     def _empty(self, trial: Trial) -> None:
         """Whoever waits for the trial's runner waits for any."""
         for sequence in list(trial.queue):
             trial.queue.discard(sequence)
-            self._engine.queue.push(sequence)
+            self._requests.queue.push(sequence)
         for sequence in trial.beyond_limit:
             if sequence.phase is Phase.WAITING:
-                self._engine.shares.enter(sequence, self._engine.queue)
+                self._requests.shares.enter(sequence, self._requests.queue)
 
     def _put_off_misfits(self) -> None:
         """Suspects that no runner can hold are in no cohort, so that others are tried; they wait as `Misfits` do."""
         held = [request for cohort in self._cohorts for request in cohort]
         self._put_off = [request for request in self._put_off if not request.finished and request not in held]
-        sizes = [s.most_tokens for s in self._engine.pool.schedulers.values() if not s.leaving]
+        sizes = [s.most_tokens for s in self._pool.schedulers.values() if not s.leaving]
         if not sizes:
             return
-        most, misfits, put_off = max(sizes), self._engine.placement.misfits, self._put_off
+        most, misfits, put_off = max(sizes), self._placement.misfits, self._put_off
         for request in put_off:
             if waiting_limit(request) <= most:
                 self._cohorts.append([request])
@@ -306,7 +307,7 @@ class Quarantine:
                     misfits.forget(sequence)
         for request in held:
             for sequence in request.sequences if waiting_limit(request) > most else ():
-                if sequence.phase is Phase.WAITING and not self._engine.placement.shorten(sequence, NEARLY):
+                if sequence.phase is Phase.WAITING and not self._placement.shorten(sequence, NEARLY):
                     misfits.note(sequence)
         too_long = [request for request in held if waiting_limit(request) > most]
         self._put_off = [request for request in put_off if waiting_limit(request) > most] + too_long
@@ -314,8 +315,8 @@ class Quarantine:
 
     def _begin_trial(self) -> None:
         """The first cohort's, on an empty runner; while there is none, the least loaded one takes nobody else."""
-        schedulers = self._engine.pool.schedulers
-        session = choose_runner(self._engine, self._cohorts[0], self._reserved)
+        schedulers = self._pool.schedulers
+        session = choose_runner(schedulers, self._illness, self._cohorts[0], self._reserved)
         if session is not None and has_failed_on(self._cohorts[0], schedulers[session]):
             session = self._wait_for_others(session)
         if session != self._reserved:
@@ -325,7 +326,7 @@ class Quarantine:
         scheduler, runner_id = schedulers[session], schedulers[session].hello.runner_id
         if self._reserved is None:
             self._reserved = session
-            self._engine.placement.close(session)
+            self._placement.close(session)
         if scheduler.table.num_running or scheduler.in_flight:
             return
         self._reserved = None
@@ -334,13 +335,13 @@ class Quarantine:
         for request in self._cohorts.popleft():
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
-                    self._engine.discard_waiting(sequence)  # it may have been preempted while its request was held
-                    if self._engine.shares.is_held(sequence):
+                    self._requests.discard_waiting(sequence)  # it may have been preempted while its request was held
+                    if self._requests.shares.is_held(sequence):
                         trial.beyond_limit.append(sequence)
                         continue
                     trial.marks[sequence] = len(sequence.tokens)
                     trial.queue.push(sequence)
-        self._engine.pool.wake(session)
+        self._pool.wake(session)
 
 
 def _pardon(incident: Incident) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from scheduler_svc.failure.runner_illness import RunnerIllness
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Phase, Request, Sequence
 from scheduler_svc.waiting.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
 
 @dataclass(slots=True)
@@ -35,21 +32,21 @@ class Trial:
         return anew or self.worked or (self.probed and loss is not Loss.MEMORY)
 
 
-def choose_runner(engine: Engine, cohort: list[Request], reserved: int | None) -> int | None:
+def choose_runner(
+    schedulers: dict[int, Scheduler], illness: RunnerIllness, cohort: list[Request], reserved: int | None
+) -> int | None:
     """The session of the runner for the cohort; None where no runner stays that holds it.
 
     One that was not lost to it before, and has shown that it computes, if there is any; the one that is `reserved`
     already, then the least loaded.
     """
-    illness = engine.probation.illness
 
     def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
         session, scheduler = item
         computes = scheduler.has_finished or (scheduler.probed and not illness.is_held(scheduler.hello.runner_id))
         return has_failed_on(cohort, scheduler), not computes, session != reserved, scheduler.table.num_running
 
-    schedulers = engine.pool.schedulers.items()
-    runners = [item for item in schedulers if not item[1].leaving and fits(cohort, item[1])]
+    runners = [item for item in schedulers.items() if not item[1].leaving and fits(cohort, item[1])]
     return min(runners, key=cost)[0] if runners else None
 
 

@@ -7,14 +7,33 @@ the sequence in the engine within a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.logprob_columns import LogprobColumns
 from scheduler_svc.front.text_stream import ChoiceText, Piece
+from scheduler_svc.front.tracing.request_trace import RequestTrace
 
-if TYPE_CHECKING:
-    from scheduler_svc.front.request_stream import RequestStream
+
+class ChoiceOwner(Protocol):
+    """The request's stream, as its choices know it."""
+
+    trace: RequestTrace | None
+
+    def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
+        """A stop string is complete after so many tokens."""
+
+    def touched(self, first: bool) -> None:
+        """A choice has something to tell; `first`: for the first time."""
+
+    def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
+        """Log-probabilities of the prompt have come with a choice's row."""
+
+    def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
+        """The choice has fewer tokens than its client says to have."""
+
+    def choice_ended(self) -> None:
+        """A choice has ended."""
 
 
 _WHOLE = (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH)
@@ -44,7 +63,7 @@ class ChoiceStream:
     )
 
     def __init__(
-        self, stream: RequestStream, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
+        self, stream: ChoiceOwner, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
     ) -> None:
         """`eager`: there are stop strings. `top`: alternatives per token, None without logprobs."""
         self._stream = stream

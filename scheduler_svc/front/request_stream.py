@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from roster_protos import engine_pb2, inference_pb2, plan_pb2
 from scheduler_svc.front.choice_stream import ChoiceStream
@@ -25,8 +25,24 @@ from scheduler_svc.front.tokenizer import ModelText
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.validation import ValidRequest
 
-if TYPE_CHECKING:
-    from scheduler_svc.front.engine_client import EngineClient
+
+class EngineChannel(Protocol):
+    """The worker's line to the engine, as its streams know it."""
+
+    def new_handle(self) -> int:
+        """A name for a request between this worker and the engine."""
+
+    def send(self, command: engine_pb2.Command) -> None:
+        """A command to the engine."""
+
+    def follow(self, stream: RequestStream) -> None:
+        """What the engine says of the request goes to this stream."""
+
+    def follow_choices(self, choices: list[ChoiceStream]) -> None:
+        """Tokens of these choices go to them."""
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nothing goes to this stream any more."""
 
 
 class StreamState(enum.Enum):
@@ -63,7 +79,7 @@ class RequestStream:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: EngineChannel,
         text: ModelText,
         request_id: str,
         cursors: Sequence[int],

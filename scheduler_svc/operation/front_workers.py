@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from roster_protos import engine_pb2
-from scheduler_svc.operation.status import model_state
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.failure.unattended import DisconnectedRequests
+from scheduler_svc.requests import Requests
 
 
 class FrontWorkers:
     """Knows each worker by its number in the service and by its ZeroMQ identity, which a new process has anew."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        requests: Requests,
+        disconnected: DisconnectedRequests,
+        model_state: Callable[[], engine_pb2.FromEngine],
+        when_gone: Callable[[bytes], None],
+    ) -> None:
+        """`model_state`: what workers are told of the service; `when_gone` hears of each that is gone."""
+        self._requests = requests
+        self._disconnected = disconnected
+        self._model_state = model_state
+        self._when_gone = when_gone
         self._identities: dict[int, bytes] = {}
 
     def add(self, number: int, identity: bytes) -> None:
@@ -24,25 +32,23 @@ class FrontWorkers:
         if former is not None and former != identity:
             self.forget(former)
         self._identities[number] = identity
-        self._engine.outbox.message(identity, model_state(self._engine))
+        self._requests.outbox.message(identity, self._model_state())
 
     def announce(self) -> None:
         """Tells every worker what is served now."""
-        self.tell(model_state(self._engine))
+        self.broadcast(self._model_state())
 
-    def tell(self, message: engine_pb2.FromEngine) -> None:
+    def broadcast(self, message: engine_pb2.FromEngine) -> None:
         """A message to every worker."""
         for identity in self._identities.values():
-            self._engine.outbox.message(identity, message)
+            self._requests.outbox.message(identity, message)
 
     def forget(self, identity: bytes) -> None:
         """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
-        engine = self._engine
-        engine.watchers.discard(identity)
-        engine.kv_feed.forget(identity)
+        self._when_gone(identity)
         self._identities = {number: known for number, known in self._identities.items() if known != identity}
-        for request in engine.book.live():
+        for request in self._requests.book.live():
             if request.owner == identity:
-                engine.book.abandon(request)
+                self._requests.book.abandon(request)
                 if request.gone_until_s is None:
-                    engine.unattended.orphan(request)
+                    self._disconnected.detach(request)

@@ -7,47 +7,46 @@ cost 3.6 ms of processor time (measured on a busy 2.5 GHz Xeon core), at most te
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from roster_protos import admin_pb2, engine_pb2
+from roster_protos import admin_pb2
 from scheduler_svc.metrics.histogram import Histogram
-from scheduler_svc.operation.status import status
+from scheduler_svc.operation.status import Reports
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Sequence
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
 MOST_SEQUENCES = 512
 MOST_TENANTS = 20
 
 
-def answer_roster_queries(engine: Engine) -> None:
-    """Gives everybody who asked since the last time the same answer."""
-    roster = roster_view(engine)
-    queries, engine.roster_queries = engine.roster_queries, []
-    for worker, handle in queries:
-        reply = engine_pb2.RosterReply(handle=handle, roster=roster)
-        engine.outbox.message(worker, engine_pb2.FromEngine(roster_reply=reply))
+class RosterView:
+    """Shows the parts of one engine between two steps."""
 
+    def __init__(self, requests: Requests, pool: RunnerPool, reports: Reports, clock: Callable[[], float]) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._reports = reports
+        self._clock = clock
 
-def roster_view(engine: Engine) -> admin_pb2.WatchRosterResponse:
-    """The engine's state between two steps."""
-    measured, now_s = engine.measurements, engine.clock()
-    measured.count()
-    roster = admin_pb2.WatchRosterResponse(
-        time_s=now_s - engine.started_s,
-        status=status(engine),
-        waiting=_tenants(engine),
-        ttft_s=_histogram(measured.ttft_s),
-        itl_s=_histogram(measured.itl_s),
-        run_s=measured.run_s,
-        idle_s=measured.idle_s,
-    )
-    for scheduler in engine.pool.schedulers.values():
-        for sequence in scheduler.table.running()[: MOST_SEQUENCES - len(roster.running)]:
-            roster.running.append(_running(scheduler, sequence, now_s))
-    return roster
+    def show(self) -> admin_pb2.WatchRosterResponse:
+        """Their state now."""
+        measured, now_s = self._requests.measurements, self._clock()
+        measured.count()
+        roster = admin_pb2.WatchRosterResponse(
+            time_s=now_s - self._reports.started_s,
+            status=self._reports.status(),
+            waiting=_tenants(self._requests),
+            ttft_s=_histogram(measured.ttft_s),
+            itl_s=_histogram(measured.itl_s),
+            run_s=measured.run_s,
+            idle_s=measured.idle_s,
+        )
+        for scheduler in self._pool.schedulers.values():
+            for sequence in scheduler.table.running()[: MOST_SEQUENCES - len(roster.running)]:
+                roster.running.append(_running(scheduler, sequence, now_s))
+        return roster
 
 
 def _running(scheduler: Scheduler, sequence: Sequence, now_s: float) -> admin_pb2.RunningSequence:
@@ -68,8 +67,8 @@ def _running(scheduler: Scheduler, sequence: Sequence, now_s: float) -> admin_pb
     )
 
 
-def _tenants(engine: Engine) -> list[admin_pb2.TenantQueue]:
-    waiting = [(count, tenant) for tenant, count in engine.shares.waiting_by_tenant() if count]
+def _tenants(requests: Requests) -> list[admin_pb2.TenantQueue]:
+    waiting = [(count, tenant) for tenant, count in requests.shares.waiting_by_tenant() if count]
     return [
         admin_pb2.TenantQueue(tenant=tenant, waiting=count) for count, tenant in heapq.nlargest(MOST_TENANTS, waiting)
     ]

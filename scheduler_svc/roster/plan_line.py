@@ -2,7 +2,7 @@
 
 `commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
 what most steps are: it looks nothing up that it can tell from the plan before. `leap` makes many such plans at once,
-for who knows what they will be answered (see `leap.py`).
+for who knows what they will be answered (see `scheduler_svc/simulator/fast_forward.py`).
 """
 
 from __future__ import annotations

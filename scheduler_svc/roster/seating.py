@@ -6,20 +6,20 @@ A sequence takes the blocks that its prefix hits and fresh ones for all its othe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.home import Home
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.rank import Rank
 from scheduler_svc.roster.admission import add_admission
 from scheduler_svc.roster.plan_draft import PlanDraft
+from scheduler_svc.roster.prefix_sharing import PrefixSharing
 from scheduler_svc.roster.room import Room
+from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 from scheduler_svc.waiting.waiting_line import WaitingLine
-
-if TYPE_CHECKING:
-    from scheduler_svc.scheduler import Scheduler
 
 MISFITS = 16
 """Sequences too long for the runner that step aside in one step, at most."""
@@ -31,15 +31,27 @@ def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
         yield sequence
 
 
-class Seating:
-    """Gives the slots of one scheduler to waiting sequences."""
+class Admission:
+    """Gives the slots of one runner to waiting sequences."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
-        self._scheduler = scheduler
-        self._table = scheduler.table
-        self._pool = scheduler.pool
-        self._prefix = scheduler.prefix
+    def __init__(
+        self,
+        home: Home[Sequence],
+        table: SlotTable,
+        pool: BlockPool,
+        prefix: PrefixSharing,
+        ledger: Ledger,
+        most_tokens: int,
+    ) -> None:
+        """`home`: the roster that the sequences belong to; `most_tokens`: of a sequence that the runner can hold."""
+        self._home = home
+        self._table = table
+        self._pool = pool
+        self._prefix = prefix
         self._ledger = ledger
+        self._most_tokens = most_tokens
+        self.cached_tokens = 0
+        """Prompt tokens that prefix hits have spared."""
         self.misfits: list[Sequence] = []
         """Sequences that stepped aside as this runner can never hold them; the caller takes them from here."""
 
@@ -56,7 +68,7 @@ class Seating:
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
-            if sequence.limit > self._scheduler.most_tokens:  # it would keep blocks that it could not do with
+            if sequence.limit > self._most_tokens:  # it would keep blocks that it could not do with
                 self._put_aside(sequence, queue)
                 if len(self.misfits) >= MISFITS:
                     break
@@ -79,7 +91,7 @@ class Seating:
 
     def first(self, queue: Queue) -> Sequence | None:
         """The sequence that goes first; those before it that the runner can never hold step aside."""
-        while (sequence := queue.peek()) is not None and sequence.limit > self._scheduler.most_tokens:
+        while (sequence := queue.peek()) is not None and sequence.limit > self._most_tokens:
             self._put_aside(sequence, queue)
         return sequence
 
@@ -95,7 +107,7 @@ class Seating:
         if not sequence.admitted:
             sequence.admitted, sequence.cached_tokens = True, min(num_computed, sequence.prompt_len)
             sequence.queue_s = self._ledger.now_s - sequence.request.arrival_s
-            self._scheduler.cached_tokens += sequence.cached_tokens
+            self.cached_tokens += sequence.cached_tokens
             self._ledger.charge_prompt(sequence.request.tenant, len(sequence.log) - num_computed)
         self._prefix.announce(sequence, len(hit), self._table)
         draft.joined.append(sequence)
@@ -113,4 +125,4 @@ class Seating:
         tenant = self._ledger.index_of(sequence.request.tenant)
         sequence.slot = self._table.occupy(sequence, num_computed, len(blocks) * self._pool.block_size, tenant, slot)
         sequence.phase = Phase.RUNNING
-        sequence.scheduler = self._scheduler
+        sequence.scheduler = self._home

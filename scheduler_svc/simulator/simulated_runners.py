@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.leap import Leap
 from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
 from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
+from scheduler_svc.simulator.fast_forward import Leap
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 

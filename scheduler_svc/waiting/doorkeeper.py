@@ -13,55 +13,69 @@ The checks go from certain to costly; only the last one, a full queue, may shed 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 
-from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.operation.drain import Drain
+from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Load, Refuse
+from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_view import request_view
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import End, FinishReason, Request
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.waiting.early_refusal import EarlyRefusal, work_of
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
 
 class Doorkeeper:
-    """Judges requests on the engine's state. `shed` says what an accepted request costs others."""
+    """Judges requests on what runs and waits. `shed` says what an accepted request costs others."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.early = EarlyRefusal(engine)
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        placement: Placement,
+        constraints: Constraints,
+        drain: Drain,
+        settings: SchedulerSettings,
+    ) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._constraints = constraints
+        self._drain = drain
+        self._settings = settings
+        self._policy = requests.policy
+        self.early = EarlyRefusal(requests, pool, placement, settings)
 
     def refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
         """Why this request can't wait here; None if it can. `known`: another request of its id."""
         refusal = self._unfit(request, known) or self._over_limit(request) or self.early.refusal(request)
-        if refusal is None and request.grammar and self._engine.constraints.is_crowded(request.tenant):
+        if refusal is None and request.grammar and self._constraints.is_crowded(request.tenant):
             message = "too many constraints wait to be compiled: try again later"
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
         if refusal is not None:
             return refusal
-        if self._engine.policy.admits:
-            answer = self._engine.policy.admit(request_view(request), self._load())
+        if self._policy.admits:
+            answer = self._policy.admit(request_view(request), self._load())
             if isinstance(answer, Refuse):
                 return EngineRefusal(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, answer.reason, "", answer.retry_after_s, RefusalReason.POLICY
                 )
         refusal = self._make_room(request)
         if refusal is None:
-            slots = sum(scheduler.table.num_slots for scheduler in self._engine.pool.schedulers.values())
-            self._engine.rate.accepted(work_of(request.sequences), slots)
+            slots = sum(scheduler.table.num_slots for scheduler in self._pool.schedulers.values())
+            self._requests.rate.accepted(work_of(request.sequences), slots)
         return refusal
 
     def _unfit(self, request: Request, known: Request | None) -> EngineRefusal | None:
-        engine = self._engine
         if known is not None:
             message = f"request_id {request.request_id!r} is in use with another body: choose another id"
             return EngineRefusal(grpc.StatusCode.ALREADY_EXISTS, message, "request_id", reason=RefusalReason.ID_IN_USE)
-        if engine.drain.begun:
+        if self._drain.begun:
             return EngineRefusal(
                 grpc.StatusCode.UNAVAILABLE,
                 "the service is shutting down: use another one",
@@ -69,13 +83,13 @@ class Doorkeeper:
                 1.0,
                 RefusalReason.DRAINING,
             )
-        if engine.pool.model is None:
+        if self._pool.model is None:
             return EngineRefusal(
                 grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0, RefusalReason.NO_RUNNER
             )
-        most, needed = engine.pool.max_tokens, request.limit
+        most, needed = self._pool.max_tokens, request.limit
         # What was begun by a runner that is gone waits aside for one that holds it, as if it had been here all along.
-        if engine.pool.schedulers and needed > most and not request.num_received:
+        if self._pool.schedulers and needed > most and not request.num_received:
             message = (
                 f"prompt and max_tokens ({needed} tokens) can never fit a runner that is there: the largest holds "
                 f"{most} tokens of one sequence; lower max_tokens"
@@ -86,25 +100,24 @@ class Doorkeeper:
         return None
 
     def _over_limit(self, request: Request) -> EngineRefusal | None:
-        excess = self._engine.shares.excess(request)
+        excess = self._requests.shares.excess(request)
         if not excess:
             return None
-        engine = self._engine
         # Its sequences start in turn with those of others.
-        turns = len(engine.queue) / max(1, engine.shares.waiting(request.tenant))
+        turns = len(self._requests.queue) / max(1, self._requests.shares.waiting(request.tenant))
         message = f"tenant {request.tenant!r} is at its limit ({excess}): try again later"
-        retry_s = self.early.retry_s(engine.shares.surplus(request) * turns)
+        retry_s = self.early.retry_s(self._requests.shares.surplus(request) * turns)
         return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.TENANT_LIMIT)
 
     def _make_room(self, request: Request) -> EngineRefusal | None:
         """Refuses when the queue is full, unless a tenant that has more of it gives way."""
-        engine, settings = self._engine, self._engine.settings
-        queue, sequences = engine.queue, len(request.sequences)
+        settings = self._settings
+        queue, sequences = self._requests.queue, len(request.sequences)
         too_many = len(queue) + sequences - settings.max_waiting_requests
         too_many_tokens = queue.num_tokens + request.prompt_len * sequences - settings.max_waiting_tokens
         if too_many <= 0 and too_many_tokens <= 0:
             return None
-        shed = engine.shares.to_shed(request, too_many, too_many_tokens)
+        shed = self._requests.shares.to_shed(request, too_many, too_many_tokens)
         if shed is None:
             bound = f"{len(queue)} sequences with {queue.num_tokens} tokens wait"
             message = f"the queue is full ({bound}): try again later"
@@ -119,32 +132,30 @@ class Doorkeeper:
 
     def _shed(self, request: Request, refusal: EngineRefusal) -> None:
         """Takes back a request that waits; its client hears the refusal."""
-        engine = self._engine
-        engine.totals.refuse(RefusalReason.SHED)
-        engine.outbox.message(request.owner, refusal.to_message(request.handle))
+        self._requests.totals.refuse(RefusalReason.SHED)
+        self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
         request.is_left = True
-        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     def _leaving(self, sequences: int, tokens: int) -> float:
         """How many sequences have to leave the queue so that there are so many fewer, with so many tokens fewer."""
-        queue = self._engine.queue
+        queue = self._requests.queue
         return max(sequences, tokens * len(queue) / max(1, queue.num_tokens))
 
     def _load(self) -> Load:
         """The sum over all runners."""
-        engine = self._engine
-        loads = [s.load(engine.queue, np.flatnonzero(s.table.lag == 1)) for s in engine.pool.schedulers.values()]
+        loads = [s.load(self._requests.queue, np.flatnonzero(s.table.lag == 1)) for s in self._pool.schedulers.values()]
         return Load(
             running=sum(load.running for load in loads),
             decoding=sum(load.decoding for load in loads),
             slots=sum(load.slots for load in loads),
-            waiting=len(engine.queue),
-            waiting_tokens=engine.queue.num_tokens,
+            waiting=len(self._requests.queue),
+            waiting_tokens=self._requests.queue.num_tokens,
             free_blocks=sum(load.free_blocks for load in loads),
             blocks=sum(load.blocks for load in loads),
             block_size=max((load.block_size for load in loads), default=1),
             max_step_tokens=sum(load.max_step_tokens for load in loads),
-            now_s=engine.ledger.now_s,
+            now_s=self._requests.ledger.now_s,
             context=sum(load.context for load in loads),
             prompt_backlog=sum(load.prompt_backlog for load in loads),
             itl_target_s=min((load.itl_target_s for load in loads), default=math.inf),

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 
-from scheduler_svc.intake import EngineRefusal
+from scheduler_svc.placement import Placement
+from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.request_view import request_view
+from scheduler_svc.requests import Requests
+from scheduler_svc.runner_pool import RunnerPool
+from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.waiting.service_rate import Work
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
-    from scheduler_svc.scheduler import Scheduler
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
@@ -43,71 +44,73 @@ class Forecast(NamedTuple):
 
 
 class EarlyRefusal:
-    """Judges deadlines on the engine's state; changes nothing."""
+    """Judges deadlines on what runs and waits; changes nothing."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, settings: SchedulerSettings) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._placement = placement
+        self._settings = settings
+        self._policy = requests.policy
 
     def refusal(self, request: Request) -> EngineRefusal | None:
         """Why its deadline can't be met; None if it may be, if it has none, or if too little is known. A request that
         gets a slot at once is never refused."""
-        engine = self._engine
-        if request.deadline_s is None or not engine.settings.early_refusal:
+        if request.deadline_s is None or not self._settings.early_refusal:
             return None
-        if engine.placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
+        if self._placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
             return None
         forecast = self.forecast(request)
         if forecast is None or not forecast.wait_s:
             return None
-        late_s = forecast.hopeful_s - (request.deadline_s - engine.ledger.now_s)
+        late_s = forecast.hopeful_s - (request.deadline_s - self._requests.ledger.now_s)
         if late_s <= 0:
             return None
         message = (
             f"it would take about {forecast.needed_s:.1f} s at the present load, longer than its deadline: "
             "try again later"
         )
-        retry_s = engine.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
+        retry_s = self._requests.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
         return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
 
     def forecast(self, request: Request) -> Forecast | None:
         """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
-        engine, rate = self._engine, self._engine.rate
-        runners = list(engine.placement.holders(request.limit))
+        rate = self._requests.rate
+        runners = list(self._placement.holders(request.limit))
         if not rate.known or not runners:
             return None
-        key, choices = engine.policy.key(request_view(request), engine.ledger), len(request.sequences)
+        key, choices = self._policy.key(request_view(request), self._requests.ledger), len(request.sequences)
         own = work_of(request.sequences)
         first, count = self._ahead(request, key, runners)
         ahead = work_of(first) if first else own
         running, free = self._slots(runners, ahead, key)
         wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
-        limit = engine.shares.limits_of(request.tenant).running
+        limit = self._requests.shares.limits_of(request.tenant).running
         if limit is not None:
-            mine = self._running(engine.pool.schedulers.values(), tenant=engine.ledger.index_of(request.tenant))
-            before = engine.shares.waiting(request.tenant) + choices - 1
+            mine = self._running(self._pool.schedulers.values(), tenant=self._requests.ledger.index_of(request.tenant))
+            before = self._requests.shares.waiting(request.tenant) + choices - 1
             wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), ahead, before))
         hopeful_s = HOPEFUL_WAIT * wait_s + float(rate.hold_at_s(own, HOPEFUL_CHANCE).max())
         return Forecast(wait_s, hopeful_s, wait_s + float(rate.hold_s(own).max()))
 
     def retry_s(self, leaving: float) -> float:
         """Seconds until so many of the sequences that wait have got a slot, as a time to come back."""
-        engine = self._engine
-        waiting, runners = list(islice(engine.queue, SAMPLED)), list(engine.placement.holders(0))
-        if not engine.rate.known or not runners or not waiting:
+        waiting, runners = list(islice(self._requests.queue, SAMPLED)), list(self._placement.holders(0))
+        if not self._requests.rate.known or not runners or not waiting:
             return UNKNOWN_RETRY_S
         work = work_of(waiting)
         running, free = self._slots(runners, work, None)
-        return _bounded(engine.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
+        return _bounded(self._requests.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
 
     def _slots(self, runners: list[Scheduler], waiting: Work, key: Any) -> tuple[Work, int]:
         """What runs on these runners, and how many slots are free there, as far as there are blocks for sequences like
         those that wait. Slots that a request of this key would be given in place of others are free too."""
         free, num_tokens = 0, int(waiting.prompt.mean()) + 1
         for scheduler in runners:
-            blocks = max(0, scheduler.pool.num_free - scheduler.seating.reserve)
+            blocks = max(0, scheduler.pool.num_free - scheduler.admission.reserve)
             free += min(len(scheduler.table.free), blocks // scheduler.pool.blocks_for(num_tokens))
         everything = self._running(runners)
-        if key is None or not self._engine.policy.displaces:
+        if key is None or not self._policy.displaces:
             return everything, free
         staying = self._running(runners, key=key)
         return staying, free + len(everything.tokens) - len(staying.tokens)
@@ -129,11 +132,13 @@ class EarlyRefusal:
     def _ahead(self, request: Request, key: Any, runners: list[Scheduler]) -> tuple[list[Sequence], int]:
         """A sample of the sequences that go first, and about how many of them these runners will serve: by their ranks,
         or by turns where tenants take them. Those that their tenant's limit holds back are passed."""
-        engine, shares = self._engine, self._engine.shares
-        waiting = len(engine.queue)
+        shares = self._requests.shares
+        waiting = len(self._requests.queue)
         stride = waiting // SAMPLED + 1
-        sample = [sequence for sequence in islice(engine.queue, 0, None, stride) if not shares.is_held(sequence)]
-        if engine.policy.orders_tenants:
+        sample = [
+            sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)
+        ]
+        if self._policy.orders_tenants:
             own = shares.waiting(request.tenant) + len(request.sequences)
             turns = min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
             return sample, round(turns * self._part(sample, runners))
@@ -142,7 +147,7 @@ class EarlyRefusal:
 
     def _part(self, sequences: list[Sequence], runners: list[Scheduler]) -> float:
         """Which part of the sequences these runners will serve: each is as likely to get any slot that can hold it."""
-        every = list(self._engine.placement.holders(0))
+        every = list(self._placement.holders(0))
         if len(every) == len(runners) or not sequences:
             return 1.0
         slots = np.array([scheduler.table.num_slots for scheduler in every])

@@ -21,10 +21,10 @@ class PlacedQueue(WaitingQueue):
         return super().__len__() + len(self._shared())
 
     def __bool__(self) -> bool:
-        return self.num_placed > 0
+        return self.num_waiting > 0
 
     @property
-    def num_placed(self) -> int:
+    def num_waiting(self) -> int:
         """Sequences that wait here."""
         return super().__len__()
 

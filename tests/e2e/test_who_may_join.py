@@ -86,9 +86,9 @@ def test_who_may_join(machine: Machine) -> None:
     stack.step_until(lambda: ended(requests), machine.tick)
     for number, request in enumerate(requests):
         assert request.streams[0].tokens == expected_tokens([number], 150, eos_probability=0)
-    assert not any(stack.engine.totals.losses.values()), "one that was there was given up"
+    assert not any(stack.engine.requests.totals.losses.values()), "one that was there was given up"
     first.send_signal(signal.SIGKILL)
     first.wait()
     machine.start()
-    stack.step_until(lambda: stack.engine.totals.losses.total() and len(machine.ids) == 2, machine.tick)
+    stack.step_until(lambda: stack.engine.requests.totals.losses.total() and len(machine.ids) == 2, machine.tick)
     assert machine.ids == [HOST, f"{HOST}-2"], "a restart keeps its id"

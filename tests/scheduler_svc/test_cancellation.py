@@ -80,5 +80,7 @@ def test_who_lost_its_connection_does_not_find_the_rest_cut_short() -> None:
     stack.front.put(cut=engine_pb2.Cut(sequence_id=request.first_sequence_id, num_tokens=2, stop_string="x"))
     stack.front.put(disconnect=engine_pb2.Disconnect(handle=request.handle))
     stack.step()
-    assert stack.engine.idle
-    assert stack.engine.book.by_key("", request.submit.request_id) is None, "its Attach would find one choice cut short"
+    assert stack.engine.requests.idle
+    assert stack.engine.requests.book.by_key("", request.submit.request_id) is None, (
+        "its Attach would find one choice cut short"
+    )

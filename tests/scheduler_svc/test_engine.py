@@ -33,7 +33,7 @@ def stack_with_runner(slots: int = 2, num_blocks: int = 32, **settings: object) 
 def finish(stack: Stack, session: int) -> None:
     for _ in range(500):
         stack.advance(session)
-        if stack.engine.idle:
+        if stack.engine.requests.idle:
             return
     raise AssertionError("never idle")
 
@@ -117,7 +117,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_stays_sound() -> None
     assert many_tokens.refused is not None and "tokens" in many_tokens.refused.message
     finish(stack, session)
     stack.assert_clean()
-    assert stack.engine.totals.refused == 4
+    assert stack.engine.requests.totals.refused == 4
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
@@ -199,10 +199,10 @@ def test_finished_requests_stay_attachable_for_their_retention() -> None:
     for number in range(3):
         stack.submit([number], 3, request_id=f"r{number}")
         finish(stack, session)
-    assert [stack.engine.book.by_key("", f"r{n}") is not None for n in range(3)] == [False, True, True]
+    assert [stack.engine.requests.book.by_key("", f"r{n}") is not None for n in range(3)] == [False, True, True]
     stack.now_s = 11
     stack.step()
-    assert stack.engine.book.by_key("", "r2") is None
+    assert stack.engine.requests.book.by_key("", "r2") is None
 
 
 def test_received_tokens_are_continued_and_may_already_be_the_end() -> None:
@@ -261,8 +261,8 @@ def test_streams_of_a_worker_that_died_wait_for_their_clients() -> None:
     stack.step()
     stack.now_s += 5.1
     stack.step()
-    assert stack.engine.book.by_key("", one.submit.request_id) is not None
-    assert stack.engine.book.by_key("", other.submit.request_id) is None
+    assert stack.engine.requests.book.by_key("", one.submit.request_id) is not None
+    assert stack.engine.requests.book.by_key("", other.submit.request_id) is None
     finish(stack, session)
     assert reason_of(stack, one.first_sequence_id) is FinishReason.LENGTH
 
@@ -332,10 +332,10 @@ def test_finish_is_idempotent() -> None:
     request = stack.submit([1], 50)
     stack.advance(session, 1)
     assert request.first_sequence_id is not None
-    sequence = stack.engine.book.sequence(request.first_sequence_id)
+    sequence = stack.engine.requests.book.sequence(request.first_sequence_id)
     assert sequence is not None
-    stack.engine.finish(sequence, End(FinishReason.ERROR, message="first"))
-    stack.engine.finish(sequence, End(FinishReason.CANCELLED))
+    stack.engine.requests.finish(sequence, End(FinishReason.ERROR, message="first"))
+    stack.engine.requests.finish(sequence, End(FinishReason.CANCELLED))
     finish(stack, session)
     assert reason_of(stack, request.first_sequence_id) is FinishReason.ERROR
     stack.assert_clean()

@@ -225,7 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(available_policies()))
     def swap_policy(self, policy: str) -> None:
-        self.stack.engine.most_ranked = 2  # so that what happens next happens while the queue is being reordered
+        self.stack.engine.swap.most_ranked = 2  # so that what happens next happens while the queue is being reordered
         self.stack.engine.change_policy(policy_named(policy))
 
     @rule(seconds=st.floats(0.1, 2))
@@ -260,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stack.runners.execute(session)
                 self.stack.runners.deliver(session)
             if (
-                self.stack.engine.idle
+                self.stack.engine.requests.idle
                 and not self.stack.front.commands
                 and not self.stack.runners.events
                 and not any(self.stack.runners.results.values())

@@ -24,9 +24,9 @@ def circles_left() -> list[int]:
         stack.submit([5] * 6, 200)
     stack.advance(session, 20)
     left = [circles_left_by(lambda: stack.advance(session, 40))]
-    assert not stack.engine.idle
+    assert not stack.engine.requests.idle
     left.append(circles_left_by(lambda: stack.advance(session, 200)))
-    assert stack.engine.idle
+    assert stack.engine.requests.idle
     return left
 
 

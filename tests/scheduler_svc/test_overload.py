@@ -30,7 +30,7 @@ def stack_with_runner(slots: int = 2, **settings: object) -> tuple[Stack, int]:
 def finish(stack: Stack, session: int) -> None:
     for _ in range(3000):
         stack.advance(session)
-        if stack.engine.idle:
+        if stack.engine.requests.idle:
             return
     raise AssertionError("never idle")
 
@@ -56,7 +56,7 @@ def test_a_tenant_may_have_so_much_waiting() -> None:
     assert_refused(big[1], "8 of its prompt tokens wait, 3 more are too many: 10 may")
     assert_refused(pair, "tenant 'other'")
     finish(stack, session)
-    assert stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.shares.num_tenants == 0
     stack.submit([1], 2, tenant="small")
     stack.step()
     assert stack.requests[max(stack.requests)].refused is None
@@ -74,15 +74,15 @@ def test_a_tenant_may_run_so_many_and_others_pass_it() -> None:
         tenants = Counter(sequence.request.tenant for sequence in scheduler.table.running())
         assert tenants["capped"] <= 2
         seen |= tenants
-        if stack.engine.idle:
+        if stack.engine.requests.idle:
             break
-    assert stack.engine.idle and seen == {"capped": 2, "other": 2}
+    assert stack.engine.requests.idle and seen == {"capped": 2, "other": 2}
     for request in capped + other:
         assert request.first_sequence_id is not None
         end = stack.streams[request.first_sequence_id].end
         assert end is not None and end.reason == FinishReason.LENGTH
         assert stack.streams[request.first_sequence_id].tokens == request.expected(0, 0)
-    assert stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.shares.num_tenants == 0
 
 
 def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> None:
@@ -96,7 +96,7 @@ def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> Non
     for _ in range(200):
         stack.advance(session)
         assert sum(s.table.num_running for s in stack.engine.pool.schedulers.values()) <= 1
-    assert stack.engine.idle and stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.idle and stack.engine.requests.shares.num_tenants == 0
     ends = [stack.streams[r.first_sequence_id].end for r in requests if r.first_sequence_id is not None]
     assert [end.reason for end in ends if end] == [
         FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.LENGTH, FinishReason.LENGTH
@@ -123,7 +123,7 @@ def test_who_has_most_of_a_full_queue_gives_way() -> None:
     stack.step()
     assert late.refused is None
     finish(stack, session)
-    assert stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.shares.num_tenants == 0
 
 
 def test_weights_say_what_is_fair() -> None:
@@ -159,10 +159,10 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     stack.step()
     assert early.refused is None  # nothing is known yet: it may try
     stack.advance(session, turns=80, turn_s=0.1)
-    assert stack.engine.rate.known
-    left = sum(s.limit - len(s.tokens) for r in stack.engine.book.live() for s in r.sequences)
+    assert stack.engine.requests.rate.known
+    left = sum(s.limit - len(s.tokens) for r in stack.engine.requests.book.live() for s in r.sequences)
     needed_s = 0.05 * left / 2 + 0.5  # two slots, two tokens a turn; and its own ten
-    assert len(stack.engine.queue) > 20 and needed_s > 5
+    assert len(stack.engine.requests.queue) > 20 and needed_s > 5
     hopeless = stack.submit([1, 2], 10, timeout_ms=1000)
     patient = stack.submit([1, 2], 10, timeout_ms=int(needed_s * 1500))
     stack.step()
@@ -196,9 +196,9 @@ def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
         if number % 20 == 19:
             stack.advance(session)
             engine = stack.engine
-            assert len(engine.queue) <= 50 and engine.queue.num_tokens <= 400
-            assert len(engine.shares._order) <= 2 * 10 + 65
-            most_known = max(most_known, engine.book.num_live)
+            assert len(engine.requests.queue) <= 50 and engine.requests.queue.num_tokens <= 400
+            assert len(engine.requests.shares._order) <= 2 * 10 + 65
+            most_known = max(most_known, engine.requests.book.num_live)
             assert engine.pool.schedulers and not engine.drain.begun  # what readiness is made of
     finish(stack, session)
     assert most_known <= capacity
@@ -210,7 +210,7 @@ def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
             assert request.first_sequence_id is not None
             assert stack.streams[request.first_sequence_id].tokens == request.expected(0, 0)
     assert answered > 0.5 * len(requests)
-    assert stack.engine.shares.num_tenants == 0 and not stack.engine.shares._unstarted
+    assert stack.engine.requests.shares.num_tenants == 0 and not stack.engine.requests.shares._unstarted
     stack.assert_clean()
 
 
@@ -227,12 +227,16 @@ def test_shares_agree_with_a_count(seed: int) -> None:
         if stack.requests and rng.random() < 0.3:
             stack.front.put(cancel=engine_pb2.Cancel(handle=rng.choice(list(stack.requests))))
         stack.advance(session)
-        live = [s for r in stack.engine.book.live() for s in r.sequences if s.phase.value != "finished"]
-        shares = stack.engine.shares
+        live = [s for r in stack.engine.requests.book.live() for s in r.sequences if s.phase.value != "finished"]
+        shares = stack.engine.requests.shares
         for tenant in "abcd":
             unstarted = [s for s in live if s.request.tenant == tenant and s in shares._unstarted]
             assert shares.waiting(tenant) == len(unstarted)
             assert all(s.phase.value == "waiting" for s in unstarted)
     finish(stack, session)
-    assert stack.engine.shares.num_tenants == 0
-    assert not stack.engine.shares._unstarted and not stack.engine.shares._held and not stack.engine.shares._entered
+    assert stack.engine.requests.shares.num_tenants == 0
+    assert (
+        not stack.engine.requests.shares._unstarted
+        and not stack.engine.requests.shares._held
+        and not stack.engine.requests.shares._entered
+    )

@@ -160,7 +160,7 @@ def test_placing_costs_the_same_with_a_thousand_runners() -> None:
     stack = stack_with(1)
     requests = [stack.submit([number % 50], 5) for number in range(1000)]
     stack.step()
-    sequences = [s for request in stack.engine.book.live() for s in request.sequences]
+    sequences = [s for request in stack.engine.requests.book.live() for s in request.sequences]
     assert len(requests) == len(sequences) == 1000
     begin = time.monotonic()
     for sequence in sequences:
@@ -169,7 +169,7 @@ def test_placing_costs_the_same_with_a_thousand_runners() -> None:
     placement.place()
     print(f"{(time.monotonic() - begin) * 1e3:.1f} ms for 1,000 sequences")
     assert asked <= 2000
-    assert all(placement.queue_for(session).num_placed == 1 for session in range(1000))  # type: ignore[union-attr]
+    assert all(placement.queue_for(session).num_waiting == 1 for session in range(1000))  # type: ignore[union-attr]
 
 
 def test_landmarks_are_few_and_include_the_longest() -> None:

@@ -81,7 +81,7 @@ def test_static_batches_never_mix() -> None:
     for _ in range(10):
         stack.submit([1] * rng.randint(1, 12), rng.randint(1, 12))
     members: set[int] = set()
-    while not stack.engine.idle or not joined:
+    while not stack.engine.requests.idle or not joined:
         stack.step()
         now = {sequence.id for sequence in scheduler.table.running()}
         if now - members:

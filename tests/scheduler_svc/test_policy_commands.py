@@ -11,7 +11,6 @@ import pytest
 
 from roster_protos import admin_pb2, engine_pb2
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.operation.status import status
 from scheduler_svc.policy import available_policies, import_policy
 from scheduler_svc.policy_catalog import describe_policies
 from tests.support.in_process import Stack
@@ -64,7 +63,7 @@ def test_a_policy_is_put_in_force_and_everything_is_ranked_anew() -> None:
     assert (changed.change.running, changed.change.waiting) == (3, 5)
     orca = change(stack, "orca").policy_changed.change
     assert (orca.former_policy, orca.policy) == ("fcfs", "orca")
-    now = status(stack.engine)
+    now = stack.engine.reports.status()
     assert (now.policy, now.totals.policy_changes) == ("orca", 2)
     assert stack.engine.pool.schedulers[session].prefill_tokens == prefilled, "nothing is computed again"
     stack.run(random.Random(1))
@@ -103,7 +102,7 @@ def test_what_can_not_be_put_in_force_is_refused_and_nothing_changes(
         time.sleep(0.001)
     assert (refusals[0].handle, refusals[0].code, refusals[0].field) == (5, code.value[0], field)
     assert sentence in refusals[0].message
-    assert (status(stack.engine).policy, stack.engine.totals.policy_changes) == ("fcfs", 0)
+    assert (stack.engine.reports.status().policy, stack.engine.requests.totals.policy_changes) == ("fcfs", 0)
 
 
 def test_changes_are_carried_out_in_the_order_in_which_they_came() -> None:

@@ -74,13 +74,13 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
     start, waited = time.monotonic(), 0
     for _ in range(NUM_SWAPS):
         chosen = rng.choice(policies)
-        stack.engine.most_ranked = rng.choice((1, 3, 256))
+        stack.engine.swap.most_ranked = rng.choice((1, 3, 256))
         stack.engine.change_policy(chosen(chosen.Parameters(**rng.choice(PARAMETERS))))
-        while len(stack.engine.queue) < 20:
+        while len(stack.engine.requests.queue) < 20:
             submit(stack, rng)
             stack.now_s += rng.random() / 10
             stack.step()
-        waited += len(stack.engine.queue)
+        waited += len(stack.engine.requests.queue)
         for _ in range(rng.randrange(20)):
             stack.turn(rng)
     stack.run(rng, max_turns=10**6)
@@ -134,7 +134,7 @@ def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
             stack.step()
         elif happens == "swap":
             chosen = rng.choice(policies)
-            stack.engine.most_ranked = rng.choice((1, 3, 256))
+            stack.engine.swap.most_ranked = rng.choice((1, 3, 256))
             stack.engine.change_policy(chosen(chosen.Parameters()))
         else:
             stack.runners.kill(rng.choice(sorted(stack.runners.runners)))

@@ -83,7 +83,7 @@ def test_ends_that_no_result_brings_count(end: str) -> None:
                     stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
         stack.advance(session, turns=5 if end == "deadline" else 1, turn_s=0.1)
     assert refused == 0
-    assert stack.engine.rate.ended_early > 5 and stack.engine.rate.gave_up > 5
+    assert stack.engine.requests.rate.ended_early > 5 and stack.engine.requests.rate.gave_up > 5
 
 
 def test_what_a_limit_holds_back_is_passed() -> None:
@@ -104,7 +104,7 @@ def test_a_free_slot_means_no_wait() -> None:
     for _ in range(30):
         stack.submit([1, 2], 100)
     stack.advance(session, turns=800, turn_s=0.1)
-    assert stack.engine.idle and stack.engine.rate.known
+    assert stack.engine.requests.idle and stack.engine.requests.rate.known
     pair = [stack.submit([1, 2], 100, timeout_ms=1_000) for _ in range(2)]
     third = stack.submit([1, 2], 100, timeout_ms=1_000)
     stack.step()
@@ -118,14 +118,14 @@ def test_a_full_queue_says_when_there_is_room() -> None:
         for _ in range(2):
             stack.submit([1, 2], 100)
         stack.advance(session, turns=55, turn_s=0.1)
-    assert stack.engine.idle
+    assert stack.engine.requests.idle
     for _ in range(6):
         stack.submit([1, 2], 100)
         stack.advance(session, turn_s=0.1)
     late = stack.submit([1, 2], 100)
     stack.step()
     assert late.refused is not None and "the queue is full" in late.refused.message
-    begin_s, waiting = stack.now_s, len(stack.engine.queue)
-    while len(stack.engine.queue) == waiting:
+    begin_s, waiting = stack.now_s, len(stack.engine.requests.queue)
+    while len(stack.engine.requests.queue) == waiting:
         stack.advance(session, turn_s=0.1)
     assert is_true(late.refused.retry_after_ms / 1000, stack.now_s - begin_s)

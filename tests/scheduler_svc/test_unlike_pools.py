@@ -309,7 +309,7 @@ def test_a_deadline_is_judged_by_the_runner_that_the_request_gets(gone: bool) ->
     large = list(stack.runners.runners)[1]
     long = [stack.submit([number] * 40, 8) for number in range(30)]
     advance(stack, 120, turn_s=0.05)
-    assert stack.engine.rate.known and len(stack.engine.queue) > 10
+    assert stack.engine.requests.rate.known and len(stack.engine.requests.queue) > 10
     if gone:
         stack.runners.kill(large)
         advance(stack, 2)
@@ -331,7 +331,7 @@ def test_free_slots_that_a_request_can_not_have_do_not_shorten_its_wait(other: s
         stack.engine.placement.close(idle)
     stack.engine.pool.schedulers[idle].leaving = other == "leaving"
     advance(stack, 150, turn_s=0.05)
-    assert running(stack, large) == ["r2"] and running(stack, idle) == [] and not stack.engine.queue
+    assert running(stack, large) == ["r2"] and running(stack, idle) == [] and not stack.engine.requests.queue
     late = stack.submit([3] * 40, 120, timeout_ms=1_000)
     stack.step()
     assert late.refused is not None and "longer than its deadline" in late.refused.message
@@ -343,7 +343,7 @@ def test_those_that_smaller_runners_serve_too_count_partly() -> None:
     stack = stack_of(SMALL, LARGE, slots=1)
     short = [stack.submit([number], 20) for number in range(70)]
     advance(stack, 300, turn_s=0.05)
-    waiting = len(stack.engine.queue)
+    waiting = len(stack.engine.requests.queue)
     assert waiting > 30
     long = stack.submit([1] * 40, 20, timeout_ms=700 * waiting)  # each runner serves one of the short ones a second
     stack.step()

@@ -63,7 +63,7 @@ class Hospital:
 
     def run(self, most_s: float = 300.0) -> None:
         until_s = self.stack.now_s + most_s
-        while not self.engine.idle or self.stack.front.commands:
+        while not self.engine.requests.idle or self.stack.front.commands:
             assert self.stack.now_s < until_s, "it never ends"
             self.turn()
         self.stack.step()

@@ -308,10 +308,10 @@ class Stack:
         """Random progress until everything has ended: steps, executions and deliveries in any order."""
         for _ in range(max_turns):
             self.turn(rng)
-            if self.engine.idle and not self.front.commands and not any(self.runners.plans.values()):
+            if self.engine.requests.idle and not self.front.commands and not any(self.runners.plans.values()):
                 self.step()
                 return
-        raise AssertionError(f"not done after {max_turns} turns: {self.engine.queue.num_tokens} tokens wait")
+        raise AssertionError(f"not done after {max_turns} turns: {self.engine.requests.queue.num_tokens} tokens wait")
 
     def turn(self, rng: random.Random) -> None:
         """One random thing happens."""
@@ -346,7 +346,7 @@ class Stack:
 
     def assert_clean(self) -> None:
         """Pool and queue are as they were before the first request."""
-        assert not self.engine.queue and not self.engine.book.num_live
+        assert not self.engine.requests.queue and not self.engine.requests.book.num_live
         for scheduler in self.engine.pool.schedulers.values():
             assert scheduler.table.num_running == 0
             assert scheduler.pool.num_free == scheduler.pool.num_blocks

@@ -75,7 +75,7 @@ def preempted(service: VirtualService, stream: VirtualStream) -> None:
     """All that runs, with rows on their way."""
     for scheduler in service.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
-            scheduler._preempt(sequence, service.engine.queue)
+            scheduler._preempt(sequence, service.engine.requests.queue)
 
 
 def attached(service: VirtualService, stream: VirtualStream) -> None:

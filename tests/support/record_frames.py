@@ -158,7 +158,7 @@ def record_constrained() -> tuple[list[Frame], list[Any]]:
     runner = RecordedRunner(stack.endpoint)
     stack.step_until(lambda: stack.engine.pool.schedulers)
     requests = submit_constrained(stack)
-    stack.step_until(lambda: stack.engine.totals.plans >= PLANS_BEFORE_DEATH)
+    stack.step_until(lambda: stack.engine.requests.totals.plans >= PLANS_BEFORE_DEATH)
     stack.restart_scheduler()
     stack.take_over()
     stack.step_until(lambda: ended(requests))

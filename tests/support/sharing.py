@@ -34,7 +34,7 @@ class Service:
     def finish(self) -> None:
         for _ in range(5000):
             self.advance()
-            if self.stack.engine.idle:
+            if self.stack.engine.requests.idle:
                 self.stack.step()
                 return
         raise AssertionError("never idle")

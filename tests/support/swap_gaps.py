@@ -90,7 +90,7 @@ class SwapTrial:
             for name in POLICIES:
                 with_swap.append(self._turn_s(swap_to=name))
                 for _ in range(turns // len(POLICIES) - 1):
-                    reordering += self._stack.engine.reordering
+                    reordering += self._stack.engine.swap.active
                     with_swap.append(self._turn_s())
         return Gaps(max(without), max(with_swap), reordering)
 

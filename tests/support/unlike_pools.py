@@ -236,13 +236,13 @@ class PoolWalk:
             stack.whole_turn(*stack.runners.runners, turn_s=TURN_S, most_plans=1)
             if self._drained and stack.engine.shutdown.is_due:
                 stack.engine.shutdown.finish()
-            if stack.engine.idle and not stack.front.commands and not stack.runners.events:
+            if stack.engine.requests.idle and not stack.front.commands and not stack.runners.events:
                 stack.step()
                 stack.step()
                 assert not stack.engine.quarantine.active and not len(stack.engine.placement.misfits)
                 return stack.assert_clean()
         hung = [request.submit.request_id for request in stack.unfinished()]
-        raise Hung(f"{hung} never ended; {len(stack.engine.queue)} sequences wait")
+        raise Hung(f"{hung} never ended; {len(stack.engine.requests.queue)} sequences wait")
 
     def _compare(self, request: Submitted) -> None:
         if request.refused is not None:

@@ -73,7 +73,7 @@ class Ward:
         begin_s = stack.now_s
         while True:
             stack.step()
-            if stack.engine.idle:
+            if stack.engine.requests.idle:
                 return stack.now_s - begin_s
             for session, plans in stack.runners.plans.items():
                 if plans and session not in self._busy:

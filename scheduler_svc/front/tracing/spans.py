@@ -12,10 +12,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from roster_protos import inference_pb2
-from scheduler_svc.front.tracing.request_trace import RequestTrace
-from scheduler_svc.front.tracing.tracing import Metadata
+from scheduler_svc.distribution import distribution_version
+from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
 from scheduler_svc.front.validation import ValidRequest
-from scheduler_svc.operation.status import distribution_version
 
 PROVIDER = "roster"
 _KEYS = ("traceparent", "tracestate")

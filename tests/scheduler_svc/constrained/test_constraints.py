@@ -204,8 +204,8 @@ def test_a_grammar_that_fails_is_refused_and_costs_nobody_else() -> None:
         assert refused is not None and refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert refused.field == field and refused.message.startswith(field) and word in refused.message
         assert not request.streams, "it was accepted before"
-    assert stack.engine.totals.refusals == {RefusalReason.CONSTRAINT: 2}
-    assert stack.engine.totals.requests == 1
+    assert stack.engine.requests.totals.refusals == {RefusalReason.CONSTRAINT: 2}
+    assert stack.engine.requests.totals.requests == 1
     stack.assert_clean()
 
 

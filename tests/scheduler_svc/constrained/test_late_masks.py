@@ -115,7 +115,7 @@ class Window:
     def ends(self) -> None:
         for _ in range(600):
             self.turn()
-            if self.stack.engine.idle:
+            if self.stack.engine.requests.idle:
                 self.stack.step()
                 return
         raise AssertionError("never idle")

@@ -157,7 +157,7 @@ def test_an_engine_outlives_what_ends_the_library() -> None:
     bystander = submit(stack, "regex", "[ab]{30}", max_tokens=30)
     deadly = [submit(stack, "json_schema", '{"type": "integer", "const": -1e300}') for _ in range(3)]
     deadline = time.monotonic() + 60
-    while not stack.engine.idle or stack.front.commands:
+    while not stack.engine.requests.idle or stack.front.commands:
         advance(stack)
         time.sleep(0.002)
         assert time.monotonic() < deadline

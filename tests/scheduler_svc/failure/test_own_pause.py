@@ -40,7 +40,7 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     stack.step()
     session = next(iter(stack.engine.pool.schedulers))
     stack.now_s += PAUSE_S
-    forgive(stack.engine, PAUSE_S)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
     assert stack.engine.pool.progress(stack.now_s)
     assert late.streams[0].end is not None and kept.streams[0].end is None
@@ -49,7 +49,7 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     stack.now_s += 4
     forgive(stack.engine, 0.0)
     stack.now_s += PAUSE_S
-    forgive(stack.engine, PAUSE_S)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
     assert kept.streams[0].end is None, "no runner was there for 4 s, not for 64"
     stack.add_runner(HashBackend())
@@ -63,7 +63,7 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     """A turn that takes as long looks the same from inside."""
     settings = SchedulerSettings(link="tcp://127.0.0.1:*", metrics_listen="", no_runner_s=60)
     loop = EngineLoop(settings, f"ipc://{tmp_path}/engine")
-    step, since_s = loop.engine.step, loop.engine.attendance.alone_since_s
+    step, since_s = loop.engine.step, loop.engine.lifecycle.alone_since_s
     pauses = iter([LOOP_PAUSE_S])
 
     def stopped() -> None:
@@ -75,13 +75,13 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     engine.start()
     try:
         deadline = time.monotonic() + 20
-        while loop.engine.attendance.alone_since_s == since_s and time.monotonic() < deadline:
+        while loop.engine.lifecycle.alone_since_s == since_s and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         loop.stop()
         engine.join()
         loop.close()
-    put_off_s = loop.engine.attendance.alone_since_s
+    put_off_s = loop.engine.lifecycle.alone_since_s
     assert since_s is not None and put_off_s is not None and put_off_s - since_s >= LOOP_PAUSE_S
 
 

@@ -135,9 +135,13 @@ class RecoveryMachine(EngineMachine):
             former.step()
         former.runners.events.append(Fenced(Term(2)))
         former.step()
-        num_plans = former.engine.totals.plans
+        num_plans = former.engine.requests.totals.plans
         former.step()
-        assert former.engine.attendance.fenced and former.engine.idle and former.engine.totals.plans == num_plans
+        assert (
+            former.engine.lifecycle.fenced
+            and former.engine.requests.idle
+            and former.engine.requests.totals.plans == num_plans
+        )
         for request in former.requests.values():
             for index, stream in enumerate(request.streams):
                 expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]

@@ -40,7 +40,7 @@ def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> 
         compute_probe(stack, add(stack, size))
         stack.step()
         stack.step()
-    assert all(stack.engine.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
+    assert all(stack.engine.requests.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
 
 
 def compute_probe(stack: JudgedStack, session: int) -> None:
@@ -120,7 +120,7 @@ def test_suspects_that_no_runner_holds_are_ranked_by_the_policy_in_force() -> No
     advance(stack, 5)
     suspect(stack, [long], [LARGE, SMALL])
     stack.engine.change_policy(policy_named("priority"))
-    (live,) = stack.engine.book.live()
+    (live,) = stack.engine.requests.book.live()
     assert live.sequences[0].rank.key == stack.engine.policy.key(request_view(live), stack.engine.ledger)
     add(stack, LARGE)
     finish(stack, long)
@@ -171,7 +171,7 @@ def test_who_waits_for_a_larger_runner_keeps_no_suspect_from_its_trial() -> None
         if scheduler is not None and scheduler.table.num_running:
             stack.runners.kill(session, Loss.FAULT)
         advance(stack, 1, turn_s=0.05)
-        (live,) = [one for one in stack.engine.book.live() if one.handle == fatal.handle] or (None,)
+        (live,) = [one for one in stack.engine.requests.book.live() if one.handle == fatal.handle] or (None,)
         if longest is None and live is not None and live.suspicion.lone_losses:
             ill = add(stack, 2 * LARGE)
             stack.step()

@@ -7,7 +7,6 @@ import pytest
 
 from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.operation.status import model_state, status
 from scheduler_svc.sequence import FinishReason
 from tests.support.hospital import FATAL, Hospital, served
 
@@ -25,15 +24,15 @@ def test_the_only_runner_is_ill_and_nobody_is_accused(loss: Loss) -> None:
     requests = [hospital.submit(number) for number in range(6)]
     late = hospital.submit(9, timeout_ms=2000)
     hospital.turns(20.0)
-    assert not model_state(hospital.engine).model.ready and not hospital.engine.pool.progress(hospital.stack.now_s)
+    assert not hospital.engine.reports.model_state().model.ready and not hospital.engine.pool.progress(hospital.stack.now_s)
     assert late.streams[0].end is not None and late.streams[0].end.reason == FinishReason.DEADLINE
     assert all(request.refused is None and request.streams[0].end is None for request in requests)
-    assert all(not live.suspicion.strikes for live in hospital.engine.book.live())
+    assert all(not live.suspicion.strikes for live in hospital.engine.requests.book.live())
     assert len(hospital.losses) < 9
     del hospital.ill["ill"]
     hospital.run(40.0)
     assert served(*requests)
-    assert model_state(hospital.engine).model.ready and hospital.engine.pool.progress(hospital.stack.now_s)
+    assert hospital.engine.reports.model_state().model.ready and hospital.engine.pool.progress(hospital.stack.now_s)
     hospital.stack.assert_clean()
 
 
@@ -60,7 +59,7 @@ def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbou
     assert served(*beside)
     assert len(hospital.losses) <= STRIKES + LONE_LOSSES + 2
     assert hospital.engine.probation.illness.of("only") is None, "its losses are explained"
-    assert not status(hospital.engine).held_back
+    assert not hospital.engine.reports.status().held_back
     hospital.stack.assert_clean()
 
 

@@ -101,7 +101,7 @@ def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
     stack.step()
     stems = [prompt(rng.randrange(1, 6) * SIZE, seed=number) for number in range(4)]
     for turn in range(400):
-        if rng.random() < 0.15 and stack.engine.num_waiting < 8:
+        if rng.random() < 0.15 and stack.engine.requests.num_waiting < 8:
             tokens = rng.choice(stems) + prompt(rng.randrange(1, 30), seed=rng.randrange(6))
             stack.submit(tokens, rng.randrange(1, 20))
         if rng.random() < 0.02 and stack.requests:

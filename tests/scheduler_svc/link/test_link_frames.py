@@ -125,7 +125,7 @@ def test_todays_scheduler_recovers_from_an_earlier_ones_snapshot(
     stack.take_over(replayed.turn)
     stack.step_until(lambda: ended(requests), replayed.turn)
     assert got(requests) == expected(folder, "constrained")
-    assert stack.engine.totals.requests == 0, "one was sent again: the snapshot held them all"
+    assert stack.engine.requests.totals.requests == 0, "one was sent again: the snapshot held them all"
     replayed.close()
 
 

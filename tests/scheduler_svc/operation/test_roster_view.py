@@ -55,7 +55,7 @@ def test_all_who_ask_between_two_steps_get_the_same_answer() -> None:
     replies = look(stack, 3, 4)
     assert [reply.handle for reply in replies] == [3, 4]
     assert replies[0].roster == replies[1].roster
-    assert not stack.engine.roster_queries
+    assert not stack.engine.watchers.roster_queries
 
 
 def test_latencies_are_counted_up_to_now() -> None:

@@ -14,7 +14,7 @@ def test_a_runner_that_dies_takes_its_index_along() -> None:
     served.advance()
     served.stack.runners.kill(served.session)
     served.stack.step()
-    assert len(served.stack.engine.queue) == 4
+    assert len(served.stack.engine.requests.queue) == 4
     backend = HashBackend(
         num_slots=8, block_size=SIZE, num_blocks=64, max_step_tokens=64, context_length=1024, eos_probability=NO_EOS
     )

@@ -57,7 +57,7 @@ def test_eight_identical_prompts_at_once_are_computed_once() -> None:
     requests = [served.stack.submit(prompt(length), OUTPUT) for _ in range(8)]
     served.stack.step()
     assert served.scheduler.table.num_running == 1, "the others wait for its blocks"
-    assert len(served.stack.engine.queue) == 7
+    assert len(served.stack.engine.requests.queue) == 7
     served.finish()
     hits = sorted(served.cached(request) for request in requests)
     assert hits == [0] + [5 * SIZE] * 7

@@ -65,7 +65,7 @@ def test_who_has_computed_what_others_waited_for_ranks_by_itself_again() -> None
     served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=16)
     low = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=-5)
     served.advance()
-    request = served.stack.engine.book.by_key("", low.submit.request_id)
+    request = served.stack.engine.requests.book.by_key("", low.submit.request_id)
     assert request is not None
     sequence, alone = request.sequences[0], request.sequences[0].rank
     high = served.stack.submit(prompt(6 * SIZE), 3 * SIZE, priority=5)
@@ -88,7 +88,7 @@ def test_ranks_under_another_policy_are_its_own() -> None:
     for priority in (0, 5):
         requests.append(served.stack.submit(prompt(8 * SIZE), OUTPUT, priority=priority))
         served.advance()
-    first, second = (served.stack.engine.book.by_key("", request.submit.request_id) for request in requests)
+    first, second = (served.stack.engine.requests.book.by_key("", request.submit.request_id) for request in requests)
     assert first is not None and second is not None
     sequences = [first.sequences[0], second.sequences[0]]
     assert sequences[0].rank == sequences[0].rank.ahead_of(sequences[1].rank), "it computes what the second waits for"
@@ -118,7 +118,7 @@ def test_who_waits_for_a_block_can_be_cancelled() -> None:
     served.advance()
     served.stack.front.put(cancel=engine_pb2.Cancel(handle=requests[1].handle))
     served.stack.step()
-    assert len(served.stack.engine.queue) == 1
+    assert len(served.stack.engine.requests.queue) == 1
     served.finish()
     assert [served.cached(requests[0]), served.cached(requests[2])] == [0, 4 * SIZE]
     served.stack.assert_clean()

@@ -93,4 +93,4 @@ def test_nothing_is_held_back_while_the_runner_is_idle() -> None:
         assert timed.in_flight > 0
         for _ in range(3):
             timed.finish_step()
-        assert timed.stack.engine.idle
+        assert timed.stack.engine.requests.idle

@@ -60,7 +60,7 @@ class OneSlot:
         """Ends the first, and all others one after the other; their handles in order."""
         self.stack.front.put(cancel=engine_pb2.Cancel(handle=self.first.handle))
         order: list[int] = []
-        while not self.stack.engine.idle:
+        while not self.stack.engine.requests.idle:
             self.stack.advance(self.session)
             for request in self.stack.requests.values():
                 stream = request.streams[0] if request.streams else None
@@ -75,7 +75,7 @@ def ranked(stack: Stack, policy: Policy, requests: list[Submitted]) -> list[int]
     """Handles in the policy's order."""
     views = {}
     for request in requests:
-        known = stack.engine.book.by_handle(request.handle)
+        known = stack.engine.requests.book.by_handle(request.handle)
         assert known is not None and known.view is not None
         views[request.handle] = policy.key(known.view, stack.engine.ledger)
     return sorted(views, key=lambda handle: (views[handle], handle))
@@ -89,9 +89,9 @@ def test_the_order_is_the_new_policys_whatever_happens_meanwhile(target: str) ->
     doomed = case.submit(timeout_ms=1500)
     stack.step()
     new = policy_named(target) if target == "priority" else ByTuple(PolicyParameters())
-    stack.engine.most_ranked = 4
+    stack.engine.swap.most_ranked = 4
     stack.engine.change_policy(ByTuple(PolicyParameters()) if target == "priority" else policy_named("sjf"))
-    assert stack.engine.reordering and stack.engine.wake_s <= stack.now_s
+    assert stack.engine.swap.active and stack.engine.wake_s <= stack.now_s
     stack.step()
     stack.engine.change_policy(new)
     late = [case.submit() for _ in range(5)]
@@ -101,10 +101,10 @@ def test_the_order_is_the_new_policys_whatever_happens_meanwhile(target: str) ->
         stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
     stack.now_s += 2
     stack.step()
-    assert stack.engine.reordering and stack.engine.num_waiting == len(stack.engine.queue) == 38 + 4
+    assert stack.engine.swap.active and stack.engine.requests.num_waiting == len(stack.engine.requests.queue) == 38 + 4
     for _ in range(12):
         stack.step()
-    assert not stack.engine.reordering
+    assert not stack.engine.swap.active
     requests = [*case.requests, *late]
     expected = ranked(stack, new, requests)
     assert case.finish() == expected
@@ -117,12 +117,12 @@ def test_the_best_of_those_that_are_ranked_is_seated_meanwhile() -> None:
     """Nobody waits for the reordering to end."""
     case = OneSlot(40)
     stack = case.stack
-    stack.engine.most_ranked = 1
+    stack.engine.swap.most_ranked = 1
     stack.engine.change_policy(ByTuple(PolicyParameters()))
     stack.front.put(cancel=engine_pb2.Cancel(handle=case.first.handle))
     for _ in range(6):
         stack.advance(case.session)
-    assert stack.engine.reordering
+    assert stack.engine.swap.active
     assert sum(request.streams[0].end is not None for request in case.requests) >= 3
     assert len(case.finish()) == 40
 
@@ -130,9 +130,9 @@ def test_the_best_of_those_that_are_ranked_is_seated_meanwhile() -> None:
 def test_its_order_is_that_of_the_new_queue() -> None:
     """Whoever compares its head with a sequence elsewhere, or keeps some of it aside in the same order."""
     case = OneSlot(10)
-    case.stack.engine.most_ranked = 3
+    case.stack.engine.swap.most_ranked = 3
     case.stack.engine.change_policy(policy_named("fair"))
-    queue = case.stack.engine.queue
+    queue = case.stack.engine.requests.queue
     head = queue.peek()
     assert isinstance(queue, ReorderedQueue) and head is not None and len(queue) == 10
     assert type(queue.like()) is TenantQueues and len(queue.like()) == 0
@@ -146,22 +146,22 @@ def test_held_sequences_stay_held(most_ranked: int) -> None:
     stack = case.stack
     capped = [case.submit(tenant="capped") for _ in range(30)]
     stack.step()
-    stack.engine.most_ranked = most_ranked
+    stack.engine.swap.most_ranked = most_ranked
     for policy in (ByTuple(PolicyParameters()), policy_named("priority"), ByTuple(PolicyParameters())):
         stack.engine.change_policy(policy)
         stack.step()
         stack.step()
-        (waiting,) = [r for r in stack.engine.book.live() if r.handle == capped[0].handle]
+        (waiting,) = [r for r in stack.engine.requests.book.live() if r.handle == capped[0].handle]
         assert waiting.sequences[0].phase is Phase.WAITING
     stack.front.put(cancel=engine_pb2.Cancel(handle=capped[0].handle))
-    while stack.engine.reordering:
+    while stack.engine.swap.active:
         stack.step()
     rest = ranked(stack, stack.engine.policy.policy, capped[1:])
     order = case.finish()
     # One of them had entered already, under whatever order was known then.
     entered = order[0]
     assert order[1:] == [handle for handle in rest if handle != entered]
-    assert stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.shares.num_tenants == 0
 
 
 def test_a_slow_key_costs_a_turn_one_call() -> None:
@@ -175,7 +175,7 @@ def test_a_slow_key_costs_a_turn_one_call() -> None:
     stack.step()
     stack.engine.change_policy(Slow(PolicyParameters()))
     turns = 0
-    while stack.engine.reordering:
+    while stack.engine.swap.active:
         turns += 1
         stack.step()
     stack.engine.policy.close()

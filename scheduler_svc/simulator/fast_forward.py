@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from scheduler_svc.engine import Engine
+from scheduler_svc.roster.plan_draft import Column
 from scheduler_svc.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,14 +41,25 @@ def possible_leap(engine: Engine) -> Leap | None:
     settings = engine.settings
     if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
         return None
-    if engine.watchers or engine.roster_queries or engine.kv_feed.active or engine.quarantine.active:
+    if engine.watchers.active or engine.kv_feed.active or engine.quarantine.active:
         return None
-    if engine.commands.policies.busy or engine.constraints.busy or engine.reordering:
+    if engine.commands.policies.busy or engine.constraints.busy or engine.swap.active:
         return None
     ((session, scheduler),) = engine.pool.schedulers.items()
-    turns = scheduler.most_turns(engine.queue, engine.policy)
+    turns = scheduler.most_turns(engine.requests.queue, engine.policy)
     if not turns:
         return None
-    last, due_s = scheduler.in_flight[-1], engine.book.next_due_s
+    last, due_s = scheduler.in_flight[-1], engine.requests.book.next_due_s
     before_s = math.inf if due_s is None else due_s
     return Leap(session, scheduler, turns, before_s, last.number, len(last.flags), int(last.ends.sum()), last.flags)
+
+
+def leap(engine: Engine, chance: Leap, times_s: list[float], tokens: Column) -> None:
+    """`Engine.step` at each of these times at once; results bring rows of `tokens`, and plans are not sent."""
+    for applied in chance.scheduler.leap(times_s, tokens):
+        engine.ledger.now_s = applied.now_s
+        engine.results.carry_out(chance.scheduler, applied)
+        if engine.requests.measurements.due:
+            engine.requests.measurements.count()
+    engine.requests.totals.plans += len(times_s)
+    engine.publish_alone()

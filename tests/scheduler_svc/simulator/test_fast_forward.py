@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scheduler_svc.simulator.fast_forward import Leap, possible_leap
 
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.intake import build_request
-from scheduler_svc.leap import Leap, possible_leap
 from scheduler_svc.policy import StepReport
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
@@ -72,16 +72,16 @@ class Recorded(Simulation):
 
 def state(engine: Engine) -> dict[str, Any]:
     """What the engine has learnt, counted and measured, and how its blocks lie."""
-    measured = engine.measurements
+    measured = engine.requests.measurements
     measured.count()
     (scheduler,) = engine.pool.schedulers.values()
     histograms = ("ttft_s", "itl_s", "e2e_s", "step_s", "step_rows", "step_positions")
     return {
-        "totals": engine.totals,
+        "totals": engine.requests.totals,
         "histograms": [getattr(measured, name).state() for name in histograms],
         "times": (measured.run_s, measured.idle_s, measured.ends),
         "accounts": [engine.ledger.account(tenant) for tenant in "ab"],
-        "rate": vars(engine.rate),
+        "rate": vars(engine.requests.rate),
         "steps": (scheduler.last_plan, scheduler.preemptions, scheduler.prefill_tokens, scheduler.dropped_rows),
         "clock": vars(scheduler._step_clock),
         "last_result_s": scheduler._last_result_s,
@@ -158,11 +158,11 @@ def test_how_far_a_leap_goes() -> None:
 
 
 def watch(engine: Engine) -> None:
-    engine.watchers.add(b"somebody")
+    engine.watchers.of_steps.add(b"somebody")
 
 
 def ask_for_the_roster(engine: Engine) -> None:
-    engine.roster_queries.append((b"somebody", 1))
+    engine.watchers.roster_queries.append((b"somebody", 1))
 
 
 def load_a_policy(engine: Engine) -> None:
@@ -179,7 +179,7 @@ def suspect_somebody(engine: Engine) -> None:
 
 def let_somebody_wait(engine: Engine) -> None:
     submit = engine_pb2.Submit(handle=9, request_id="9", prompt=pack([1]), n=1, max_tokens=5)
-    engine.queue.push(build_request(submit, b"", 9, 0.0).sequences[0])
+    engine.requests.queue.push(build_request(submit, b"", 9, 0.0).sequences[0])
 
 
 def send_the_runner_away(engine: Engine) -> None:
