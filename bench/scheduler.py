@@ -177,7 +177,7 @@ def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -
     applied = scheduler.apply(number, plan_pb2.Result.FromString(frame))
     if applied is None:
         raise RuntimeError("a result came twice")
-    scheduler.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
+    scheduler.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
     ended = []
     for sequence, _ in applied.ends:
         scheduler.leave(sequence, "length")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Witness(Protocol):
+class CacheListener(Protocol):
     """Who hears what becomes of named blocks."""
 
     def ready(self, name: bytes) -> None:
@@ -50,7 +50,7 @@ class BlockPool:
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
         """Last plan that touched each freed block: any writer but compute itself waits for its result."""
-        self.witness: Witness | None = None
+        self.listener: CacheListener | None = None
 
     @property
     def num_free(self) -> int:
@@ -100,14 +100,14 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """Takes the least recently used cached blocks, whose content nobody hits any more."""
-        cached, block_of, name_of, witness = self._cached, self._block_of, self._name_of, self.witness
+        cached, block_of, name_of, listener = self._cached, self._block_of, self._name_of, self.listener
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:  # `forget`, without the call
             name: Any = name_of[block]
             name_of[block] = None
             del block_of[name]
-            if witness is not None:
-                witness.gone(name)
+            if listener is not None:
+                listener.gone(name)
         return blocks
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
@@ -133,8 +133,8 @@ class BlockPool:
             self._name_of[block] = None
             del self._block_of[name]
             self._pending.discard(block)
-            if self.witness is not None:
-                self.witness.gone(name)
+            if self.listener is not None:
+                self.listener.gone(name)
 
     def flush(self) -> None:
         """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
@@ -199,7 +199,7 @@ class BlockPool:
         A block that has a name keeps it, and a name that another block has stays there.
         """
         named = self._give_names(blocks, names)
-        if self.witness is not None:
+        if self.listener is not None:
             self._tell_ready(named)
 
     def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
@@ -218,15 +218,15 @@ class BlockPool:
 
     def confirm(self, blocks: Sequence[int]) -> None:
         """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
-        if self.witness is not None:
+        if self.listener is not None:
             self._tell_ready([block for block in blocks if block in self._pending])
         self._pending.difference_update(blocks)
 
     def _tell_ready(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             name = self._name_of[block]
-            if self.witness is not None and name is not None:
-                self.witness.ready(name)
+            if self.listener is not None and name is not None:
+                self.listener.ready(name)
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.

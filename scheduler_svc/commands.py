@@ -23,7 +23,7 @@ from scheduler_svc.requests import Requests
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence import End, FinishReason, Request
 from scheduler_svc.sequence_ids import SequenceIds
-from scheduler_svc.waiting.doorkeeper import Doorkeeper
+from scheduler_svc.waiting.doorkeeper import AdmissionControl
 from scheduler_svc.watchers import Watchers
 
 
@@ -34,7 +34,7 @@ class Commands:
         self,
         requests: Requests,
         pool: RunnerPool,
-        doorkeeper: Doorkeeper,
+        admission_control: AdmissionControl,
         policies: PolicyCommands,
         constraints: Constraints,
         disconnected: DisconnectedRequests,
@@ -48,7 +48,7 @@ class Commands:
     ) -> None:
         self._requests = requests
         self._pool = pool
-        self.doorkeeper = doorkeeper
+        self.admission_control = admission_control
         self.policies = policies
         self._constraints = constraints
         self._disconnected = disconnected
@@ -97,11 +97,11 @@ class Commands:
             self._hand_over(known, submit.handle, worker)
             return
         request = build_request(submit, worker, self._ids.next(submit.n), self._requests.ledger.now_s)
-        refusal = self.doorkeeper.refusal(request, known)
+        refusal = self.admission_control.refusal(request, known)
         if refusal is not None:
             self._requests.totals.refuse(refusal.reason)
             self._requests.outbox.message(worker, refusal.to_message(submit.handle))
-            request.dissolve()
+            request.drop_sequences()
             return
         self._requests.submit(request)
         if request.grammar:

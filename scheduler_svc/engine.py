@@ -48,7 +48,7 @@ from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.sequence_ids import SequenceIds
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.snapshots import Snapshots
-from scheduler_svc.waiting.doorkeeper import Doorkeeper
+from scheduler_svc.waiting.doorkeeper import AdmissionControl
 from scheduler_svc.watchers import Watchers
 
 log = structlog.get_logger()
@@ -137,7 +137,7 @@ class Engine:
         self.commands = Commands(
             requests,
             pool,
-            Doorkeeper(requests, pool, self.placement, self.constraints, self.drain, self.settings),
+            AdmissionControl(requests, pool, self.placement, self.constraints, self.drain, self.settings),
             PolicyCommands(requests, pool, self.change_policy),
             self.constraints,
             self.disconnected,
@@ -200,8 +200,8 @@ class Engine:
             self.swap.advance()
         self.placement.place()
         for session, scheduler in self.pool.ready():
-            trial = self.quarantine.trial_queue(session)
-            queue = self.placement.queue_for(session) if trial is None else trial
+            isolation = self.quarantine.isolated_queue(session)
+            queue = self.placement.queue_for(session) if isolation is None else isolation
             if not scheduler.table.num_running and not queue:
                 self.pool.rest(session)
                 continue

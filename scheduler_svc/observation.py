@@ -7,12 +7,12 @@ import numpy as np
 from roster_protos import plan_pb2
 from scheduler_svc.policy import Ended, FirstToken, StepReport
 from scheduler_svc.request_view import request_view, tile_tokens
-from scheduler_svc.roster.applied import Applied
+from scheduler_svc.roster.applied import AppliedResult
 
 _TRUE = b"\1"
 
 
-def observation(hello: plan_pb2.Hello, applied: Applied, now_s: float, ended: list[Ended]) -> StepReport:
+def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, ended: list[Ended]) -> StepReport:
     """What the result, here at `now_s`, tells of its step; `ended` since the report before. The runner said `hello`."""
     flight, gaps_s, num_decode = applied.flight, applied.gaps_s, applied.flight.num_decode
     first_tokens = []

@@ -9,7 +9,7 @@ import numpy as np
 from roster_protos import engine_pb2
 from scheduler_svc.link.links import Fronts
 from scheduler_svc.prompt_logprobs import joined
-from scheduler_svc.roster.applied import Applied
+from scheduler_svc.roster.applied import AppliedResult
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import NOBODY, Sequence
 
@@ -25,7 +25,7 @@ class Outbox:
         if worker != NOBODY:
             self._messages[worker].append(message)
 
-    def tokens(self, applied: Applied, sole_owner: bytes | None) -> None:
+    def tokens(self, applied: AppliedResult, sole_owner: bytes | None) -> None:
         """What a result brought. `sole_owner`: the worker that owns every live request, if there is just one."""
         if sole_owner is not None and not applied.logprobs and not applied.prompt_logprobs:  # nearly always
             message = engine_pb2.FromEngine()
@@ -64,7 +64,7 @@ class Outbox:
         return gone
 
 
-def _steps(applied: Applied, sole_owner: bytes | None) -> dict[bytes, engine_pb2.Step]:
+def _steps(applied: AppliedResult, sole_owner: bytes | None) -> dict[bytes, engine_pb2.Step]:
     """The columns of a result, split by the workers that own the sequences."""
     if sole_owner is not None:
         return {sole_owner: _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
@@ -78,7 +78,7 @@ def _steps(applied: Applied, sole_owner: bytes | None) -> dict[bytes, engine_pb2
     return steps
 
 
-def _step(applied: Applied, sequence_ids: bytes, tokens: bytes, owner: bytes | None) -> engine_pb2.Step:
+def _step(applied: AppliedResult, sequence_ids: bytes, tokens: bytes, owner: bytes | None) -> engine_pb2.Step:
     step = engine_pb2.Step(sequence_ids=sequence_ids, tokens=tokens)
     if applied.logprobs:
         rank_of_index: dict[int, int] = {}

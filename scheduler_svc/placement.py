@@ -61,7 +61,7 @@ class Placement:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """A runner is there."""
         if len(self._schedulers) == 1:  # its queue was the shared one: who stepped aside there for it comes back
-            next(iter(self._schedulers.values())).prefix.dissolve()
+            next(iter(self._schedulers.values())).prefix.clear()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
         self._overtaken.recall(self._shared())
@@ -105,7 +105,7 @@ class Placement:
         """The runner gets nothing from here, until `open`."""
         self._closed.add(session)
         if self._queues[session]:
-            self._schedulers[session].prefix.dissolve()
+            self._schedulers[session].prefix.clear()
             self._recall(self._queues[session])
 
     def open(self, session: int) -> None:
@@ -159,7 +159,7 @@ class Placement:
         self.misfits.recall(math.inf)
         for session, queue in self._queues.items():
             if queue:
-                self._schedulers[session].prefix.dissolve()
+                self._schedulers[session].prefix.clear()
                 self._recall(queue)
 
     def _recall(self, queue: PlacedQueue) -> None:
@@ -287,7 +287,7 @@ class Placement:
 
     def given_up(self, tried: int | None = None) -> list[Sequence]:
         """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
-        though it is closed or leaving, or is the one that is closed for a trial (`tried`, a session), they wait on;
+        though it is closed or leaving, or is the one that an isolated group has (`tried`, a session), they wait on;
         those that are open-ended make do with what is there."""
         over = self.misfits.due()
         if not over:

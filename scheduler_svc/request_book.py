@@ -108,7 +108,7 @@ class RequestBook:
             del self._by_key[request.key]
         for sequence in request.sequences:
             self._by_sequence.pop(sequence.id, None)
-        request.dissolve()
+        request.drop_sequences()
 
     def remind(self, at_s: float, request: Request) -> None:
         """`due` returns the request once `at_s` has come."""

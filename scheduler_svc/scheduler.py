@@ -22,12 +22,12 @@ from scheduler_svc.ledger import Ledger
 from scheduler_svc.policy import Budget, Load, PolicyGuard
 from scheduler_svc.rank import Rank
 from scheduler_svc.request_view import load_view
-from scheduler_svc.roster.applied import Applied, apply_all, apply_rows
+from scheduler_svc.roster.applied import AppliedResult, apply_all, apply_rows
 from scheduler_svc.roster.plan_draft import Column, PlanDraft
-from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
+from scheduler_svc.roster.plan_line import PlanBuilder, PlannedStep
 from scheduler_svc.roster.preemption import DECLINED_STEPS, Declined, Displacement, choose_victim
-from scheduler_svc.roster.prefix_sharing import PrefixSharing, SharingRules
-from scheduler_svc.roster.room import Room
+from scheduler_svc.roster.prefix_sharing import PrefixCache, SharingRules
+from scheduler_svc.roster.room import StepBudget
 from scheduler_svc.roster.seating import Admission, better_ranked
 from scheduler_svc.roster.sequence_size import most_tokens
 from scheduler_svc.roster.slot_table import SlotTable
@@ -62,9 +62,9 @@ class Scheduler:
         """Most tokens, prompt and output, of a sequence that is seated here."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
-        self.prefix = PrefixSharing(self.pool, hello.model, sharing)
-        self._line = PlanLine(self.table, self.pool, clock)
-        self.in_flight = self._line.in_flight
+        self.prefix = PrefixCache(self.pool, hello.model, sharing)
+        self._plans = PlanBuilder(self.table, self.pool, clock)
+        self.in_flight = self._plans.in_flight
         self.leaving = False
         """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
@@ -87,11 +87,11 @@ class Scheduler:
     @property
     def last_plan(self) -> int:
         """Number of the last plan; 0 before the first."""
-        return self._line.last_number
+        return self._plans.last_number
 
     def begin_after(self, number: int) -> None:
         """The session's plans up to this number were probes, and are answered."""
-        self._line.last_number = self._first_number = number
+        self._plans.last_number = self._first_number = number
 
     @property
     def probed(self) -> bool:
@@ -105,7 +105,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ results
 
-    def apply(self, number: int, result: plan_pb2.Result) -> Applied | None:
+    def apply(self, number: int, result: plan_pb2.Result) -> AppliedResult | None:
         """Takes the result of the oldest plan in flight; None for a duplicate. Raises BadResult.
 
         Sequences that ended are only told: the caller makes them `leave`.
@@ -123,7 +123,7 @@ class Scheduler:
         self.prefix.confirm(flight, self.table)
         return applied
 
-    def _time(self, applied: Applied) -> None:
+    def _time(self, applied: AppliedResult) -> None:
         """What the step took of the runner's time."""
         sent_s, last_s, now_s = applied.flight.sent_s, self._last_result_s, applied.now_s
         applied.step_s = now_s - max(sent_s, last_s)
@@ -146,15 +146,15 @@ class Scheduler:
     # ------------------------------------------------------------------ many turns at once
 
     def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
-        """Turns that `leap` may take now: 0 unless all of them are nothing but a result and the plan that follows."""
+        """Turns that `fast_forward` may take now: 0 unless each is nothing but a result and the plan that follows."""
         may_join = bool(queue) and (bool(self.table.free) or policy.displaces)
         if self.table.stops or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
             return 0
-        return self._line.num_following()
+        return self._plans.num_following()
 
-    def leap(self, times_s: list[float], tokens: Column) -> list[Applied]:
+    def fast_forward(self, times_s: list[float], tokens: Column) -> list[AppliedResult]:
         """At each of these times, the oldest plan's result is applied, with a row of `tokens`, and a plan follows."""
-        results = apply_all(self.table, self._line.leap(times_s), tokens, times_s)
+        results = apply_all(self.table, self._plans.fast_forward(times_s), tokens, times_s)
         for applied in results:
             self._time(applied)
         return results
@@ -180,8 +180,8 @@ class Scheduler:
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
-        self._line.release(slot)
-        self._line.note_leave(sequence, slot, reason)
+        self._plans.release(slot)
+        self._plans.note_leave(sequence, slot, reason)
         sequence.scheduler = None
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
@@ -193,7 +193,7 @@ class Scheduler:
         self.preemptions += 1
         queue.push(sequence)
 
-    def evacuate(self, queue: Queue) -> int:
+    def requeue_all(self, queue: Queue) -> int:
         """The runner is gone: all its sequences wait again, nothing in flight will come. Returns how many."""
         for flight in self.in_flight:
             for sequence in flight.sequences:
@@ -203,13 +203,13 @@ class Scheduler:
         for sequence in running:
             self.leave(sequence, "preempted")
             queue.push(sequence)
-        self.prefix.dissolve()
+        self.prefix.clear()
         return len(running)
 
-    def expel(self, slot: int, blocks: list[int]) -> None:
+    def drop_slot(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot from before a restart is not wanted."""
         self.pool.release(blocks)
-        self._line.release(slot)
+        self._plans.release(slot)
 
     # ------------------------------------------------------------------ planning
 
@@ -218,7 +218,7 @@ class Scheduler:
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         if not may_displace and not (waiting and self.table.free):
-            step = self._line.follow()
+            step = self._plans.follow()
             if step is not None:
                 return step
         if not self.table.num_running and not waiting:
@@ -231,14 +231,14 @@ class Scheduler:
         prompts = self._prompts_under_way(draft)
         if may_admit or prompts:
             budget = self._budget(draft, queue, policy)
-            room = Room.of(budget, len(draft.decode), self._max_step_tokens)
-            self._continue_prompts(draft, prompts, queue, budget, room, may_admit)
+            rest = StepBudget.of(budget, len(draft.decode), self._max_step_tokens)
+            self._continue_prompts(draft, prompts, queue, budget, rest, may_admit)
             if may_admit:
-                self.admission.admit_waiting(draft, queue, policy, budget, room)
+                self.admission.admit_waiting(draft, queue, policy, budget, rest)
         if not draft.num_rows:
             return None
         self.prefill_tokens += sum(draft.counts)
-        step = self._line.commit(draft)
+        step = self._plans.commit(draft)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
@@ -282,24 +282,24 @@ class Scheduler:
         """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
         table, preempted = self.table, False
         while True:
-            movable = (table.known - table.planned == _ONE) & (table.known < table.limit)
+            can_decode = (table.known - table.planned == _ONE) & (table.known < table.limit)
             if table.num_constrained:
-                movable &= may_decode(table)
-            needy = (movable & (table.planned >= table.capacity)).nonzero()[0]
+                can_decode &= may_decode(table)
+            need_block = (can_decode & (table.planned >= table.capacity)).nonzero()[0]
             num_free = self.pool.num_free
-            if len(needy) <= num_free:
+            if len(need_block) <= num_free:
                 break
-            by_rank = sorted(needy.tolist(), key=self._rank_of)
+            by_rank = sorted(need_block.tolist(), key=self._rank_of)
             victim = choose_victim(table.at(by_rank[num_free]), table, policy)
             if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
-                movable[by_rank[num_free:]] = False
-                needy = np.array(by_rank[:num_free], np.int64)
+                can_decode[by_rank[num_free:]] = False
+                need_block = np.array(by_rank[:num_free], np.int64)
                 break
             self._preempt(victim, queue)
             preempted = True
-        draft = PlanDraft(movable.nonzero()[0])
-        if len(needy):
-            draft.appends = self._line.grow(needy)
+        draft = PlanDraft(can_decode.nonzero()[0])
+        if len(need_block):
+            draft.appends = self._plans.grow(need_block)
         return draft, preempted
 
     def _rank_of(self, slot: int) -> Rank:
@@ -312,9 +312,9 @@ class Scheduler:
         return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
 
     def _continue_prompts(
-        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, room: Room, may_admit: bool
+        self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, rest: StepBudget, may_admit: bool
     ) -> None:
-        """Rows for the slots `prompts`, in this order, as far as there is room.
+        """Rows for the slots `prompts`, in this order, as far as there is left.
 
         Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
         of a long one.
@@ -322,10 +322,10 @@ class Scheduler:
         table = self.table
         for slot in prompts:
             if may_admit:
-                self.admission.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, room)
+                self.admission.admit(draft, queue, better_ranked(queue, self._rank_of(slot)), budget, rest)
             lag = int(table.known[slot] - table.planned[slot])
-            count = room.chunk(lag)
+            count = rest.chunk(lag)
             if not count:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
-            room.take(count)
+            rest.take(count)

@@ -178,7 +178,7 @@ class Request:
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
-    def dissolve(self) -> None:
+    def drop_sequences(self) -> None:
         """Nobody asks for it any more. Ends the circle with its sequences: their memory comes back now, and not with
         some garbage collection."""
         self.sequences = []

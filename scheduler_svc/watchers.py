@@ -6,7 +6,7 @@ from roster_protos import engine_pb2
 from scheduler_svc.operation.roster_view import RosterView
 from scheduler_svc.operation.status import Reports
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.roster.applied import Applied
+from scheduler_svc.roster.applied import AppliedResult
 from scheduler_svc.roster.plan_line import PlannedStep
 from scheduler_svc.scheduler import Scheduler
 
@@ -34,7 +34,7 @@ class Watchers:
         for worker in self.of_steps:
             self._outbox.message(worker, report)
 
-    def tell_done(self, scheduler: Scheduler, applied: Applied) -> None:
+    def tell_done(self, scheduler: Scheduler, applied: AppliedResult) -> None:
         """A step has its result."""
         done = self._reports.step_done(scheduler, applied)
         for worker in self.of_steps:

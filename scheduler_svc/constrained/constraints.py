@@ -91,7 +91,7 @@ class Constraints:
         self._new_client: Callable[[plan_pb2.Model, int], MaskClient] = MaskClient.of
         self._client: MaskClient | None = None
         self._clock = time.monotonic
-        self._line: CompileLine[_Job] = CompileLine()
+        self._plans: CompileLine[_Job] = CompileLine()
         self._waiting: Counter[str] = Counter()
         self._at_work = False
         self._released: list[int] = []
@@ -133,7 +133,7 @@ class Constraints:
 
     def is_crowded(self, tenant: str) -> bool:
         """So many grammars wait to be compiled that no more of this tenant's may."""
-        return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._line) >= MOST
+        return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._plans) >= MOST
 
     def prepare(self, request: Request, then: Callable[[Request], None]) -> None:
         """Calls `then(request)` once its grammar is compiled and its sequences have their matchers.
@@ -141,17 +141,17 @@ class Constraints:
         A request whose grammar can't be used is refused, or ends if it was accepted before; one that has ended
         meanwhile is forgotten. Tenants take turns, by the time that their grammars take.
         """
-        self._line.push(request.tenant, _Job(request, then))
+        self._plans.push(request.tenant, _Job(request, then))
         self._waiting[request.tenant] += 1
         self._compile_next()
 
     def _compile_next(self) -> None:
-        while not self._at_work and (job := self._line.pop()) is not None:
+        while not self._at_work and (job := self._plans.pop()) is not None:
             self._waiting[job.request.tenant] -= 1
             if not self._waiting[job.request.tenant]:
                 del self._waiting[job.request.tenant]
             if job.request.finished:
-                self._line.charge(job.request.tenant, 0.0)
+                self._plans.charge(job.request.tenant, 0.0)
                 continue
             self._at_work = True
             self._compile(job)
@@ -170,7 +170,7 @@ class Constraints:
     def _take_prepared(self, job: _Job, prepared: _Prepared) -> None:
         self._at_work = False
         request = job.request
-        self._line.charge(request.tenant, prepared.seconds)
+        self._plans.charge(request.tenant, prepared.seconds)
         outputs = prepared.outputs or []
         if request.finished:
             self._released.extend(output.id for output in outputs)

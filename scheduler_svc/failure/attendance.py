@@ -93,7 +93,7 @@ class RunnerLifecycle:
 
     def _join(self, event: Joined) -> None:
         if event.former:
-            self._quarantine.absolve(event.former)
+            self._quarantine.clear_if_survived(event.former)
         if self._refuses(event.session, event.hello):
             return
         if event.holds:
@@ -168,9 +168,9 @@ class RunnerLifecycle:
         else:
             log.info("a runner leaves", runner=scheduler.hello.runner_id)
             scheduler.leaving = True
-            self.farewell(event.session)
+            self.finish_drain(event.session)
 
-    def farewell(self, session: int) -> None:
+    def finish_drain(self, session: int) -> None:
         """A runner that leaves has given its last result: its sequences go on elsewhere."""
         scheduler = self._pool.schedulers.get(session)
         if scheduler is not None and scheduler.leaving and not scheduler.in_flight:
@@ -186,7 +186,7 @@ class RunnerLifecycle:
         self._kv_feed.leave(event.session, scheduler)
         self._probation.note_loss(scheduler, event)
         suspects = suspects_of(scheduler)
-        waiting = scheduler.evacuate(self._requests.queue)
+        waiting = scheduler.requeue_all(self._requests.queue)
         self._placement.leave(event.session)
         self._quarantine.lost(event.session, suspects, event.loss)
         self._requests.totals.keep(scheduler)

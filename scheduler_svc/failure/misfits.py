@@ -43,7 +43,7 @@ class Misfits:
 
     def add(self, sequence: Sequence) -> None:
         """The sequence, a member of the shared queue, steps aside until a runner can hold it."""
-        self._shared().step_aside(sequence)
+        self._shared().park(sequence)
         self._aside[sequence] = None
         self.note(sequence)
 
@@ -51,7 +51,7 @@ class Misfits:
         """A runner takes sequences of at most so many tokens: they are back in the queue's order."""
         for sequence in [sequence for sequence in self._aside if sequence.limit <= most_tokens]:
             del self._aside[sequence]
-            self._shared().come_back(sequence)
+            self._shared().unpark(sequence)
 
     def discard(self, sequence: Sequence) -> None:
         """The sequence no longer waits in the shared queue."""

@@ -3,7 +3,7 @@
 A runner that comes back after a loss with plans under way is not in the pool: nothing is placed on it, no suspect is
 tried there, and readiness does not count it. It waits for the end of its hold (see `RunnerIllness`), and then computes
 a prompt of one token, which belongs to no client and is in no count. If a token comes back, the runner joins the pool;
-if the session is lost again, or the token does not come, its hold doubles. A probe that is lost also acquits what ran
+if the session is lost again, or the token does not come, its hold doubles. A probe that is lost also clears what ran
 on that runner when it was lost before.
 
 What passes its probe is still watched: only a plan of requests that it finishes ends the row of its losses.
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Patient:
+class HeldRunner:
     """A session on probation."""
 
     hello: plan_pb2.Hello
@@ -72,24 +72,24 @@ class Probation:
         self._quarantine = quarantine
         self._announce = announce
         self.illness = illness
-        self._patients: dict[int, Patient] = {}
+        self._held: dict[int, HeldRunner] = {}
 
     @property
     def active(self) -> bool:
         """Some runner is on probation."""
-        return bool(self._patients)
+        return bool(self._held)
 
     @property
     def next_due_s(self) -> float:
         """When the next hold ends; infinity where nothing is held."""
-        if not self._patients:
+        if not self._held:
             return math.inf
-        dues = (patient.illness.until_s for patient in self._patients.values() if not patient.probing)
+        dues = (held.illness.until_s for held in self._held.values() if not held.probing)
         return min(dues, default=math.inf)
 
     def holds(self, runner_id: str) -> bool:
         """Is this runner there, on probation?"""
-        return any(patient.hello.runner_id == runner_id for patient in self._patients.values())
+        return any(held.hello.runner_id == runner_id for held in self._held.values())
 
     def held_back(self) -> list[Illness]:
         """The runners that have lost plans several times in a row, and do not serve; connected or not."""
@@ -118,7 +118,7 @@ class Probation:
             if not self.illness:
                 return False
             illness = Illness(hello.runner_id)
-        self._patients[session] = Patient(hello, illness)
+        self._held[session] = HeldRunner(hello, illness)
         self._pool.expect(session, hello)
         self._announce()
         log.info("a runner is probed", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
@@ -135,15 +135,15 @@ class Probation:
 
     def lost(self, event: Lost) -> None:
         """A session that may be on probation has ended."""
-        patient = self._discharge(event.session)
-        if patient is None:
+        held = self._discharge(event.session)
+        if held is None:
             return
         self._announce()
-        if event.loss is Loss.LEFT or not patient.probing:
-            log.info("a runner on probation is gone", runner=patient.hello.runner_id, reason=event.reason)
+        if event.loss is Loss.LEFT or not held.probing:
+            log.info("a runner on probation is gone", runner=held.hello.runner_id, reason=event.reason)
             return
-        former = patient.illness.session
-        illness = self.illness.lost(patient.hello.runner_id, event.reason, self._requests.ledger.now_s)
+        former = held.illness.session
+        illness = self.illness.lost(held.hello.runner_id, event.reason, self._requests.ledger.now_s)
         illness.session = former
         self._requests.totals.losses[event.loss] += 1
         log.error(
@@ -153,7 +153,7 @@ class Probation:
             losses=illness.losses,
             hold_s=illness.hold_s,
         )
-        self._quarantine.acquit(former)
+        self._quarantine.clear(former)
 
     def leave(self, session: int) -> None:
         """A runner says goodbye that may be on probation."""
@@ -161,38 +161,38 @@ class Probation:
             self._announce()
             self._runners.dismiss(session)
 
-    def _discharge(self, session: int) -> Patient | None:
+    def _discharge(self, session: int) -> HeldRunner | None:
         """The session is on probation no longer; None if it was not."""
         self._pool.remove(session)
-        return self._patients.pop(session, None)
+        return self._held.pop(session, None)
 
     def end(self) -> None:
         """Nothing more is done here: a successor has taken over."""
-        for session in list(self._patients):
+        for session in list(self._held):
             self.leave(session)
 
     # ------------------------------------------------------------------ probes
 
     def send_probes(self) -> None:
         """Sends the probes that are due."""
-        for session, patient in self._patients.items():
-            if not patient.probing and patient.illness.until_s <= self._requests.ledger.now_s:
-                patient.probing = True
+        for session, held in self._held.items():
+            if not held.probing and held.illness.until_s <= self._requests.ledger.now_s:
+                held.probing = True
                 self._runners.send_plan(session, _PROBE, _probe())
 
     def take_result(self, event: GotResult) -> Proven | None:
         """A result of a session that may be on probation: its probe's, or what was under way when it ended. Returns
         the runner if it may serve from now on."""
-        patient = self._patients.get(event.session)
-        if patient is None:
+        held = self._held.get(event.session)
+        if held is None:
             return None
         if event.number != _PROBE or not _has_token(event.result):
             self._runners.drop(event.session, "its probe brought no token")
             return None
         self._discharge(event.session)
         self._runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
-        log.info("a runner has computed its probe", runner=patient.hello.runner_id)
-        return Proven(event.session, patient.hello, _RELEASE)
+        log.info("a runner has computed its probe", runner=held.hello.runner_id)
+        return Proven(event.session, held.hello, _RELEASE)
 
 
 def _has_token(result: plan_pb2.Result) -> bool:

@@ -131,7 +131,7 @@ class Recovery:
                 self._charge(sequence)
                 going_on += 1
             else:
-                scheduler.expel(resident.slot, resident.blocks)
+                scheduler.drop_slot(resident.slot, resident.blocks)
         for request in requests.values():
             if request.grammar:  # they keep their tokens, and are computed again with their matchers
                 self._constraints.prepare(request, self._queue_missing)

@@ -1,9 +1,9 @@
 """What counts against a request: the losses of runners that it may have caused.
 
 Most losses are nobody's fault, and some prove it: a process that comes back as if nothing had been was not crashed by
-what it ran, and a runner that loses the scheduler's own probe too is ill itself. Those are pardoned. But a request may
+what it ran, and a runner that loses the scheduler's own probe too is ill itself. Those are forgiven. But a request may
 also make a runner silent for so long that it is given up, each time that it is tried: so who does not get further
-between them is pardoned `PARDONS` times, and then no more. A verdict does not wait: the loss that convicts does so
+between them is forgiven `PARDONS` times, and then no more. A verdict does not wait: the loss that rejects does so
 before anybody knows whether its process comes back.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from scheduler_svc.link.runner_events import Loss
 
 STRIKES = 2
-"""Losses that make a request run in trials only."""
+"""Losses that make a request run isolated only."""
 LONE_LOSSES = 2
-"""Losses of runners that it had for itself that convict a request: of two runners, where there are two."""
+"""Losses of runners that it had for itself that reject a request: of two runners, where there are two."""
 PARDONS = 3
 """Losses that are forgiven to a request that has not got further since the first."""
 
@@ -36,7 +36,7 @@ class Suspicion:
     strikes: int = 0
     """Losses of runners where it had rows, among others."""
     lone_losses: list[LoneLoss] = field(default_factory=list)
-    """Those of runners that it had for itself in a trial."""
+    """Those of runners that it had for itself in an isolation."""
     pardons: int = 0
     """Losses forgiven since it last got further."""
     pardoned_at: int = -1
@@ -44,11 +44,11 @@ class Suspicion:
 
     @property
     def is_held(self) -> bool:
-        """It runs in trials only."""
+        """It runs isolated only."""
         return self.strikes >= STRIKES
 
     @property
-    def is_convicted(self) -> bool:
+    def is_rejected(self) -> bool:
         """Chance is no longer the better explanation."""
         return len(self.lone_losses) >= LONE_LOSSES
 
@@ -56,7 +56,7 @@ class Suspicion:
         """Was this runner lost while it had it for itself?"""
         return any(lone.runner_id == runner_id for lone in self.lone_losses)
 
-    def pardon(self, num_tokens: int, lone: LoneLoss | None) -> None:
+    def forgive(self, num_tokens: int, lone: LoneLoss | None) -> None:
         """A loss is forgiven to a request that has `num_tokens` now; `lone`: it had been alone there."""
         if num_tokens > self.pardoned_at:
             self.pardons, self.pardoned_at = 0, num_tokens

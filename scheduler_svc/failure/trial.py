@@ -1,4 +1,4 @@
-"""A trial: suspects alone with one another on a runner, which one that is, and what its loss proves."""
+"""An isolation: suspects alone with one another on a runner, which one that is, and what its loss proves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scheduler_svc.waiting.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True)
-class Trial:
-    """A cohort on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
+class Isolation:
+    """A group on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
 
     session: int
     runner_id: str
@@ -33,9 +33,9 @@ class Trial:
 
 
 def choose_runner(
-    schedulers: dict[int, Scheduler], illness: RunnerIllness, cohort: list[Request], reserved: int | None
+    schedulers: dict[int, Scheduler], illness: RunnerIllness, group: list[Request], reserved: int | None
 ) -> int | None:
-    """The session of the runner for the cohort; None where no runner stays that holds it.
+    """The session of the runner for the group; None where no runner stays that holds it.
 
     One that was not lost to it before, and has shown that it computes, if there is any; the one that is `reserved`
     already, then the least loaded.
@@ -44,15 +44,15 @@ def choose_runner(
     def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
         session, scheduler = item
         computes = scheduler.has_finished or (scheduler.probed and not illness.is_held(scheduler.hello.runner_id))
-        return has_failed_on(cohort, scheduler), not computes, session != reserved, scheduler.table.num_running
+        return has_failed_on(group, scheduler), not computes, session != reserved, scheduler.table.num_running
 
-    runners = [item for item in schedulers.items() if not item[1].leaving and fits(cohort, item[1])]
+    runners = [item for item in schedulers.items() if not item[1].leaving and fits(group, item[1])]
     return min(runners, key=cost)[0] if runners else None
 
 
-def fits(cohort: list[Request], scheduler: Scheduler) -> bool:
-    """Whether the runner can hold each of the cohort's sequences that wait to its end."""
-    return max(map(waiting_limit, cohort), default=0) <= scheduler.most_tokens
+def fits(group: list[Request], scheduler: Scheduler) -> bool:
+    """Whether the runner can hold each of the group's sequences that wait to its end."""
+    return max(map(waiting_limit, group), default=0) <= scheduler.most_tokens
 
 
 def waiting_limit(request: Request) -> int:
@@ -63,6 +63,6 @@ def waiting_limit(request: Request) -> int:
     return max((s.limit for s in request.sequences if s.phase is Phase.WAITING), default=0)
 
 
-def has_failed_on(cohort: list[Request], scheduler: Scheduler) -> bool:
-    """Was this runner lost while the cohort, a single request, had it for itself?"""
-    return len(cohort) == 1 and cohort[0].suspicion.failed_on(scheduler.hello.runner_id)
+def has_failed_on(group: list[Request], scheduler: Scheduler) -> bool:
+    """Was this runner lost while the group, a single request, had it for itself?"""
+    return len(group) == 1 and group[0].suspicion.failed_on(scheduler.hello.runner_id)

@@ -1,4 +1,4 @@
-"""The doors of the gRPC servers: TLS with or without client certificates, and bearer tokens.
+"""The credentials of the gRPC servers: TLS with or without client certificates, and bearer tokens.
 
 Health stays open to whoever gets through TLS: probes carry no tokens.
 """
@@ -25,7 +25,7 @@ class UnusableCertificate(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ServerCredentials:
     """What the servers of one process stand behind."""
 
     credentials: grpc.ServerCredentials | None
@@ -46,7 +46,7 @@ class Doors:
             server.add_secure_port(address, self.credentials)
 
 
-class TokenGate(grpc.aio.ServerInterceptor):
+class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Turns calls without a valid token away before any of their data is read."""
 
     def __init__(self, tenants: Tenants) -> None:

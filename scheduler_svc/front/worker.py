@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
 from scheduler_svc.front.decoding import DecodingInterceptor
-from scheduler_svc.front.doors import Doors, TokenGate
+from scheduler_svc.front.doors import ServerCredentials, TokenInterceptor
 from scheduler_svc.front.engine_client import EngineClient
 from scheduler_svc.front.gateway_door import gateway_is_served
 from scheduler_svc.front.health import (
@@ -84,7 +84,7 @@ class FrontWorker:
     def __init__(self, settings: SchedulerSettings, worker: int, engine_endpoint: str) -> None:
         self._settings = settings
         self._worker = worker
-        self._doors = Doors.open(settings)
+        self._doors = ServerCredentials.open(settings)
         self._health = WorkerHealth()
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
@@ -204,7 +204,7 @@ class FrontWorker:
 def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
     return grpc.aio.server(
         maximum_concurrent_rpcs=settings.max_calls,
-        interceptors=[*([TokenGate(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
+        interceptors=[*([TokenInterceptor(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", settings.max_message_bytes),

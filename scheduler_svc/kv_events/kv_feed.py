@@ -21,7 +21,7 @@ import structlog
 
 from roster_protos import engine_pb2
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, Catalog
-from scheduler_svc.kv_events.pool_recorder import PoolRecorder
+from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
 from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.requests import Requests
 from scheduler_svc.runner_pool import RunnerPool
@@ -40,7 +40,7 @@ class _Recording:
     """What is known while somebody follows."""
 
     catalog: Catalog = field(default_factory=Catalog)
-    recorders: dict[int, PoolRecorder] = field(default_factory=dict)
+    recorders: dict[int, PoolEventRecorder] = field(default_factory=dict)
     """By session."""
     partial: bool = False
     """Something was cached before it began whose content is not known."""
@@ -128,7 +128,7 @@ class KvFeed:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """A runner has come; its pool names nothing yet."""
         if self._recording is not None:
-            recorder = PoolRecorder(scheduler.pool, self._recording.catalog)
+            recorder = PoolEventRecorder(scheduler.pool, self._recording.catalog)
             self._recording.recorders[session] = recorder
             scheduler.prefix.record(recorder)
 

@@ -12,7 +12,7 @@ from scheduler_svc.kv_events.catalog import CachedBlock, Catalog
 from scheduler_svc.roster.block_hashes import TOKEN_BYTES
 
 
-class PoolRecorder:
+class PoolEventRecorder:
     """One runner's part in the catalog."""
 
     def __init__(self, pool: BlockPool, catalog: Catalog) -> None:

@@ -18,7 +18,7 @@ import structlog
 import zmq
 
 from scheduler_svc.engine_loop import EngineLoop
-from scheduler_svc.front.doors import Doors
+from scheduler_svc.front.doors import ServerCredentials
 from scheduler_svc.front.gateway_door import check_gateway
 from scheduler_svc.front.listen_address import ReservedAddress, reserve
 from scheduler_svc.front.tracing.tracing import check_tracing
@@ -61,7 +61,7 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
             check_tracing(settings)
-            Doors.open(settings)  # a file that can't be used is told here, not by each worker
+            ServerCredentials.open(settings)  # a file that can't be used is told here, not by each worker
             check_gateway(settings)
             addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
             if reason := exposed(settings):

@@ -10,7 +10,7 @@ from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.operation.drain import Drain
 from scheduler_svc.requests import Requests
-from scheduler_svc.roster.applied import Applied
+from scheduler_svc.roster.applied import AppliedResult
 from scheduler_svc.roster.plan_line import PlannedStep
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import Scheduler
@@ -124,7 +124,7 @@ class Reports:
             policy=self._requests.policy.policy.name,
         )
 
-    def step_done(self, scheduler: Scheduler, applied: Applied) -> engine_pb2.FromEngine:
+    def step_done(self, scheduler: Scheduler, applied: AppliedResult) -> engine_pb2.FromEngine:
         """A step that was reported has its result, for those who watch."""
         done = engine_pb2.StepDone(
             runner=scheduler.hello.runner_id,

@@ -29,7 +29,7 @@ _NO_TIMES.setflags(write=False)
 
 
 @dataclass(slots=True)
-class Applied:
+class AppliedResult:
     """What a result brought: token i is that of row `rows[i]` of the plan, live rows first, then late ones."""
 
     flight: InFlight
@@ -77,22 +77,22 @@ class MalformedResult(ValueError):
     """Columns of a result that do not fit its plan."""
 
 
-def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> Applied:
+def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
     """Moves the counters by what `result`, here at `now_s`, says of `flight`'s rows.
 
     Raises MalformedResult, changing nothing.
     """
-    lineup, num_rows = flight.lineup, len(flight.flags)
+    batch_rows, num_rows = flight.batch_rows, len(flight.flags)
     undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
     undisturbed = undisturbed and len(result.tokens) == 4 * flight.samples
     got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
     if any(logprobs.row >= num_rows for logprobs in result.prompt_logprobs):
         raise MalformedResult(f"result of plan {flight.number}: log-probabilities of a row that it does not have")
     tokens = np.frombuffer(result.tokens, "<i4")
-    if undisturbed and flight.samples == num_rows and lineup.is_seated(table):
+    if undisturbed and flight.samples == num_rows and batch_rows.is_seated(table):
         applied = _apply_steady(table, flight, tokens, now_s)
     else:
-        live = table.epoch[lineup.slots] == lineup.epochs
+        live = table.epoch[batch_rows.slots] == batch_rows.epochs
         applied = _apply_mixed(table, flight, failed, got, live, tokens, now_s)
     if result.logprobs:
         index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
@@ -115,36 +115,38 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
     return got, {row: int(statuses[row]) for row in (statuses != OK).nonzero()[0].tolist()}
 
 
-def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> Applied:
+def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> AppliedResult:
     """Every row is live and sampled."""
-    lineup = flight.lineup
-    table.computed[lineup.slots] = flight.ends
-    applied = Applied(flight, lineup.rows, tokens, lineup.sequence_ids)
-    _append(table, lineup.slots, flight.known, applied, now_s)
+    batch_rows = flight.batch_rows
+    table.computed[batch_rows.slots] = flight.ends
+    applied = AppliedResult(flight, batch_rows.rows, tokens, batch_rows.sequence_ids)
+    _append(table, batch_rows.slots, flight.known, applied, now_s)
     return applied
 
 
-def apply_all(table: SlotTable, flights: list[InFlight], tokens: Column, times_s: list[float]) -> list[Applied]:
+def apply_all(table: SlotTable, flights: list[InFlight], tokens: Column, times_s: list[float]) -> list[AppliedResult]:
     """`apply_rows` to one flight after the other, of the same rows all, which are live, sample, and don't end.
 
     The result of flights[i] is here at times_s[i] with tokens[i], one a row.
     """
-    lineup, count = flights[0].lineup, len(flights)
-    slots = lineup.slots
+    batch_rows, count = flights[0].batch_rows, len(flights)
+    slots = batch_rows.slots
     previous_s = np.empty((count, len(slots)))
     previous_s[0] = table.last_token_s[slots]
     previous_s[1:] = np.array(times_s[: count - 1])[:, None]
     table.computed[slots] = flights[-1].ends
     table.last_token_s[slots] = times_s[count - 1]
     table.append_all(slots, tokens, flights[-1].known)
-    rows, ids = lineup.rows, lineup.sequence_ids
+    rows, ids = batch_rows.rows, batch_rows.sequence_ids
     return [
-        Applied(flight, rows, got, ids, now_s=now_s, previous_s=before_s)
+        AppliedResult(flight, rows, got, ids, now_s=now_s, previous_s=before_s)
         for flight, got, now_s, before_s in zip(flights, tokens, times_s, previous_s, strict=True)
     ]
 
 
-def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied, now_s: float) -> None:
+def _append(
+    table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult, now_s: float
+) -> None:
     """Live rows get their tokens, with which they have `lengths`; collects the ends."""
     tokens = applied.tokens
     applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
@@ -154,7 +156,7 @@ def _append(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, app
         _collect_ends(table, slots, lengths, applied)
 
 
-def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: Applied) -> None:
+def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult) -> None:
     """Which rows end with the token that they just got."""
     flight, tokens = applied.flight, applied.tokens
     ended = table.stops.places(tokens) if table.stops else []
@@ -162,7 +164,7 @@ def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Colum
         filled = (lengths >= table.limit[slots]).nonzero()[0].tolist()
         ended = sorted({*ended, *filled}) if ended else filled
     for index in ended:
-        sequence = flight.lineup.sequences[applied.rows[index]]
+        sequence = flight.batch_rows.sequences[applied.rows[index]]
         end = end_of(sequence, int(tokens[index]), int(lengths[index]))
         if end is not None:
             applied.ends.append((sequence, end))
@@ -185,13 +187,13 @@ def _apply_mixed(
     live: npt.NDArray[np.bool_],
     tokens: npt.NDArray[np.int32],
     now_s: float,
-) -> Applied:
+) -> AppliedResult:
     """Any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
     living, sequences = live.nonzero()[0], flight.sequences
     table.computed[flight.slots[living]] = flight.ends[living]
-    index_of_token = flight.lineup.rows if len(tokens) == len(got) else np.cumsum(got) - 1
+    index_of_token = flight.batch_rows.rows if len(tokens) == len(got) else np.cumsum(got) - 1
     rows = (live & got).nonzero()[0]
-    applied = Applied(flight, rows, tokens[index_of_token[rows]], flight.lineup.sequence_ids[rows])
+    applied = AppliedResult(flight, rows, tokens[index_of_token[rows]], flight.batch_rows.sequence_ids[rows])
     _append(table, flight.slots[rows], flight.known[rows], applied, now_s)
     late: list[int] = []
     stale = (~live).nonzero()[0].tolist() if len(living) < len(live) else []
@@ -210,11 +212,11 @@ def _apply_mixed(
     if late:
         applied.rows = np.concatenate((rows, late))
         applied.tokens = np.concatenate((applied.tokens, tokens[index_of_token[late]]))
-        applied.sequence_ids = np.concatenate((applied.sequence_ids, flight.lineup.sequence_ids[late]))
+        applied.sequence_ids = np.concatenate((applied.sequence_ids, flight.batch_rows.sequence_ids[late]))
     return applied
 
 
-def _append_late(sequence: Sequence, token: int, applied: Applied) -> None:
+def _append_late(sequence: Sequence, token: int, applied: AppliedResult) -> None:
     """A waiting sequence gets the token of a row from before its preemption."""
     sequence.log.append(token)
     end = end_of(sequence, token)

@@ -1,7 +1,7 @@
 """Plans on their way, by row: what each row computes, and whose it is.
 
-Most plans follow from the one before: the same sequences decode on. They share one `Lineup`, and whatever can be told
-of a row from the plan before is not looked up again.
+Most plans follow from the one before: the same sequences decode on. They share one `BatchRows`, and whatever can be
+told of a row from the plan before is not looked up again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS.setflags(write=False)
 
 
 @dataclass(slots=True, eq=False)
-class Lineup:
+class BatchRows:
     """Who the rows of a plan are. Nothing in it changes, so consecutive plans of the same rows share it."""
 
     slots: npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class Lineup:
     """A count of the table's changes at which all of them were in their slots."""
 
     @classmethod
-    def of(cls, table: SlotTable, slots: npt.NDArray[np.int64]) -> Lineup:
+    def of(cls, table: SlotTable, slots: npt.NDArray[np.int64]) -> BatchRows:
         """The sequences in these slots, all of which are taken."""
         return cls(
             slots,
@@ -63,7 +63,7 @@ class InFlight:
     """A plan on its way, row by row; rows that decode come first."""
 
     number: int
-    lineup: Lineup
+    batch_rows: BatchRows
     starts: Column
     counts: Column
     ends: Column
@@ -85,14 +85,14 @@ class InFlight:
     @property
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of each row."""
-        return self.lineup.slots
+        return self.batch_rows.slots
 
     @property
     def epochs(self) -> npt.NDArray[np.int64]:
         """The epoch of each row's sequence: tells rows whose sequence has left the slot since."""
-        return self.lineup.epochs
+        return self.batch_rows.epochs
 
     @property
     def sequences(self) -> npt.NDArray[np.object_]:
         """The sequence of each row."""
-        return self.lineup.sequences
+        return self.batch_rows.sequences

@@ -1,8 +1,8 @@
 """The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
 
 `commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
-what most steps are: it looks nothing up that it can tell from the plan before. `leap` makes many such plans at once,
-for who knows what they will be answered (see `scheduler_svc/simulator/fast_forward.py`).
+what most steps are: it looks nothing up that it can tell from the plan before. `fast_forward` makes many such plans at
+once, for who knows what they will be answered (see `scheduler_svc/simulator/fast_forward.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.block_pool import BlockPool
-from scheduler_svc.roster.in_flight import InFlight, Lineup
+from scheduler_svc.roster.in_flight import BatchRows, InFlight
 from scheduler_svc.roster.plan_draft import Appends, PlanDraft, ones, packed_ones
 from scheduler_svc.roster.slot_table import SlotTable
-from scheduler_svc.roster.stretch import Stretch
+from scheduler_svc.roster.stretch import SteadyDecode
 from scheduler_svc.sequence import Sequence
 
 
@@ -36,7 +36,7 @@ class PlannedStep:
     """Rows that wait for a mask."""
 
 
-class PlanLine:
+class PlanBuilder:
     """Numbers and encodes the plans of one runner, and keeps those that it has not answered."""
 
     def __init__(self, table: SlotTable, pool: BlockPool, clock: Callable[[], float]) -> None:
@@ -47,7 +47,7 @@ class PlanLine:
         self._block_size = np.array(pool.block_size, np.int32)
         self._clock = clock
         self._last: InFlight | None = None
-        self._stretch: Stretch | None = None
+        self._steady: SteadyDecode | None = None
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
@@ -59,13 +59,13 @@ class PlanLine:
         """Observers of the next plan hear who left, and why."""
         self._left.append((sequence, slot, reason))
 
-    def grow(self, needy: npt.NDArray[np.int64]) -> Appends:
+    def grow(self, need_block: npt.NDArray[np.int64]) -> Appends:
         """A block for each of these slots, whose next position begins one: before anybody else may take it."""
-        table, slots, blocks = self._table, needy.tolist(), self._pool.allocate(len(needy))
-        for sequence, block in zip(table.sequences[needy], blocks, strict=True):
+        table, slots, blocks = self._table, need_block.tolist(), self._pool.allocate(len(need_block))
+        for sequence, block in zip(table.sequences[need_block], blocks, strict=True):
             sequence.blocks.append(block)
-        capacity = table.capacity[needy]
-        table.capacity[needy] = capacity + self._block_size
+        capacity = table.capacity[need_block]
+        table.capacity[need_block] = capacity + self._block_size
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
 
     def commit(self, draft: PlanDraft) -> PlannedStep:
@@ -79,7 +79,7 @@ class PlanLine:
         flags = sample.tobytes()
         flight = InFlight(
             number=self.last_number + 1,
-            lineup=self._lineup(slots),
+            batch_rows=self._rows(slots),
             starts=starts,
             counts=counts,
             ends=ends,
@@ -96,23 +96,23 @@ class PlanLine:
         _encode_extents(flight, plan)
         joined = [(sequence, sequence.slot) for sequence in draft.joined]
         step = PlannedStep(flight.number, plan, flight, joined, self._left)
-        self._releases, self._left, self._stretch = [], [], None
+        self._releases, self._left, self._steady = [], [], None
         self._depart(flight)
         return step
 
     def follow(self) -> PlannedStep | None:
         """The plan after the last one where all that run go on decoding; None where that takes more thought."""
-        last, table, stretch = self._last, self._table, self._ongoing()
-        if last is None or stretch is None or not stretch.steps:
+        last, table, steady = self._last, self._table, self._ongoing()
+        if last is None or steady is None or not steady.steps:
             return None
         appends = None
-        if not stretch.room:
-            needy = stretch.needy(last, table)
-            if len(needy) > self._pool.num_free:
+        if not steady.room:
+            need_block = steady.need_block(last, table)
+            if len(need_block) > self._pool.num_free:
                 return None
-            appends = self.grow(needy)
-            stretch.measure_room(last, table)
-        flight = stretch.next_flight(last, table, self._clock())
+            appends = self.grow(need_block)
+            steady.measure_room(last, table)
+        flight = steady.next_flight(last, table, self._clock())
         plan = plan_pb2.Plan()
         _encode_extents(flight, plan)
         if appends is not None:
@@ -123,24 +123,24 @@ class PlanLine:
     def num_following(self) -> int:
         """How many plans may `follow` one another now, whatever blocks they need; 0 where a plan in flight is another
         than those."""
-        last, stretch = self._last, self._ongoing()
-        if last is None or stretch is None:
+        last, steady = self._last, self._ongoing()
+        if last is None or steady is None:
             return 0
         num_rows = len(last.flags)
-        if any(flight.lineup is not last.lineup or flight.num_decode != num_rows for flight in self.in_flight):
+        if any(flight.batch_rows is not last.batch_rows or flight.num_decode != num_rows for flight in self.in_flight):
             return 0
-        return min(stretch.steps, self._pool.num_free // num_rows * self._pool.block_size)
+        return min(steady.steps, self._pool.num_free // num_rows * self._pool.block_size)
 
-    def leap(self, times_s: list[float]) -> list[InFlight]:
+    def fast_forward(self, times_s: list[float]) -> list[InFlight]:
         """`follow` at each of these times, each time after the oldest plan was answered; returns those answered.
 
         At most `num_following` times, which is asked just before. The plans are not encoded.
         """
-        last, stretch, count = self._last, self._stretch, len(times_s)
-        if last is None or stretch is None:
-            raise RuntimeError("a leap from nowhere")
+        last, steady, count = self._last, self._steady, len(times_s)
+        if last is None or steady is None:
+            raise RuntimeError("nothing to fast-forward from")
         self._grow_ahead(last, count)
-        flights = [*self.in_flight, *stretch.next_flights(last, self._table, times_s)]
+        flights = [*self.in_flight, *steady.next_flights(last, self._table, times_s)]
         self.in_flight.clear()
         self.in_flight.extend(flights[count:])
         self._last = flights[-1]
@@ -160,22 +160,22 @@ class PlanLine:
             grown[row] += size
         self._table.capacity[slots] += np.array(grown, np.int32)
 
-    def _ongoing(self) -> Stretch | None:
-        """The stretch that goes on after the last plan; None where there is none."""
-        last, table, stretch = self._last, self._table, self._stretch
+    def _ongoing(self) -> SteadyDecode | None:
+        """What goes on after the last plan; None where there is none."""
+        last, table, steady = self._last, self._table, self._steady
         if last is None or self._releases or table.num_constrained:
             return None
-        if stretch is None or stretch.changes != table.changes:
-            stretch = self._stretch = Stretch.after(last, table)
-        return stretch
+        if steady is None or steady.changes != table.changes:
+            steady = self._steady = SteadyDecode.after(last, table)
+        return steady
 
-    def _lineup(self, slots: npt.NDArray[np.int64]) -> Lineup:
+    def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
         """Who is in these slots: often the same as in the plan before."""
         if self._last is not None:
-            lineup = self._last.lineup
-            if lineup.slots.tobytes() == slots.tobytes() and lineup.is_seated(self._table):
-                return lineup
-        return Lineup.of(self._table, slots)
+            batch_rows = self._last.batch_rows
+            if batch_rows.slots.tobytes() == slots.tobytes() and batch_rows.is_seated(self._table):
+                return batch_rows
+        return BatchRows.of(self._table, slots)
 
     def _depart(self, flight: InFlight) -> None:
         self.last_number = flight.number
@@ -187,7 +187,7 @@ def _encode_extents(flight: InFlight, plan: plan_pb2.Plan) -> None:
     """Sets the plan's rows."""
     num_rows = len(flight.flags)
     all_decode = flight.num_decode == num_rows
-    plan.extent_slots = flight.lineup.packed_slots
+    plan.extent_slots = flight.batch_rows.packed_slots
     plan.extent_starts = flight.starts.tobytes()
     plan.extent_counts = packed_ones(num_rows) if all_decode else flight.counts.tobytes()
     plan.extent_flags = flight.flags

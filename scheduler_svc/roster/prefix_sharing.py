@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from roster_protos import plan_pb2
-from scheduler_svc.block_pool import BlockPool, Match, Witness
+from scheduler_svc.block_pool import BlockPool, CacheListener, Match
 from scheduler_svc.roster.block_hashes import chain_hashes, root_hash
 from scheduler_svc.roster.in_flight import InFlight
 from scheduler_svc.roster.slot_table import SlotTable
@@ -33,7 +33,7 @@ HASHED_ASIDE = 64
 """Blocks hashed (a microsecond each) for sequences that step aside, after which no further one does."""
 
 
-class Recorder(Witness, Protocol):
+class KvEventRecorder(CacheListener, Protocol):
     """Who hears what is cached."""
 
     def first_unknown(self, names: list[bytes]) -> int:
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
     hit: list[int]
 
 
-class PrefixSharing:
+class PrefixCache:
     """The index of one runner's pool by content. It dies with the runner's roster."""
 
     def __init__(self, pool: BlockPool, model: plan_pb2.Model, rules: SharingRules) -> None:
@@ -75,7 +75,7 @@ class PrefixSharing:
         # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
         self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
         self._returning: deque[tuple[Queue, Sequence]] = deque()
-        self._recorder: Recorder | None = None
+        self._recorder: KvEventRecorder | None = None
 
     # ------------------------------------------------------------------ looking up
 
@@ -102,7 +102,7 @@ class PrefixSharing:
         num_back = num_hashed = 0
         while self._returning and num_back < STEPS_ASIDE:
             left, returning = self._returning.popleft()
-            num_back += left.come_back(returning)
+            num_back += left.unpark(returning)
         for _ in range(STEPS_ASIDE):
             sequence = next(line, None) if num_hashed < HASHED_ASIDE else None
             if sequence is None or sequence.stale:
@@ -112,7 +112,7 @@ class PrefixSharing:
             num_hashed += len(sequence.hashes)
             if match.awaited is None:
                 return Candidate(sequence, match.blocks)
-            queue.step_aside(sequence)
+            queue.park(sequence)
             self._aside[match.awaited].append((queue, sequence))
             owner = self._owners[match.awaited]
             # Or who waits for it would rank as low as it does; until its prompt is computed.
@@ -142,9 +142,9 @@ class PrefixSharing:
 
     # ------------------------------------------------------------------ telling
 
-    def record(self, recorder: Recorder | None) -> None:
+    def record(self, recorder: KvEventRecorder | None) -> None:
         """From now on `recorder` hears what is cached; None: nobody does."""
-        self._recorder = self._pool.witness = recorder
+        self._recorder = self._pool.listener = recorder
 
     def describe(self, sequence: Sequence) -> None:
         """Tells the recorder what the sequence's named blocks hold.
@@ -238,11 +238,11 @@ class PrefixSharing:
                 owner.rank = owner.rank.alone()
         return bool(ahead)
 
-    def dissolve(self) -> None:
+    def clear(self) -> None:
         """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
         for waiting in [*self._aside.values(), self._returning]:
             for queue, sequence in waiting:
-                queue.come_back(sequence)
+                queue.unpark(sequence)
         self._aside.clear()
         self._returning.clear()
 

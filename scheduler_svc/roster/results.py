@@ -13,7 +13,7 @@ from scheduler_svc.placement import Placement
 from scheduler_svc.policy import Ended
 from scheduler_svc.request_view import request_view
 from scheduler_svc.requests import Requests
-from scheduler_svc.roster.applied import Applied, MalformedResult
+from scheduler_svc.roster.applied import AppliedResult, MalformedResult
 from scheduler_svc.runner_pool import RunnerPool
 from scheduler_svc.scheduler import BadResult, Scheduler
 from scheduler_svc.sequence import FinishReason, Sequence
@@ -67,9 +67,9 @@ class Results:
         self.carry_out(scheduler, applied)
         self._placement.touch(event.session)
         if scheduler.leaving:
-            self._lifecycle.farewell(event.session)
+            self._lifecycle.finish_drain(event.session)
 
-    def carry_out(self, scheduler: Scheduler, applied: Applied) -> None:
+    def carry_out(self, scheduler: Scheduler, applied: AppliedResult) -> None:
         """What is applied to the roster happens to the requests."""
         requests = self._requests
         now_s = requests.ledger.now_s
@@ -85,11 +85,11 @@ class Results:
             self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
             self._ended.clear()
 
-    def _record(self, applied: Applied) -> None:
+    def _record(self, applied: AppliedResult) -> None:
         """The tokens go to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
-        requests.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
+        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
         if applied.logprobs or applied.prompt_logprobs:
             applied.keep_logprobs()
         if len(applied.tokens) or applied.prompt_logprobs:

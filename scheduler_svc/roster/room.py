@@ -1,4 +1,4 @@
-"""Room: what a step has left for the positions of prompts, and how much of a prompt goes into it."""
+"""What a step has left for the positions of prompts, and how much of a prompt goes into it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from scheduler_svc.policy import Budget
 
 
 @dataclass(slots=True)
-class Room:
-    """Positions that prompts may still take. A step is stretched once at most, and nothing follows then."""
+class StepBudget:
+    """Positions that prompts may still take. One prompt at most goes beyond them, as the last of the step."""
 
     left: int
-    stretch: int
+    overflow: int
     """Positions beyond those for a prompt that they complete."""
     may_chunk: bool
     longest_whole: int
@@ -24,13 +24,13 @@ class Room:
         """Of a step in which so many rows decode; budget or not, a runner computes `max_step_tokens` at most."""
         most = max_step_tokens - decoding
         left = min(budget.prefill_tokens, most)
-        return cls(left, min(budget.stretch, most - left), budget.may_chunk, max_step_tokens)
+        return cls(left, min(budget.overflow, most - left), budget.may_chunk, max_step_tokens)
 
     def chunk(self, lag: int) -> int:
         """Positions of a prompt that go into the step, of which `lag` are missing; 0 if it must wait."""
         if self.left <= 0:
             return 0
-        if lag <= self.left + self.stretch:
+        if lag <= self.left + self.overflow:
             return lag
         return self.left if self.may_chunk or lag > self.longest_whole else 0
 

@@ -14,8 +14,8 @@ from scheduler_svc.policy import Budget, PolicyGuard
 from scheduler_svc.rank import Rank
 from scheduler_svc.roster.admission import add_admission
 from scheduler_svc.roster.plan_draft import PlanDraft
-from scheduler_svc.roster.prefix_sharing import PrefixSharing
-from scheduler_svc.roster.room import Room
+from scheduler_svc.roster.prefix_sharing import PrefixCache
+from scheduler_svc.roster.room import StepBudget
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.sequence import Phase, Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
@@ -39,7 +39,7 @@ class Admission:
         home: Home[Sequence],
         table: SlotTable,
         pool: BlockPool,
-        prefix: PrefixSharing,
+        prefix: PrefixCache,
         ledger: Ledger,
         most_tokens: int,
     ) -> None:
@@ -60,7 +60,7 @@ class Admission:
         """Blocks that admissions leave free for the sequences that decode."""
         return min(self._table.num_running, self._pool.num_blocks // 64)
 
-    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, room: Room) -> None:
+    def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, rest: StepBudget) -> None:
         """Seats sequences of `line` until it, slots, blocks or budget end."""
         size, reserve = self._pool.block_size, self.reserve
         while len(draft.joined) < budget.max_new and self._table.free:
@@ -75,7 +75,7 @@ class Admission:
                 continue
             num_tokens = len(sequence.tokens)
             lag = num_tokens - len(hit) * size
-            count = room.chunk(lag)
+            count = rest.chunk(lag)
             need = self._pool.blocks_for(num_tokens) - len(hit)
             if need + reserve > self._pool.num_free_without(hit) or not (count or budget.admit_ahead):
                 break
@@ -83,11 +83,13 @@ class Admission:
             self._seat(sequence, hit, need, draft)
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
-                room.take(count)
+                rest.take(count)
 
-    def admit_waiting(self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, room: Room) -> None:
+    def admit_waiting(
+        self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, rest: StepBudget
+    ) -> None:
         """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
-        self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, room)
+        self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, rest)
 
     def first(self, queue: Queue) -> Sequence | None:
         """The sequence that goes first; those before it that the runner can never hold step aside."""
@@ -96,7 +98,7 @@ class Admission:
         return sequence
 
     def _put_aside(self, sequence: Sequence, queue: Queue) -> None:
-        queue.step_aside(sequence)
+        queue.park(sequence)
         self.misfits.append(sequence)
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:

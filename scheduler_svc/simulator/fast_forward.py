@@ -18,7 +18,7 @@ from scheduler_svc.scheduler import Scheduler
 
 
 @dataclass(slots=True, frozen=True)
-class Leap:
+class FastForward:
     """Turns that may be taken at once. The plans of all of them have the same rows, one position on each time."""
 
     session: int
@@ -36,8 +36,8 @@ class Leap:
     """Their extent flags."""
 
 
-def possible_leap(engine: Engine) -> Leap | None:
-    """The leap that the engine could take now; None where the next turn may be of another kind."""
+def possible_fast_forward(engine: Engine) -> FastForward | None:
+    """The turns that the engine could skip now; None where the next turn may be of another kind."""
     settings = engine.settings
     if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
         return None
@@ -51,12 +51,14 @@ def possible_leap(engine: Engine) -> Leap | None:
         return None
     last, due_s = scheduler.in_flight[-1], engine.requests.book.next_due_s
     before_s = math.inf if due_s is None else due_s
-    return Leap(session, scheduler, turns, before_s, last.number, len(last.flags), int(last.ends.sum()), last.flags)
+    return FastForward(
+        session, scheduler, turns, before_s, last.number, len(last.flags), int(last.ends.sum()), last.flags
+    )
 
 
-def leap(engine: Engine, chance: Leap, times_s: list[float], tokens: Column) -> None:
+def fast_forward(engine: Engine, chance: FastForward, times_s: list[float], tokens: Column) -> None:
     """`Engine.step` at each of these times at once; results bring rows of `tokens`, and plans are not sent."""
-    for applied in chance.scheduler.leap(times_s, tokens):
+    for applied in chance.scheduler.fast_forward(times_s, tokens):
         engine.ledger.now_s = applied.now_s
         engine.results.carry_out(chance.scheduler, applied)
         if engine.requests.measurements.due:

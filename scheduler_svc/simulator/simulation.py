@@ -24,7 +24,7 @@ from scheduler_svc.policy import Policy, PolicyGuard, load_policy
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
-from scheduler_svc.simulator.fast_forward import leap, possible_leap
+from scheduler_svc.simulator.fast_forward import fast_forward, possible_fast_forward
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
 from scheduler_svc.simulator.simulated_front import WORKER, SimulatedFront, early_stops
 from scheduler_svc.simulator.simulated_runners import SimulatedRunners
@@ -64,7 +64,7 @@ class Setup:
     spread: float = 0.0
     """Standard deviation of the logarithm of a step's time around the cost model."""
     seed: int = 0
-    leaps: bool = True
+    fast_forwards: bool = True
     """Turns that are alike are taken at once (see `fast_forward`); the outcome is the same without."""
     check: bool = False
     """Prove the roster's invariants after every plan (slow)."""
@@ -125,12 +125,12 @@ class Simulation:
             self.turn()  # runners join
             while not self.front.done:
                 self._advance()
-                if not self._leap():
+                if not self._fast_forward():
                     self.turn()
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
 
     def turn(self, *, is_sample: bool = False) -> None:
-        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been leapt."""
+        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been skipped."""
         begin = time.perf_counter()
         self.engine.step()
         self.engine_time.took(time.perf_counter() - begin, is_sample)
@@ -139,23 +139,23 @@ class Simulation:
         self.runners.dispatch()
         self.front.stamp()
 
-    def _leap(self) -> bool:
+    def _fast_forward(self) -> bool:
         """Takes as many turns at once as are alike; False where the next one is of its own kind.
 
-        Everything that comes is as of single turns (`Setup.leaps`).
+        Everything that comes is as of single turns (`Setup.fast_forwards`).
         """
-        chance = possible_leap(self.engine) if self.setup.leaps else None
+        chance = possible_fast_forward(self.engine) if self.setup.fast_forwards else None
         if chance is None:
             return False
         scheduler_s, until_s = self.setup.scheduler_s, min(self.front.next_s, chance.before_s)
         if self.engine_time.wants_sample and self.runners.next_s <= self.clock.now_s < until_s:
             self.turn(is_sample=True)
             return True
-        times_s = self.runners.leap(chance, until_s, scheduler_s)
+        times_s = self.runners.fast_forward(chance, until_s, scheduler_s)
         if not times_s:
             return False
-        self.engine_time.leapt(len(times_s))
-        leap(self.engine, chance, times_s, self.runners.tokens(chance.num_rows, len(times_s)))
+        self.engine_time.skipped(len(times_s))
+        fast_forward(self.engine, chance, times_s, self.runners.tokens(chance.num_rows, len(times_s)))
         left_s = [time_s + scheduler_s for time_s in times_s]
         self.clock.now_s = left_s[-1]
         self.front.stamp_each(left_s)

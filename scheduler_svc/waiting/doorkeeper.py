@@ -31,7 +31,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.waiting.early_refusal import EarlyRefusal, work_of
 
 
-class Doorkeeper:
+class AdmissionControl:
     """Judges requests on what runs and waits. `shed` says what an accepted request costs others."""
 
     def __init__(

@@ -40,7 +40,7 @@ class Overtaken:
         """The sequence, which is in the order of `shared` or here, may be passed by others."""
         if sequence in self._class_of:
             return
-        shared.step_aside(sequence)
+        shared.park(sequence)
         if index not in self._queues:
             self._queues[index] = shared.like()
         self._queues[index].push(sequence)
@@ -57,6 +57,6 @@ class Overtaken:
     def recall(self, shared: Queue) -> None:
         """All of them are back in the order of `shared`."""
         for sequence in self._class_of:
-            shared.come_back(sequence)
+            shared.unpark(sequence)
         self._queues.clear()
         self._class_of.clear()

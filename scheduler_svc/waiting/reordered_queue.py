@@ -94,13 +94,13 @@ class ReorderedQueue(WaitingQueue):
         """See `WaitingQueue`."""
         return self.ordered.like()
 
-    def step_aside(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence) -> None:
         """Takes a sequence out of the order, if it is in it; it still waits."""
-        self.ordered.step_aside(sequence)
+        self.ordered.park(sequence)
 
-    def come_back(self, sequence: Sequence) -> bool:
+    def unpark(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
-        return sequence in self._unranked or self.ordered.come_back(sequence)
+        return sequence in self._unranked or self.ordered.unpark(sequence)
 
     def discard(self, sequence: Sequence) -> None:
         """Removes the sequence if it waits here; it may wait again later, under its new rank."""

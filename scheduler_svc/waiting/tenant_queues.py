@@ -87,17 +87,17 @@ class TenantQueues:
         self.discard(sequence)
         return sequence
 
-    def step_aside(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence) -> None:
         """Takes a sequence out of the order, if it waits here; it still waits."""
         queue = self._queues.get(sequence.request.tenant)
         if queue is not None:
-            queue.step_aside(sequence)
+            queue.park(sequence)
 
-    def come_back(self, sequence: Sequence) -> bool:
+    def unpark(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
         tenant = sequence.request.tenant
         queue = self._queues.get(tenant)
-        if queue is None or not queue.come_back(sequence):
+        if queue is None or not queue.unpark(sequence):
             return False
         self._enter(tenant)
         return True

@@ -132,14 +132,14 @@ class TenantShares:
         if share is None or share.limits.running is None or sequence in self._entered:
             return
         if sequence in self._held:
-            queue.step_aside(sequence)
+            queue.park(sequence)
         elif share.entered < share.limits.running:
             share.entered += 1
             self._entered.add(sequence)
         else:
             self._held.add(sequence)
             self._hold(sequence, share)
-            queue.step_aside(sequence)
+            queue.park(sequence)
 
     def resume(self, sequence: Sequence) -> bool:
         """A sequence of a submitted request is in a slot since before a restart, and in no queue; False if its tenant
@@ -184,7 +184,7 @@ class TenantShares:
             self._held.remove(sequence)
             self._entered.add(sequence)
             share.entered += 1
-            queue.come_back(sequence)
+            queue.unpark(sequence)
 
     def _next_held(self, share: _Share) -> Sequence | None:
         """Takes out who is held and goes first: by rank, those without their new rank last."""
@@ -217,7 +217,7 @@ class TenantShares:
         """A waiting sequence was put into the new queue under its new rank: if it is held it steps aside again."""
         if sequence in self._held:
             self._hold(sequence, self._shares[sequence.request.tenant])
-            queue.step_aside(sequence)
+            queue.park(sequence)
 
     def check(self, live: list[Sequence]) -> None:
         """Raises RuntimeError unless everything here is what a count over all sequences that live comes to. O(live)."""

@@ -6,7 +6,7 @@ from itertools import islice
 
 from scheduler_svc.policy import PolicyGuard
 from scheduler_svc.request_view import waiting_view
-from scheduler_svc.roster.prefix_sharing import PrefixSharing
+from scheduler_svc.roster.prefix_sharing import PrefixCache
 from scheduler_svc.sequence import Sequence
 from scheduler_svc.waiting.tenant_queues import Queue
 
@@ -14,7 +14,7 @@ from scheduler_svc.waiting.tenant_queues import Queue
 class WaitingLine:
     """An iterator. Each sequence must be out of the queue's order before the next one is asked for."""
 
-    def __init__(self, queue: Queue, policy: PolicyGuard, prefix: PrefixSharing, now_s: float) -> None:
+    def __init__(self, queue: Queue, policy: PolicyGuard, prefix: PrefixCache, now_s: float) -> None:
         self._queue = queue
         self._head: list[Sequence] = []  # still to be tried, the next one last
         if policy.rerank_window:

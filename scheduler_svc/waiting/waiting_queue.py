@@ -102,12 +102,12 @@ class WaitingQueue:
         self.discard(sequence)
         return sequence
 
-    def step_aside(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence) -> None:
         """Takes a sequence out of the order, if it waits here; it still waits."""
         if sequence in self._members:
             self._members[sequence] = Place(0, self._members[sequence].tokens)
 
-    def come_back(self, sequence: Sequence) -> bool:
+    def unpark(self, sequence: Sequence) -> bool:
         """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
         place = self._members.get(sequence)
         if place is None or place.entry:

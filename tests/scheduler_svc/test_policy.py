@@ -58,7 +58,7 @@ def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position
     assert policy.budget(load(decoding=16)).prefill_tokens == 1
     assert Fcfs(PolicyParameters()).budget(load()).prefill_tokens == 61
     assert Fcfs(PolicyParameters(step_tokens=1000)).budget(load()).prefill_tokens == 61
-    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=20)).budget(load()) == Budget(13, stretch=4)
+    assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=20)).budget(load()) == Budget(13, overflow=4)
     assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=16)).budget(load()) == Budget(13)
 
 
@@ -188,7 +188,24 @@ def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> N
 
 
 def test_a_budget_within_a_bound_is_stretched_no_further_than_that() -> None:
-    budget = Budget(100, stretch=28)
+    budget = Budget(100, overflow=28)
     assert budget.within(float("inf")) == budget.within(128) == budget
-    assert budget.within(110.5) == Budget(100, stretch=10)
+    assert budget.within(110.5) == Budget(100, overflow=10)
     assert budget.within(63.7) == Budget(63)
+
+
+def test_the_former_name_of_a_budgets_overflow_is_understood_for_one_release() -> None:
+    """A policy written for it must not fall back to `fcfs`."""
+
+    class Former(Policy):
+        name = "former"
+
+        def budget(self, load: Load) -> Budget:
+            budget = Budget(100, stretch=28)
+            assert budget.stretch == 28 and budget._replace(prefill_tokens=5).overflow == 28
+            return budget
+
+    guard = PolicyGuard(Former(PolicyParameters()))
+    with pytest.warns(FutureWarning, match="overflow"):
+        assert guard.budget(load()) == Budget(100, overflow=28)
+    assert guard.failures == 0

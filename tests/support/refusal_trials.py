@@ -300,13 +300,13 @@ class World:
         self._batch_s = self._rest_s() if mix.batch else float("inf")
         self._listen()
 
-    # ------------------------------------------------------------------ the doorkeeper's judgement
+    # ------------------------------------------------------------------ the admission_control's judgement
 
     def _listen(self) -> None:
         """From now on the world hears of each request that is judged late."""
-        doorkeeper = self.stack.engine.commands.doorkeeper
-        self._judge = doorkeeper.early.refusal
-        doorkeeper.early.refusal = self._heard  # type: ignore[method-assign]
+        admission_control = self.stack.engine.commands.admission_control
+        self._judge = admission_control.early.refusal
+        admission_control.early.refusal = self._heard  # type: ignore[method-assign]
 
     def _heard(self, request: Request) -> EngineRefusal | None:
         """In the branch where it is to be admitted, None whatever the judgement is."""

@@ -220,7 +220,7 @@ def test_what_was_refused_as_poison_stays_refused() -> None:
         for session in set(computing):
             service.runners.kill(session, Loss.FAULT)
             service.add_runner(Imprecise())
-        if not computing:  # it waits for its trial, or for a runner that has proven itself
+        if not computing:  # it waits for its isolation, or for a runner that has proven itself
             service.whole_turn(*service.runners.runners, most_plans=1)
     assert stream.error is not None and stream.error.code is grpc.StatusCode.INTERNAL
     for again in (service.attach_to("the-request", [1]), service.generate(request([1, 2]))):

@@ -132,7 +132,7 @@ def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
             break
     ward.stack.step()
     refused = [request for request in requests if request.refused is not None]
-    # A crash in the very moment of a trial of one convicts it: with crashes this dense that is luck.
+    # A crash in the very moment of an isolation of one rejects it: with crashes this dense that is luck.
     assert len(refused) <= 3
     for request in requests:
         if request not in refused:
@@ -208,7 +208,7 @@ def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> Non
         line.lose(loss)
         assert line.stack.engine.quarantine.active
         line.come_back(unharmed=True)
-        line.turns(2)  # it is acquitted with the first token
+        line.turns(2)  # it is cleared with the first token
         (live,) = line.stack.engine.requests.book.live()
         assert not live.suspicion.lone_losses
     line.finish()
@@ -244,7 +244,7 @@ def test_a_verdict_does_not_wait_for_the_process() -> None:
 
 @pytest.mark.parametrize("last", [Loss.FAULT, Loss.GONE])
 def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss) -> None:
-    """Its trial began, on the other runner, before the process that made it a suspect was back."""
+    """Its isolation began, on the other runner, before the process that made it a suspect was back."""
     losses = STRIKES + LONE_LOSSES
     ward = Ward(2)
     runners, engine = ward.stack.runners, ward.stack.engine

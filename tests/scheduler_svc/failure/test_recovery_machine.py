@@ -68,7 +68,7 @@ class RecoveryMachine(EngineMachine):
         num_convicted = self._num_convicted()
         self.stack.step()
         if self._num_convicted() > num_convicted:
-            self.kills += 1  # the verdict fell before the process was back: the loss that convicts is never forgiven
+            self.kills += 1  # the verdict fell before the process was back: the loss that rejects is never forgiven
         else:
             self.cuts += 1
         self._return(runner, session, holds=False)

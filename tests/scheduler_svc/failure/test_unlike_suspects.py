@@ -145,7 +145,7 @@ def test_a_suspect_that_no_runner_holds_is_absolved_when_its_runner_comes_back()
 
 @pytest.mark.parametrize("turns", range(1, 8))
 def test_a_request_that_waits_for_the_runner_of_a_trial_is_not_given_up_when_that_ends(turns: int) -> None:
-    """Its time is up in any turn of the trial, also in the one that brings the last token of whoever is tried."""
+    """Its time is up in any turn of the isolation, also in the one that brings the last token of whoever is tried."""
     stack = stack_of(SMALL, LARGE)
     tried = stack.submit([1] * 40, 1)
     stack.step()

@@ -1,4 +1,4 @@
-"""A request that ends runners is found, an ill runner alone convicts nobody, and clients hear what happened."""
+"""A request that ends runners is found, an ill runner alone rejects nobody, and clients hear what happened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_the_only_runner_is_ill_and_nobody_is_accused(loss: Loss) -> None:
     requests = [hospital.submit(number) for number in range(6)]
     late = hospital.submit(9, timeout_ms=2000)
     hospital.turns(20.0)
-    assert not hospital.engine.reports.model_state().model.ready and not hospital.engine.pool.progress(hospital.stack.now_s)
+    assert not hospital.engine.reports.model_state().model.ready and not hospital.engine.pool.progress(
+        hospital.stack.now_s
+    )
     assert late.streams[0].end is not None and late.streams[0].end.reason == FinishReason.DEADLINE
     assert all(request.refused is None and request.streams[0].end is None for request in requests)
     assert all(not live.suspicion.strikes for live in hospital.engine.requests.book.live())
@@ -49,7 +51,7 @@ def test_streams_end_in_time_where_all_runners_stay_ill() -> None:
 @pytest.mark.parametrize("neighbours", [0, 12])
 @pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE])
 def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbours: int) -> None:
-    """Where others wait they are computed between its trials; else the probe is."""
+    """Where others wait they are computed between its isolations; else the probe is."""
     hospital = Hospital("only")
     hospital.fatal = loss
     beside = [hospital.submit(number) for number in range(neighbours)]

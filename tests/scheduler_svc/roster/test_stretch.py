@@ -7,7 +7,7 @@ import random
 import pytest
 
 from roster_protos import plan_pb2
-from scheduler_svc.roster.plan_line import PlanLine, PlannedStep
+from scheduler_svc.roster.plan_line import PlanBuilder, PlannedStep
 from scheduler_svc.roster.slot_table import SlotTable
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace
@@ -57,17 +57,17 @@ def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monke
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     trace, setup = random_trace(seed, NUM_REQUESTS), random_setup(seed, policy, kv_tokens)
-    follow, followed = PlanLine.follow, 0
+    follow, followed = PlanBuilder.follow, 0
 
-    def counted(line: PlanLine) -> PlannedStep | None:
+    def counted(line: PlanBuilder) -> PlannedStep | None:
         nonlocal followed
         step = follow(line)
         followed += step is not None
         return step
 
-    monkeypatch.setattr(PlanLine, "follow", counted)
+    monkeypatch.setattr(PlanBuilder, "follow", counted)
     fast = plans_of(setup, trace)
-    monkeypatch.setattr(PlanLine, "follow", lambda line: None)
+    monkeypatch.setattr(PlanBuilder, "follow", lambda line: None)
     assert fast == plans_of(setup, trace)
     assert followed, "no step took the fast path"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduler_svc.simulator.fast_forward import Leap, possible_leap
 
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.engine import Engine
@@ -17,6 +16,7 @@ from scheduler_svc.intake import build_request
 from scheduler_svc.policy import StepReport
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason
+from scheduler_svc.simulator.fast_forward import FastForward, possible_fast_forward
 from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace, TraceRequest
@@ -32,13 +32,13 @@ class Recorded(Simulation):
         super().__init__(trace, setup)
         self.plans: dict[int, bytes] = {}
         self.told: list[tuple[Any, ...]] = []
-        self.turns_leapt = 0
+        self.turns_skipped = 0
         self.reports: list[tuple[Any, ...]] = []
         self._send_plan, self._send = self.runners.send_plan, self.front.send
-        self._leap_of_runners = self.runners.leap
+        self._runners_fast_forward = self.runners.fast_forward
         self._observe = self.engine.policy.observe
         self.runners.send_plan = self._note_plan  # type: ignore[method-assign]
-        self.runners.leap = self._note_leap  # type: ignore[method-assign]
+        self.runners.fast_forward = self._note_fast_forward  # type: ignore[method-assign]
         self.front.send = self._note_message  # type: ignore[method-assign]
         self.engine.policy.observe = self._note_report  # type: ignore[method-assign]
 
@@ -49,9 +49,9 @@ class Recorded(Simulation):
             admission.sequence_id, admission.context = 0, b""
         self.plans[number] = copy.SerializeToString()
 
-    def _note_leap(self, leap: Leap, until_s: float, scheduler_s: float) -> list[float]:
-        times_s = self._leap_of_runners(leap, until_s, scheduler_s)
-        self.turns_leapt += len(times_s)
+    def _note_fast_forward(self, chance: FastForward, until_s: float, scheduler_s: float) -> list[float]:
+        times_s = self._runners_fast_forward(chance, until_s, scheduler_s)
+        self.turns_skipped += len(times_s)
         return times_s
 
     def _note_message(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
@@ -115,28 +115,28 @@ BUILT_IN = ("adaptive", "deadline", "fair", "fcfs", "orca", "prefix", "priority"
 @pytest.mark.parametrize("policy", BUILT_IN)
 def test_the_same_as_turn_by_turn(policy: str) -> None:
     first = random.SystemRandom().randrange(1 << 32)
-    leapt = 0
+    skipped = 0
     for seed in range(first, first + count(30, in_ci=1)):
         print(f"seed {seed}")
         setup, trace = random_setup(seed, policy), random_trace(seed, 25, stops=seed % 2 == 1)
-        if seed == first:  # here leaps are possible for sure
+        if seed == first:  # here fast_forwards are possible for sure
             setup, trace = replace(setup, scheduler_s=150e-6), random_trace(seed, 25, stops=False)
-        leaping, stepping = Recorded(trace, setup), Recorded(trace, replace(setup, leaps=False))
-        fast, slow = leaping.run(), stepping.run()
-        assert fast.token_times_s.tobytes() == slow.token_times_s.tobytes()
-        assert fast.offsets.tolist() == slow.offsets.tolist()
-        assert leaping.told == stepping.told
-        assert leaping.reports == stepping.reports
-        assert leaping.plans.items() <= stepping.plans.items()
-        assert len(leaping.plans) + leaping.turns_leapt == len(stepping.plans)
-        assert state(leaping.engine) == state(stepping.engine)
-        assert leaping.runners.tallies == stepping.runners.tallies
-        assert not stepping.turns_leapt
-        leapt += leaping.turns_leapt
-    assert leapt or policy == "static", "no turn was leapt"
+        fast, slow = Recorded(trace, setup), Recorded(trace, replace(setup, fast_forwards=False))
+        quick, twin = fast.run(), slow.run()
+        assert quick.token_times_s.tobytes() == twin.token_times_s.tobytes()
+        assert quick.offsets.tolist() == twin.offsets.tolist()
+        assert fast.told == slow.told
+        assert fast.reports == slow.reports
+        assert fast.plans.items() <= slow.plans.items()
+        assert len(fast.plans) + fast.turns_skipped == len(slow.plans)
+        assert state(fast.engine) == state(slow.engine)
+        assert fast.runners.tallies == slow.runners.tallies
+        assert not slow.turns_skipped
+        skipped += fast.turns_skipped
+    assert skipped or policy == "static", "no turn was skipped"
 
 
-def before_a_leap(**fields: Any) -> Simulation:
+def before_steady_turns(**fields: Any) -> Simulation:
     """Two sequences that decode, and nothing else to come."""
     trace = Trace("two", (TraceRequest(0.0, 10, 60, tenant="a"), TraceRequest(0.0, 40, 60, tenant="b")))
     simulation = Simulation(trace, Setup(round_cost(), policy="priority", **fields))
@@ -146,15 +146,15 @@ def before_a_leap(**fields: Any) -> Simulation:
     return simulation
 
 
-def test_how_far_a_leap_goes() -> None:
+def test_how_far_a_fast_forward_goes() -> None:
     """Until a sequence has all its tokens planned; from the row counts and positions of the plan after the last."""
-    simulation = before_a_leap()
-    leap = possible_leap(simulation.engine)
-    assert leap is not None
+    simulation = before_steady_turns()
+    chance = possible_fast_forward(simulation.engine)
+    assert chance is not None
     (scheduler,) = simulation.engine.pool.schedulers.values()
     last = scheduler.in_flight[-1]
-    assert leap.turns == min(70 - int(last.known[0]), 100 - int(last.known[1]))
-    assert (leap.num_rows, leap.context_tokens) == (2, int(last.ends.sum()))
+    assert chance.turns == min(70 - int(last.known[0]), 100 - int(last.known[1]))
+    assert (chance.num_rows, chance.context_tokens) == (2, int(last.ends.sum()))
 
 
 def watch(engine: Engine) -> None:
@@ -223,27 +223,27 @@ def take_a_plan_back(engine: Engine) -> None:
         take_a_plan_back,
     ],
 )
-def test_no_leap_where_a_turn_may_be_of_another_kind(disturb: Callable[[Engine], None]) -> None:
-    engine = before_a_leap().engine
-    assert possible_leap(engine) is not None
+def test_no_fast_forward_where_a_turn_may_be_of_another_kind(disturb: Callable[[Engine], None]) -> None:
+    engine = before_steady_turns().engine
+    assert possible_fast_forward(engine) is not None
     disturb(engine)
-    assert possible_leap(engine) is None
+    assert possible_fast_forward(engine) is None
 
 
 @pytest.mark.parametrize("fields", [{"check": True}, {"plan_lead_ms": 1.0}, {"runners": 2}], ids=str)
-def test_no_leap_under_these_settings(fields: dict[str, Any]) -> None:
-    assert possible_leap(before_a_leap(**fields).engine) is None
+def test_no_fast_forward_under_these_settings(fields: dict[str, Any]) -> None:
+    assert possible_fast_forward(before_steady_turns(**fields).engine) is None
 
 
-def test_a_leap_ends_before_the_next_arrival() -> None:
+def test_a_fast_forward_ends_before_the_next_arrival() -> None:
     late = Trace("late", (TraceRequest(0.0, 10, 200), TraceRequest(0.5, 10, 5)))
     simulation = Recorded(late, Setup(round_cost()))
     outcome = simulation.run()
-    assert simulation.turns_leapt > 150
+    assert simulation.turns_skipped > 150
     assert outcome.ttft_s[1] < 3 * 0.0111
 
 
-def test_a_leap_ends_before_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_forward_ends_before_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     submit = SimulatedFront._submit
 
     def with_a_deadline(front: SimulatedFront, index: int) -> engine_pb2.Submit:
@@ -254,12 +254,12 @@ def test_a_leap_ends_before_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SimulatedFront, "_submit", with_a_deadline)
     trace = Trace("short of time", tuple(TraceRequest(0.0, 10, 200) for _ in range(2)))
-    leaping, stepping = (Recorded(trace, Setup(round_cost(), leaps=leaps)) for leaps in (True, False))
-    for simulation in (leaping, stepping):
+    fast, slow = (Recorded(trace, Setup(round_cost(), fast_forwards=fast_forwards)) for fast_forwards in (True, False))
+    for simulation in (fast, slow):
         with pytest.raises(RuntimeError, match="ended before they had their tokens"):
             simulation.run()
-    assert leaping.turns_leapt > 150
-    assert leaping.told == stepping.told
-    (end,) = [end for _, _, _, ends in leaping.told for end in ends if end[1] == FinishReason.DEADLINE]
+    assert fast.turns_skipped > 150
+    assert fast.told == slow.told
+    (end,) = [end for _, _, _, ends in fast.told for end in ends if end[1] == FinishReason.DEADLINE]
     assert end[0] == 1 and 0 < end[2] < 200
-    assert state(leaping.engine) == state(stepping.engine)
+    assert state(fast.engine) == state(slow.engine)

@@ -70,10 +70,10 @@ def test_order_is_that_of_sorting(seed: int, by_tenant: bool) -> None:
         elif action == 5:
             moved = rng.choice(model.waiting)
             if moved.id in model.aside:
-                queue.come_back(moved)
+                queue.unpark(moved)
                 model.aside.remove(moved.id)
             else:
-                queue.step_aside(moved)
+                queue.park(moved)
                 model.aside.add(moved.id)
         else:
             counters[rng.choice("abcdef")] += rng.randrange(20)

@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_svc.policy import RequestView
 
 Numbers = Any
-"""A number, or an array of as many as there are promises."""
+"""A number, or an array of as many as are pending."""
 _KEPT_S = 5.0
 """A promise that was broken is forgotten after this: its request may have been cancelled, which nobody tells."""
 
@@ -40,7 +40,7 @@ class Pace:
         return np.maximum(computed, seated) + self.step_s
 
 
-class Promises:
+class PendingDeadlines:
     """A column each of deadlines (seconds, engine's clock) and prompt tokens, sorted by deadline."""
 
     def __init__(self) -> None:
