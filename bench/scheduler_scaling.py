@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from bench.provenance import provenance, write_results
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import read_trace

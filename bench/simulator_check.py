@@ -30,7 +30,7 @@ from roster_client.calibrate_command import started_runner
 from roster_client.client import RosterClient
 from roster_client.events import Delta
 from roster_client.stack import Endpoints, Stack
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 from scheduler_svc.simulator.calibration import Calibration, Calibrator
 from scheduler_svc.simulator.cost_fit import fit_cost_model
 from scheduler_svc.simulator.cost_model import CostModel

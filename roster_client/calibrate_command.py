@@ -35,7 +35,7 @@ def calibrate(
 ) -> None:
     """Measure a runner's step times and fit a cost model to them. Leave the machine alone meanwhile."""
     try:
-        from scheduler_svc.operation.logs import configure_logs
+        from roster_common.logs import configure_logs
         from scheduler_svc.simulator.calibration import Calibrator
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from .requests import CHANNEL_OPTIONS
+from roster_common.call_metadata import TOKEN_KEY
 
-TOKEN_KEY = "authorization"
+from .requests import CHANNEL_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

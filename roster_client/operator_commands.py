@@ -51,7 +51,7 @@ def keygen(
 ) -> None:
     """Make a CURVE key pair for the link between scheduler and runners."""
     try:
-        from scheduler_svc.link.curve_keys import generate
+        from roster_common.curve_keys import generate
     except ImportError as error:
         raise ValueError(f"keygen needs ZeroMQ: install roster-serve[scheduler] or [runner] ({error})") from error
     try:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypedDict
 
+from roster_common.call_metadata import TENANT_KEY
 from roster_protos import inference_pb2 as pb
-
-TENANT_KEY = "roster-tenant"
 
 # Answers may hold logprobs of a whole prompt: the default limit of 4 MiB is too small for them.
 CHANNEL_OPTIONS = (

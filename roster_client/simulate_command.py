@@ -108,7 +108,7 @@ def _run(
     plot: Path | None,
     recorder: RecordingWriter | None,
 ) -> None:
-    from scheduler_svc.operation.logs import configure_logs
+    from roster_common.logs import configure_logs
     from scheduler_svc.policy import load_policy
     from scheduler_svc.simulator.comparison_plot import check_plot, plot_comparison
     from scheduler_svc.simulator.report import Targets, report

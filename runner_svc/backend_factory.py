@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roster_common.setting_sources import UnusableSettings
 from runner_svc.backend import Backend
 from runner_svc.device_choice import BrokenGpu
-from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 Progress = Callable[[str, float], None]

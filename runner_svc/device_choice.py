@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from runner_svc.setting_sources import UnusableSettings
+from roster_common.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 
 if TYPE_CHECKING:

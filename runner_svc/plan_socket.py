@@ -28,11 +28,11 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
+from roster_common.link_protocol import OURS, TERMS, shared
 from roster_protos import plan_pb2
 from runner_svc.busy_watch import TICK_S, BusyWatch
 from runner_svc.compute_thread import ComputeThread
 from runner_svc.curve import CurveClient
-from runner_svc.features import OURS, TERMS, shared
 from runner_svc.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner

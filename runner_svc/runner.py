@@ -13,14 +13,13 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import plan_pb2
 from runner_svc.backend import Backend, DoneStep, OverlappingBackend, PendingStep, RosterBackend, StepOutput
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.plan_check import Limits
 from runner_svc.plan_columns import PlanFault
-
-PROTOCOL_VERSION = 1
 
 
 class Runner:

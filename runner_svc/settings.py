@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from runner_svc.setting_sources import ServiceSettings
+from roster_common.setting_sources import ServiceSettings
 
 
 def default_cache_folder() -> Path:

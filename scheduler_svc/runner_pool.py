@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import plan_pb2
 from scheduler_svc.ledger import Ledger
 from scheduler_svc.link.likeness import Likeness
-from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.roster.prefix_sharing import SharingRules
 from scheduler_svc.roster.sequence_size import most_tokens
 from scheduler_svc.scheduler import Scheduler

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from scheduler_svc.setting_sources import ServiceSettings
+from roster_common.setting_sources import ServiceSettings
 from scheduler_svc.waiting.tenant_limits import TenantLimits
 
 

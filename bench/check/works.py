@@ -12,7 +12,7 @@ from bench.check.counting import run_counted
 from bench.check.front_work import FRONT_WORK
 from bench.check.scheduler_work import SCHEDULER_WORK
 from bench.check.work import Advance, Work
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 
 WORKS = (*SCHEDULER_WORK, *FRONT_WORK)
 

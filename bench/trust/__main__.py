@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.provenance import provenance, write_results
 from bench.trust import lines
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(lines.__path__))
 

@@ -17,10 +17,9 @@ from typing import Self
 
 from grpc import StatusCode
 
+from roster_common.call_metadata import TENANT_KEY, TOKEN_KEY
 from scheduler_svc.front.refusal import Refusal, invalid
 
-TENANT_KEY = "roster-tenant"
-TOKEN_KEY = "authorization"
 MAX_TENANT_BYTES = 128
 MIN_TOKEN_CHARACTERS = 16
 

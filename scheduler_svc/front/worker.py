@@ -21,6 +21,8 @@ import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from roster_common.logs import configure_logs
+from roster_common.setting_sources import FILE_VARIABLE
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.admin_service import AdminService
 from scheduler_svc.front.decoding import DecodingInterceptor
@@ -44,8 +46,6 @@ from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.tenant import Tenants
 from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
-from scheduler_svc.operation.logs import configure_logs
-from scheduler_svc.setting_sources import FILE_VARIABLE
 from scheduler_svc.settings import SchedulerSettings
 
 if TYPE_CHECKING:

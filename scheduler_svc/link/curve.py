@@ -14,7 +14,7 @@ import structlog
 import zmq
 import zmq.utils.z85
 
-from scheduler_svc.link.curve_keys import UnusableKey, read_public, read_secret
+from roster_common.curve_keys import UnusableKey, read_allowed, read_secret
 
 DOMAIN = "roster-link"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -28,7 +28,7 @@ class AllowList:
     def __init__(self, path: Path) -> None:
         """Raises UnusableKey."""
         self._path = path
-        self._keys = read_public(path)
+        self._keys = read_allowed(path)
         self._changed_ns = self._modified_ns()
 
     def __contains__(self, key: bytes) -> bool:
@@ -37,7 +37,7 @@ class AllowList:
         if changed_ns != self._changed_ns:
             self._changed_ns = changed_ns
             try:
-                self._keys = read_public(self._path)
+                self._keys = read_allowed(self._path)
             except UnusableKey as error:
                 log.error("the list of allowed runners can't be used: the last one stays", error=str(error))
         return key in self._keys

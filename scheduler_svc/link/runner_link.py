@@ -21,16 +21,15 @@ import structlog
 import zmq
 from google.protobuf.message import DecodeError
 
+from roster_common.link_protocol import CONTEXTS, OURS, TERMS, shared
 from roster_protos import plan_pb2
 from scheduler_svc.link.curve import CurveServer
-from scheduler_svc.link.features import CONTEXTS, OURS, TERMS, shared
 from scheduler_svc.link.name_contests import NameContests
 from scheduler_svc.link.runner_events import Fenced, GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 from scheduler_svc.link.runner_peer import Peer
 from scheduler_svc.link.runner_socket import RunnerSocket
 from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
 
-PROTOCOL_VERSION = 1
 PING_INTERVAL_S = 1.0
 PAUSE_S = 2.0
 """The engine looks here at least every half second; so long a gap means that it was stopped itself."""

@@ -17,6 +17,8 @@ from types import FrameType
 import structlog
 import zmq
 
+from roster_common.logs import configure_logs
+from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.front.doors import ServerCredentials
 from scheduler_svc.front.gateway_door import check_gateway
@@ -25,9 +27,7 @@ from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
 from scheduler_svc.operation.exposure import exposed
-from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.operation.worker_supervisor import WorkerSupervisor
-from scheduler_svc.setting_sources import UnusableSettings
 from scheduler_svc.settings import SchedulerSettings
 
 FENCED = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from roster_common.distribution import distribution_version
 from roster_protos import admin_pb2, engine_pb2
-from scheduler_svc.distribution import distribution_version
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import Illness
 from scheduler_svc.operation.drain import Drain

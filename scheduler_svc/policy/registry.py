@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from roster_common.wrong_values import wrong_values
 from scheduler_svc.policy.interface import Policy
-from scheduler_svc.wrong_values import wrong_values
 
 ENTRY_POINT_GROUP = "roster.policies"
 

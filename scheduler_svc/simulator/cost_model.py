@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from roster_common.wrong_values import wrong_values
 from roster_protos import plan_pb2
-from scheduler_svc.wrong_values import wrong_values
 
 SHIPPED = Path(__file__).parent / "costs"
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
-from scheduler_svc.link.runner_link import PROTOCOL_VERSION
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.fast_forward import FastForward
 from scheduler_svc.simulator.step_tallies import StepTallies

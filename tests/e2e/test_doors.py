@@ -20,7 +20,7 @@ from roster_client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.errors import NotFoundError, RosterError, UnavailableError
 from roster_client.health import check_health
 from roster_client.sync_client import SyncRosterClient
-from scheduler_svc.link.curve_keys import generate
+from roster_common.curve_keys import generate
 from tests.support.certificates import Authority
 from tests.support.in_this_process import run_runner, run_scheduler
 from tests.support.processes import RosterProcesses, roster_processes

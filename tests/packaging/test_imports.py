@@ -1,18 +1,21 @@
-"""Who may import what: the two services share roster_protos only, the scheduler knows no torch, and nothing pickles."""
+"""Who may import what: services share roster_protos and roster_common, the scheduler has no torch, nothing pickles."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("roster_protos", "scheduler_svc", "runner_svc", "roster_client")
+PACKAGES = ("roster_protos", "roster_common", "scheduler_svc", "runner_svc", "roster_client")
 GPU = {"torch", "transformers", "cupy", "accelerate", "safetensors"}
 FORBIDDEN = {
-    "roster_protos": GPU | {"scheduler_svc", "runner_svc", "roster_client"},
+    "roster_protos": GPU | {"roster_common", "scheduler_svc", "runner_svc", "roster_client"},
+    "roster_common": GPU | {"numpy", "grpc", "roster_protos", "scheduler_svc", "runner_svc", "roster_client"},
     "scheduler_svc": GPU | {"runner_svc", "roster_client"},
     "runner_svc": {"scheduler_svc", "roster_client"},
     "roster_client": GPU,
@@ -84,3 +87,11 @@ def test_the_checks_see_what_they_look_for() -> None:
 def test_kernels_hold_no_python() -> None:
     """An importable `kernels` would shadow a library that transformers probes for."""
     assert list((ROOT / "kernels").rglob("*.py")) == []
+
+
+def test_what_is_common_is_light() -> None:
+    """Front workers, launchers and command lines import it first."""
+    modules = [f"roster_common.{path.stem}" for path in sources("roster_common") if path.stem != "__init__"]
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"torch", "numpy", "grpc", "zmq"} & set(loaded.stdout.split()) == set()

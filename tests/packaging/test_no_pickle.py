@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("scheduler_svc", "runner_svc", "roster_client", "roster_protos", "bench", "kernels")
+PACKAGES = ("scheduler_svc", "runner_svc", "roster_client", "roster_protos", "roster_common", "bench", "kernels")
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "multiprocessing"}
 """multiprocessing pickles what it sends."""
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import runner_svc.setting_sources
-import scheduler_svc.setting_sources
+from roster_common.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 from scheduler_svc.settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"scheduler": SchedulerSettings, "runner": RunnerSettings}
-UNUSABLE = (scheduler_svc.setting_sources.UnusableSettings, runner_svc.setting_sources.UnusableSettings)
 BROKEN = {
     "cut short": (b'{"log_level": "info"', "which is not JSON (Expecting ',' delimiter, line 1 column 21): correct"),
     "empty": (b"", "which is not JSON (Expecting value, line 1 column 1): correct the file"),
@@ -38,17 +36,11 @@ def broken_file(folder: Path, name: str) -> str:
 
 
 def refusal(service: str, *flags: str) -> str:
-    with pytest.raises(UNUSABLE) as refused:
+    with pytest.raises(UnusableSettings) as refused:
         SERVICES[service].read(_cli_parse_args=list(flags))
     text = str(refused.value)
     assert "\n" not in text
     return text
-
-
-@pytest.mark.parametrize("file", ["setting_sources.py", "wrong_values.py"])
-def test_the_copies_are_equal(file: str) -> None:
-    scheduler, runner = ((ROOT / package / file).read_text("utf-8") for package in ("scheduler_svc", "runner_svc"))
-    assert runner == scheduler.replace("scheduler_svc", "runner_svc")
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -139,7 +131,7 @@ def test_bytes_that_are_no_text_anywhere(
     """In paths, in strings with a least length, in objects and their names: in flags, variables and arguments."""
     said = f"setting {setting}: {value if value[0] != '{' else chr(0xDC80)!r} is not UTF-8: write it as UTF-8"
     assert refusal(service, f"--{setting.replace('_', '-')}={value}") == said
-    with pytest.raises(UNUSABLE) as refused:
+    with pytest.raises(UnusableSettings) as refused:
         SERVICES[service].read(**{setting: json.loads(value) if value[0] == "{" else Path(value)})
     assert str(refused.value) == said
     monkeypatch.setenv(f"ROSTER_{setting}".upper(), value)

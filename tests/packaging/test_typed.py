@@ -7,6 +7,6 @@ from importlib.resources import files
 import pytest
 
 
-@pytest.mark.parametrize("package", ["roster_client", "roster_protos", "scheduler_svc"])
+@pytest.mark.parametrize("package", ["roster_client", "roster_protos", "roster_common", "scheduler_svc"])
 def test_packages_say_that_they_are_typed(package: str) -> None:
     assert files(package).joinpath("py.typed").is_file()

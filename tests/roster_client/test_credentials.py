@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from roster_client.cli import app
 from roster_client.credentials import Credentials
 from roster_client.exit_codes import ExitCode
-from scheduler_svc.link.curve_keys import read_public, read_secret
+from roster_common.curve_keys import read_allowed, read_secret
 from tests.support.scripted_server import ScriptedServer
 
 
@@ -44,6 +44,6 @@ def test_keygen_makes_a_pair_and_overwrites_none(tmp_path: Path) -> None:
     arguments = ["keygen", "runner-1", "--folder", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == ExitCode.OK and "runner-1.pub" in result.output
-    assert len(read_secret(tmp_path / "runner-1.key")) == 40 and len(read_public(tmp_path / "runner-1.pub")) == 1
+    assert len(read_secret(tmp_path / "runner-1.key")) == 40 and len(read_allowed(tmp_path / "runner-1.pub")) == 1
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == ExitCode.USAGE and "choose another name" in again.output

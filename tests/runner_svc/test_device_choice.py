@@ -10,13 +10,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from roster_common.setting_sources import UnusableSettings
 from runner_svc import backend_factory, cuda_loading
 from runner_svc import main as runner_main
 from runner_svc.cuda.kernel import LaunchError
 from runner_svc.device_choice import choose_device
 from runner_svc.hash_model import HashBackend
 from runner_svc.pool_size import GRAPH_BYTES, MemoryProfile
-from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
 from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 from tests.support.in_this_process import run_runner

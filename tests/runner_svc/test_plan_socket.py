@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from roster_common.link_protocol import OURS, TERMS
 from roster_protos import plan_pb2
 from runner_svc import plan_socket
-from runner_svc.features import OURS, TERMS
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler

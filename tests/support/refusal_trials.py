@@ -27,11 +27,11 @@ from typing import Any
 import grpc
 import numpy as np
 
+from roster_common.logs import configure_logs
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.operation.logs import configure_logs
 from scheduler_svc.refusal import EngineRefusal
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import FinishReason, Request

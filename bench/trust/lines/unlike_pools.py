@@ -8,7 +8,7 @@ from collections import Counter
 import structlog
 
 from bench.trust.line import Line
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 from tests.support.unlike_pools import Hung, PoolWalk
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from scheduler_svc.distribution import distribution_version
+from roster_common.distribution import distribution_version
 from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
 from scheduler_svc.settings import SchedulerSettings
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from roster_common.curve_keys import UnusableKey, generate, read_allowed, read_secret
 from roster_protos import plan_pb2
 from runner_svc.curve import CurveClient
-from runner_svc.curve import UnusableKey as RunnerUnusableKey
 from scheduler_svc.link.curve import AllowList, CurveServer
-from scheduler_svc.link.curve_keys import UnusableKey, generate, read_public, read_secret
 from scheduler_svc.link.runner_link import Joined, RunnerEvent, RunnerLink
 
 NOTHING_S = 0.5
@@ -87,7 +86,7 @@ def test_the_list_is_read_again(link: RunnerLink, keys: Keys) -> None:
 
 def test_a_list_that_breaks_leaves_the_last_one(keys: Keys) -> None:
     allowed = AllowList(keys.list)
-    (key,) = read_public(keys.list)
+    (key,) = read_allowed(keys.list)
     keys.list.write_text("nonsense\n")
     assert key in allowed
     keys.list.unlink()
@@ -96,15 +95,15 @@ def test_a_list_that_breaks_leaves_the_last_one(keys: Keys) -> None:
 
 def test_key_files(tmp_path: Path, keys: Keys) -> None:
     assert keys.scheduler.stat().st_mode & 0o777 == 0o600
-    assert zmq.curve_public(read_secret(keys.scheduler)) in read_public(keys.scheduler_public)
+    assert zmq.curve_public(read_secret(keys.scheduler)) in read_allowed(keys.scheduler_public)
     with pytest.raises(FileExistsError, match="choose another name"):
         generate(tmp_path, "scheduler")
     for text in ("", "short\n", f"{'x' * 39}\n", f"{'é' * 40}\n"):
         (tmp_path / "bad").write_text(text)
         with pytest.raises(UnusableKey):
             read_secret(tmp_path / "bad")
-        with pytest.raises(RunnerUnusableKey):
+        with pytest.raises(UnusableKey):
             CurveClient.read(tmp_path / "bad", keys.scheduler_public)
     for missing in (tmp_path / "none", tmp_path):
         with pytest.raises(UnusableKey, match="can't be read"):
-            read_public(missing)
+            read_allowed(missing)

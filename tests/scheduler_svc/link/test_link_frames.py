@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
+from roster_common.link_protocol import OURS
 from roster_protos import plan_pb2
-from runner_svc import features as runner_features
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
-from scheduler_svc.link import features as scheduler_features
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted
 from tests.support.linked_stack import LinkedStack
@@ -89,7 +88,7 @@ def test_the_recordings_hold_every_kind_of_message(folder: Path) -> None:
 def test_every_field_since_then_belongs_to_a_feature_that_plan_proto_names(schema: RecordedSchema) -> None:
     text = (ROOT / "protos" / "plan.proto").read_text("utf-8")
     table = dict(re.findall(r'^//   "(\w+)" +(.+)$', text, re.MULTILINE))
-    assert set(table) == scheduler_features.OURS == runner_features.OURS
+    assert set(table) == OURS
     featured = {field for fields in table.values() for field in fields.split(", ")}
     told_first = {"Hello.term_id", "Hello.features", "Hello.fingerprints", "Hello.longest_context", "Welcome.features"}
     assert schema.fields_since() <= featured | told_first

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
+from roster_common.link_protocol import CONTEXTS, TERMS
 from roster_protos import plan_pb2
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
-from scheduler_svc.link.features import CONTEXTS, TERMS
 from scheduler_svc.link.runner_events import Fenced, Joined
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import OwnTerm, Term

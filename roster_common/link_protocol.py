@@ -1,11 +1,14 @@
-"""What the link has got since runners were first served: used only with a scheduler that has named it (plan.proto).
+"""The protocol between scheduler and runner (plan.proto): its version, and what the link has got since.
 
-`scheduler_svc/link/features.py` is its twin.
+A feature is used only with a peer that has named it. Those of a runner that is there are
+`shared(scheduler.hello.features)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+PROTOCOL_VERSION = 1
 
 TERMS = "terms"
 """Terms have ids, and pings tell the greatest."""

@@ -1,4 +1,4 @@
-"""Log lines of the scheduler service: structlog, as a person's console lines or as JSON."""
+"""Log lines of a service: structlog, as a person's console lines or as JSON."""
 
 from __future__ import annotations
 

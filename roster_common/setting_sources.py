@@ -1,7 +1,6 @@
 """Where settings come from besides flags: `ROSTER_*` variables, and the JSON file that `ROSTER_SETTINGS` names.
 
-Whatever can't be read is told in one line that names the file, the variable or the flag. The services share protos/
-only, so each has this file: tests/packaging/test_setting_sources.py holds the two equal.
+Whatever can't be read is told in one line that names the file, the variable or the flag.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from runner_svc.wrong_values import wrong_values
+from roster_common.wrong_values import wrong_values
 
 FILE_VARIABLE = "ROSTER_SETTINGS"
 _EXAMPLE = '{"log_level": "info"}'

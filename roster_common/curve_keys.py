@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import zmq
-
 KEY_CHARACTERS = 40
+_REMEDY = "make it with `roster keygen`"
 
 
 class UnusableKey(ValueError):
@@ -20,6 +19,8 @@ class UnusableKey(ValueError):
 
 def generate(folder: Path, name: str) -> tuple[Path, Path]:
     """Makes a key pair; returns the paths of the secret and the public key. Raises FileExistsError, OSError."""
+    import zmq  # only what makes or proves keys needs it
+
     secret_path, public_path = folder / f"{name}.key", folder / f"{name}.pub"
     for path in (secret_path, public_path):
         if path.exists():
@@ -34,22 +35,38 @@ def generate(folder: Path, name: str) -> tuple[Path, Path]:
 
 def read_secret(path: Path) -> bytes:
     """The secret key of a file. Raises UnusableKey."""
-    keys = _keys(path)
-    if len(keys) != 1:
-        raise UnusableKey(f"{path} must hold one secret key, and holds {len(keys)}: make it with `roster keygen`")
+    return read_pair(path)[0]
+
+
+def read_pair(path: Path) -> tuple[bytes, bytes]:
+    """The secret key of a file, and the public one that belongs to it. Raises UnusableKey."""
+    import zmq
+
+    key = _only_key(path)
     try:
-        zmq.curve_public(keys[0])
+        return key, zmq.curve_public(key)
     except (zmq.ZMQError, ValueError) as error:
         raise UnusableKey(f"{path} holds no CURVE key: {error}") from error
-    return keys[0]
 
 
-def read_public(path: Path) -> frozenset[bytes]:
+def read_public(path: Path) -> bytes:
+    """The one public key of a file. Raises UnusableKey."""
+    return _only_key(path)
+
+
+def read_allowed(path: Path) -> frozenset[bytes]:
     """The public keys of a file, each line a key and, behind it, whatever the operator notes. Raises UnusableKey."""
     return frozenset(_keys(path))
 
 
-def _keys(path: Path) -> list[bytes]:
+def _only_key(path: Path) -> bytes:
+    keys = _keys(path, f"; it must hold one key: {_REMEDY}")
+    if len(keys) != 1:
+        raise UnusableKey(f"{path} must hold one key, and holds {len(keys)}: {_REMEDY}")
+    return keys[0]
+
+
+def _keys(path: Path, remedy: str = "") -> list[bytes]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -60,6 +77,7 @@ def _keys(path: Path) -> list[bytes]:
             continue
         key = line.split()[0]
         if len(key) != KEY_CHARACTERS or not key.isascii():
-            raise UnusableKey(f"{path}, line {number}: a key has {KEY_CHARACTERS} characters, this one {len(key)}")
+            fault = f"a key has {KEY_CHARACTERS} characters, this one {len(key)}"
+            raise UnusableKey(f"{path}, line {number}: {fault}{remedy}")
         keys.append(key.encode())
     return keys

@@ -1,0 +1,1 @@
+"""What the services and the client share: no torch, numpy, grpc or zmq comes with its import."""

@@ -1,0 +1,6 @@
+"""Keys of a gRPC call's metadata that the client sends and the scheduler reads."""
+
+from __future__ import annotations
+
+TENANT_KEY = "roster-tenant"
+TOKEN_KEY = "authorization"
