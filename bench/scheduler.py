@@ -28,18 +28,18 @@ import numpy as np
 
 from bench.provenance import provenance, write_results
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.engine_loop import GC_THRESHOLD
-from scheduler_svc.intake import build_request
-from scheduler_svc.ledger import Ledger
-from scheduler_svc.observation import observation
+from scheduler_svc.engine.engine_loop import GC_THRESHOLD
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.ledger import Ledger
+from scheduler_svc.model.sequence import Phase
+from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
-from scheduler_svc.rank import Rank
-from scheduler_svc.request_view import request_view
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.plan_line import PlannedStep
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import Phase
-from scheduler_svc.waiting.tenant_queues import Queue, queue_for
+from scheduler_svc.policy.rank import Rank
+from scheduler_svc.queue.tenant_queues import Queue, queue_for
+from scheduler_svc.scheduler.observation import observation
+from scheduler_svc.scheduler.policy_views import request_view
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 DEPTH = 2

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from runner_svc.settings import RunnerSettings
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 PAGE = Path(__file__).resolve().parent / "settings.md"
 HEAD = """\

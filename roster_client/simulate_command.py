@@ -110,9 +110,9 @@ def _run(
 ) -> None:
     from roster_common.logs import configure_logs
     from scheduler_svc.policy import load_policy
-    from scheduler_svc.simulator.comparison_plot import check_plot, plot_comparison
-    from scheduler_svc.simulator.report import Targets, report
-    from scheduler_svc.simulator.report_table import report_table
+    from scheduler_svc.simulator.report.comparison_plot import check_plot, plot_comparison
+    from scheduler_svc.simulator.report.report import Targets, report
+    from scheduler_svc.simulator.report.report_table import report_table
     from scheduler_svc.simulator.simulation import simulate as run
 
     configure_logs("console", "warning")

@@ -17,13 +17,13 @@ settings.load_profile("shared-machine")
 
 LONGEST = (
     "chaos/test_chaos.py",
-    "scheduler_svc/test_engine_parity.py",
+    "scheduler_svc/engine/test_engine_parity.py",
     "e2e/test_poison.py",
     "chaos/test_link.py",
     "kernels/test_attention_compiles.py",
     "e2e/test_smollm2.py",
     "e2e/test_runners_come_and_go.py",
-    "scheduler_svc/test_engine_exact.py",
+    "scheduler_svc/engine/test_engine_exact.py",
     "chaos/test_soak.py",
     "docs/test_commands.py",
     "e2e/test_scheduler_restart.py",

@@ -19,21 +19,21 @@ import grpc
 import structlog
 
 from roster_protos import plan_pb2
-from scheduler_svc.background import Background
+from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
-from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.link.links import Runners
-from scheduler_svc.refusal import EngineRefusal
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.requests import Requests
-from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.model.output_state import OutputState
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
 
 if TYPE_CHECKING:
-    from scheduler_svc.roster.plan_line import PlannedStep
+    from scheduler_svc.plan.plan_builder import PlannedStep
 
 START_AFTER_S = 2.0
 """From the first runner to the start of the processes, unless a request needs them before: others begin first."""

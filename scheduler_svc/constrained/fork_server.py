@@ -94,7 +94,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler_svc.constrained.mask_process", str(theirs.fileno())],
+                [sys.executable, "-m", "scheduler_svc.constrained.process.mask_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what a crash says may quote what a client sent
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ}

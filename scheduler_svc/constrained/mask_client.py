@@ -21,9 +21,9 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
-from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.constrained.packed_rows import PackedRows
 from scheduler_svc.constrained.source import UnusableGrammar
+from scheduler_svc.model.output_state import OutputState
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)

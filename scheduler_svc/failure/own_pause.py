@@ -6,9 +6,9 @@ promises to clients, and stand.
 
 from __future__ import annotations
 
-from scheduler_svc.failure.attendance import RunnerLifecycle
-from scheduler_svc.requests import Requests
-from scheduler_svc.runner_pool import RunnerPool
+from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
 
 
 def forgive(lifecycle: RunnerLifecycle, requests: Requests, pool: RunnerPool, pause_s: float) -> None:

@@ -22,10 +22,10 @@ from scheduler_svc.failure.quarantine import Quarantine
 from scheduler_svc.failure.runner_illness import Illness, RunnerIllness
 from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_events import GotResult, Loss, Lost
-from scheduler_svc.requests import Requests
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 PROBE_ID = 0
 """Id of the probe's sequence: no sequence of a request has it."""

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from scheduler_svc.failure.probe import Isolation, choose_runner, fits, has_failed_on, waiting_limit
 from scheduler_svc.failure.runner_illness import RunnerIllness
-from scheduler_svc.failure.suspicion import LoneLoss
-from scheduler_svc.failure.trial import Isolation, choose_runner, fits, has_failed_on, waiting_limit
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.placement import Placement
-from scheduler_svc.refusal import EngineRefusal
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.requests import Requests
-from scheduler_svc.runner_pool import NEARLY, RunnerPool
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
-from scheduler_svc.waiting.tenant_queues import Queue
-from scheduler_svc.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.model.suspicion import LoneLoss
+from scheduler_svc.queue.tenant_queues import Queue
+from scheduler_svc.queue.waiting_queue import WaitingQueue
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.placement import Placement
+from scheduler_svc.runners.runner_pool import NEARLY, RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 REMEMBERED = 64
 """Lost sessions that may still prove to have been nobody's doing."""

@@ -26,16 +26,16 @@ from google.protobuf.message import DecodeError
 
 from roster_protos import engine_pb2, plan_pb2
 from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.failure.disconnected_requests import DisconnectedRequests
 from scheduler_svc.failure.probation import PROBE_ID
-from scheduler_svc.failure.unattended import DisconnectedRequests
-from scheduler_svc.intake import build_request
-from scheduler_svc.refusal import EngineRefusal
-from scheduler_svc.requests import Requests
-from scheduler_svc.roster.applied import end_of
-from scheduler_svc.roster.token_log import logged
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
-from scheduler_svc.sequence_ids import SequenceIds
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.model.sequence_ids import SequenceIds
+from scheduler_svc.model.token_log import logged
+from scheduler_svc.plan.applied_result import end_of
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 class UnsoundSnapshot(ValueError):

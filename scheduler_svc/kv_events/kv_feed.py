@@ -22,10 +22,10 @@ import structlog
 from roster_protos import engine_pb2
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, Catalog
 from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
-from scheduler_svc.refusal import EngineRefusal
-from scheduler_svc.requests import Requests
-from scheduler_svc.runner_pool import RunnerPool
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 LINGER_S = 60.0
 """Recording goes on for so long without a subscriber."""

@@ -19,8 +19,8 @@ from scheduler_svc.metrics.histogram import (
     TTFT_BUCKETS_S,
     Histogram,
 )
-from scheduler_svc.roster.applied import AppliedResult
-from scheduler_svc.sequence import FinishReason, Sequence
+from scheduler_svc.model.sequence import FinishReason, Sequence
+from scheduler_svc.plan.applied_result import AppliedResult
 
 BATCH = 32
 """Results that are counted together. They are held until then, with their plans."""

@@ -8,8 +8,8 @@ from roster_protos import admin_pb2
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.step_phases import StepPhase
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.sequence import FinishReason
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scheduler_svc.engine import Engine
-from scheduler_svc.roster.plan_draft import Column
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.plan.plan_draft import Column
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 @dataclass(slots=True, frozen=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roster_protos import admin_pb2
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
 from scheduler_svc.simulator.fast_forward import fast_forward, possible_fast_forward

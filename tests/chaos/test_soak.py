@@ -25,7 +25,7 @@ from roster_client.client import RosterClient
 from roster_client.errors import NotFoundError, OverloadedError, RequestCancelledError
 from roster_client.events import Completion, Delta, FinishReason
 from roster_client.requests import Message, OnDisconnect
-from scheduler_svc.front.preparation import THREADS
+from scheduler_svc.front.request.preparation import THREADS
 from tests.support.idle import wait_idle_at
 from tests.support.process_watch import Usage, growth, quarters, usage
 from tests.support.processes import RosterProcesses, roster_processes

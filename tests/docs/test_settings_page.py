@@ -10,7 +10,7 @@ import pytest
 from pydantic_settings import BaseSettings
 
 from runner_svc.settings import RunnerSettings
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -15,12 +15,12 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
-from scheduler_svc.engine import Engine
-from scheduler_svc.failure.attendance import RECOVERY_S
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.failure.runner_lifecycle import RECOVERY_S
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named

@@ -16,7 +16,7 @@ from typing import Any
 from roster_client.errors import UnavailableError
 from roster_client.events import Completion
 from roster_protos import inference_pb2 as pb
-from scheduler_svc.front.tokenizer import ModelText
+from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.penalised_backend import PenalisedBackend
 from tests.support.virtual_client import VirtualService, VirtualStream
 

@@ -28,7 +28,7 @@ from roster_client.sync_client import SyncRosterClient
 
 READY_S = 60.0
 STOP_S = 20.0
-MASK_PROCESS = "scheduler_svc.constrained.mask_process"
+MASK_PROCESS = "scheduler_svc.constrained.process.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
 
 

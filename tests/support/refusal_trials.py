@@ -32,9 +32,9 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import StepBatch, StepOutput
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.refusal import EngineRefusal
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason, Request
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.sequence import FinishReason, Request
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack, Submitted
 
 ENDS = ("length", "eos", "stop", "cancel", "disconnect", "error")

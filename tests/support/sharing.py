@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.scheduler.scheduler import Scheduler
 from tests.support.in_process import Stack, Submitted
 
 SIZE = 8

@@ -14,12 +14,12 @@ import grpc
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.failure.suspicion import LONE_LOSSES, STRIKES
+from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import LONE_LOSSES, STRIKES
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import VictimChoice, available_policies
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from scheduler_svc.waiting.tenant_limits import TenantLimits
+from scheduler_svc.settings.tenant_limits import TenantLimits
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Stream, Submitted
 from tests.support.policies import policy_named

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from roster_protos import engine_pb2
-from scheduler_svc.front.refusal import Refusal
-from scheduler_svc.front.validation import ValidRequest
+from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.request.validation import ValidRequest
 
 Metadata = Iterable[tuple[str, str | bytes]]
 """Of a gRPC call."""

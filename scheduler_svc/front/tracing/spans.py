@@ -13,8 +13,8 @@ from opentelemetry.util.types import AttributeValue
 
 from roster_common.distribution import distribution_version
 from roster_protos import inference_pb2
+from scheduler_svc.front.request.validation import ValidRequest
 from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
-from scheduler_svc.front.validation import ValidRequest
 
 PROVIDER = "roster"
 _KEYS = ("traceparent", "tracestate")

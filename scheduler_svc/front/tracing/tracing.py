@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from roster_common.distribution import distribution_version
 from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

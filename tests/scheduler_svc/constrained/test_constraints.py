@@ -13,10 +13,10 @@ from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.roster_check import check_roster
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.scheduler_check import check_roster
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle

@@ -19,7 +19,7 @@ from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow
 from scheduler_svc.constrained.mask_handle import Channel
 from scheduler_svc.constrained.source import UnusableGrammar
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import MODEL, assert_whole, backend, sampling, submit
 from tests.support.constraints import CONSTRAINTS
 from tests.support.in_process import Stack

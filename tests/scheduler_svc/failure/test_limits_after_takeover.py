@@ -13,9 +13,9 @@ import pytest
 from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
@@ -169,6 +169,6 @@ def test_what_was_taken_over_is_not_shed() -> None:
 
 
 def _limits(**limits: Any) -> Any:
-    from scheduler_svc.waiting.tenant_limits import TenantLimits
+    from scheduler_svc.settings.tenant_limits import TenantLimits
 
     return TenantLimits(**limits)

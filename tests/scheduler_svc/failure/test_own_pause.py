@@ -15,10 +15,10 @@ from roster_client.client import RosterClient
 from roster_client.events import Delta
 from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend, expected_tokens
-from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.runner_link import PAUSE_S as LEAST_PAUSE_S
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.processes import RosterProcesses

@@ -13,9 +13,9 @@ from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import HELD_FROM
-from scheduler_svc.failure.suspicion import STRIKES
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import STRIKES
 from tests.support.hospital import FATAL, Hospital, served
 from tests.support.thoroughness import count
 

@@ -15,9 +15,9 @@ from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend, expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.failure.recovery import UnsoundSnapshot, read_snapshot
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.roster_check import check_roster
-from scheduler_svc.sequence import FinishReason, Sequence
+from scheduler_svc.model.sequence import FinishReason, Sequence
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.scheduler_check import check_roster
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 

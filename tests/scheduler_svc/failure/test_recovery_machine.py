@@ -22,7 +22,7 @@ from hypothesis.stateful import precondition, rule
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
-from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
+from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, EngineMachine
 from tests.support.mask_handles import dies_once
 
 NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))

@@ -21,8 +21,8 @@ import structlog
 
 from runner_svc.batch_state import BatchState
 from scheduler_svc.policy import VictimChoice, available_policies
+from tests.scheduler_svc.engine.test_engine_machine import STEM
 from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine
-from tests.scheduler_svc.test_engine_machine import STEM
 from tests.support.constraints import CONSTRAINTS
 
 NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "25"))

@@ -9,10 +9,10 @@ from roster_protos import plan_pb2
 from runner_svc.hash_model import expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.request_view import request_view
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from tests.scheduler_svc.test_unlike_pools import (
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.policy_views import request_view
+from tests.scheduler_svc.runners.test_unlike_pools import (
     LARGE,
     NO_EOS,
     NO_RUNNER_S,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.hospital import FATAL, Hospital, served
 
 INTERNAL = grpc.StatusCode.INTERNAL.value[0]

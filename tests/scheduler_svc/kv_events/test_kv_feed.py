@@ -9,12 +9,12 @@ import pytest
 
 from roster_protos import engine_pb2
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.front.vllm_engine import kv_batches
-from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
+from scheduler_svc.front.gateway import kv_batches
+from scheduler_svc.front.gateway.kv_batches import changes_batch, first_batches
+from scheduler_svc.kv.block_hashes import root_hash
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
 from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
-from scheduler_svc.roster.block_hashes import root_hash
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
 from tests.support.kv_follower import KvFollower, ready_blocks

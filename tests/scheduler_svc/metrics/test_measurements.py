@@ -10,7 +10,7 @@ import pytest
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.metrics.histogram import ITL_BUCKETS_S, Histogram
 from scheduler_svc.metrics.measurements import BATCH
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
 from tests.support.in_process import Stack
 
 

@@ -11,7 +11,7 @@ from scheduler_svc.policies.pending_deadlines import Pace, PendingDeadlines
 from scheduler_svc.policy import RequestView
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.outcome import Outcome
-from scheduler_svc.simulator.report import Targets, report
+from scheduler_svc.simulator.report.report import Targets, report
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.arrivals import merged, poisson

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.ledger import Ledger
+from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import (
     Budget,
     Policy,

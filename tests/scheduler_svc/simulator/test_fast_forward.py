@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.engine import Engine
-from scheduler_svc.intake import build_request
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import StepReport
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
 from scheduler_svc.simulator.fast_forward import FastForward, possible_fast_forward
 from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation

@@ -10,10 +10,10 @@ import zmq
 
 from roster_client.calibrate_command import started_runner
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.simulator.calibration import RecordingLink
+from scheduler_svc.simulator.calibration.calibration import RecordingLink
 from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace, TraceRequest
