@@ -124,26 +124,6 @@ def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int
     return applied
 
 
-def apply_all(table: SlotTable, flights: list[InFlight], tokens: Column, times_s: list[float]) -> list[AppliedResult]:
-    """`apply_rows` to one flight after the other, of the same rows all, which are live, sample, and don't end.
-
-    The result of flights[i] is here at times_s[i] with tokens[i], one a row.
-    """
-    batch_rows, count = flights[0].batch_rows, len(flights)
-    slots = batch_rows.slots
-    previous_s = np.empty((count, len(slots)))
-    previous_s[0] = table.last_token_s[slots]
-    previous_s[1:] = np.array(times_s[: count - 1])[:, None]
-    table.computed[slots] = flights[-1].ends
-    table.last_token_s[slots] = times_s[count - 1]
-    table.append_all(slots, tokens, flights[-1].known)
-    rows, ids = batch_rows.rows, batch_rows.sequence_ids
-    return [
-        AppliedResult(flight, rows, got, ids, now_s=now_s, previous_s=before_s)
-        for flight, got, now_s, before_s in zip(flights, tokens, times_s, previous_s, strict=True)
-    ]
-
-
 def _append(
     table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult, now_s: float
 ) -> None:

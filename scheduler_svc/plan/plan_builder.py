@@ -1,8 +1,7 @@
 """The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
 
 `commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
-what most steps are: it looks nothing up that it can tell from the plan before. `fast_forward` makes many such plans at
-once, for who knows what they will be answered (see `scheduler_svc/simulator/fast_forward.py`).
+what most steps are: it looks nothing up that it can tell from the plan before.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class PlanBuilder:
     def __init__(self, table: SlotTable, pool: BlockPool, clock: Callable[[], float]) -> None:
         self.in_flight: deque[InFlight] = deque()
         self.last_number = 0
-        self._table = table
-        self._pool = pool
+        self.table = table
+        self.pool = pool
         self._block_size = np.array(pool.block_size, np.int32)
         self._clock = clock
-        self._last: InFlight | None = None
+        self.last: InFlight | None = None
         self._steady: SteadyDecode | None = None
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
@@ -61,7 +60,7 @@ class PlanBuilder:
 
     def grow(self, need_block: npt.NDArray[np.int64]) -> Appends:
         """A block for each of these slots, whose next position begins one: before anybody else may take it."""
-        table, slots, blocks = self._table, need_block.tolist(), self._pool.allocate(len(need_block))
+        table, slots, blocks = self.table, need_block.tolist(), self.pool.allocate(len(need_block))
         for sequence, block in zip(table.sequences[need_block], blocks, strict=True):
             sequence.blocks.append(block)
         capacity = table.capacity[need_block]
@@ -70,7 +69,7 @@ class PlanBuilder:
 
     def commit(self, draft: PlanDraft) -> PlannedStep:
         """Moves the counters and encodes the plan."""
-        table = self._table
+        table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
         ends = starts + counts
         # Who samples has then computed all that it knew, and gets one more.
@@ -102,13 +101,13 @@ class PlanBuilder:
 
     def follow(self) -> PlannedStep | None:
         """The plan after the last one where all that run go on decoding; None where that takes more thought."""
-        last, table, steady = self._last, self._table, self._ongoing()
+        last, table, steady = self.last, self.table, self.steady_decode()
         if last is None or steady is None or not steady.steps:
             return None
         appends = None
         if not steady.room:
             need_block = steady.need_block(last, table)
-            if len(need_block) > self._pool.num_free:
+            if len(need_block) > self.pool.num_free:
                 return None
             appends = self.grow(need_block)
             steady.measure_room(last, table)
@@ -120,49 +119,9 @@ class PlanBuilder:
         self._depart(flight)
         return PlannedStep(flight.number, plan, flight, [], [])
 
-    def num_following(self) -> int:
-        """How many plans may `follow` one another now, whatever blocks they need; 0 where a plan in flight is another
-        than those."""
-        last, steady = self._last, self._ongoing()
-        if last is None or steady is None:
-            return 0
-        num_rows = len(last.flags)
-        if any(flight.batch_rows is not last.batch_rows or flight.num_decode != num_rows for flight in self.in_flight):
-            return 0
-        return min(steady.steps, self._pool.num_free // num_rows * self._pool.block_size)
-
-    def fast_forward(self, times_s: list[float]) -> list[InFlight]:
-        """`follow` at each of these times, each time after the oldest plan was answered; returns those answered.
-
-        At most `num_following` times, which is asked just before. The plans are not encoded.
-        """
-        last, steady, count = self._last, self._steady, len(times_s)
-        if last is None or steady is None:
-            raise RuntimeError("nothing to fast-forward from")
-        self._grow_ahead(last, count)
-        flights = [*self.in_flight, *steady.next_flights(last, self._table, times_s)]
-        self.in_flight.clear()
-        self.in_flight.extend(flights[count:])
-        self._last = flights[-1]
-        self.last_number = self._last.number
-        return flights[:count]
-
-    def _grow_ahead(self, last: InFlight, count: int) -> None:
-        """Blocks for the `count` plans after `last`: the very ones that they would get one after the other."""
-        slots, size = last.slots, self._pool.block_size
-        lacks = (self._table.capacity[slots] - last.ends).tolist()
-        due = sorted((plan, row) for row, lack in enumerate(lacks) for plan in range(lack, count, size))
-        if not due:
-            return
-        sequences, grown = last.sequences, [0] * len(lacks)
-        for (_, row), block in zip(due, self._pool.allocate(len(due)), strict=True):
-            sequences[row].blocks.append(block)
-            grown[row] += size
-        self._table.capacity[slots] += np.array(grown, np.int32)
-
-    def _ongoing(self) -> SteadyDecode | None:
+    def steady_decode(self) -> SteadyDecode | None:
         """What goes on after the last plan; None where there is none."""
-        last, table, steady = self._last, self._table, self._steady
+        last, table, steady = self.last, self.table, self._steady
         if last is None or self._releases or table.num_constrained:
             return None
         if steady is None or steady.changes != table.changes:
@@ -171,16 +130,16 @@ class PlanBuilder:
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
         """Who is in these slots: often the same as in the plan before."""
-        if self._last is not None:
-            batch_rows = self._last.batch_rows
-            if batch_rows.slots.tobytes() == slots.tobytes() and batch_rows.is_seated(self._table):
+        if self.last is not None:
+            batch_rows = self.last.batch_rows
+            if batch_rows.slots.tobytes() == slots.tobytes() and batch_rows.is_seated(self.table):
                 return batch_rows
-        return BatchRows.of(self._table, slots)
+        return BatchRows.of(self.table, slots)
 
     def _depart(self, flight: InFlight) -> None:
         self.last_number = flight.number
         self.in_flight.append(flight)
-        self._last = flight
+        self.last = flight
 
 
 def _encode_extents(flight: InFlight, plan: plan_pb2.Plan) -> None:

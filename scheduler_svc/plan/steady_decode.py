@@ -45,33 +45,6 @@ class SteadyDecode:
         slots = last.slots
         return slots[(last.ends >= table.capacity[slots]).nonzero()[0]]
 
-    def next_flights(self, last: InFlight, table: SlotTable, times_s: list[float]) -> list[InFlight]:
-        """`next_flight` at each of these times; at most `steps`. The block tables have grown for all of them."""
-        batch_rows, count = last.batch_rows, len(times_s)
-        columns = list(last.ends + np.arange(count + 2, dtype=np.int32)[:, None])
-        flights = [
-            InFlight(
-                last.number + 1 + index,
-                batch_rows,
-                columns[index],
-                last.counts,
-                columns[index + 1],
-                columns[index + 2],
-                last.sample,
-                last.flags,
-                last.num_decode,
-                last.positions,
-                last.samples,
-                self.steps == index + 1,
-                time_s,
-            )
-            for index, time_s in enumerate(times_s)
-        ]
-        table.planned[batch_rows.slots], table.known[batch_rows.slots] = columns[count], columns[count + 1]
-        self.steps -= count
-        self.measure_room(flights[-1], table)
-        return flights
-
     def next_flight(self, last: InFlight, table: SlotTable, now_s: float) -> InFlight:
         """The plan after `last`, committed to the counters."""
         batch_rows, known = last.batch_rows, last.known + last.counts

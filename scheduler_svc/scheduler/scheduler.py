@@ -20,9 +20,9 @@ from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.kv.sequence_size import most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
-from scheduler_svc.plan.applied_result import AppliedResult, apply_all, apply_rows
+from scheduler_svc.plan.applied_result import AppliedResult, apply_rows
 from scheduler_svc.plan.plan_builder import PlanBuilder, PlannedStep
-from scheduler_svc.plan.plan_draft import Column, PlanDraft
+from scheduler_svc.plan.plan_draft import PlanDraft
 from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.plan.step_clock import StepClock
 from scheduler_svc.policy import Budget, Load, PolicyGuard
@@ -63,8 +63,8 @@ class Scheduler:
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixCache(self.pool, hello.model, sharing)
-        self._plans = PlanBuilder(self.table, self.pool, clock)
-        self.in_flight = self._plans.in_flight
+        self.plans = PlanBuilder(self.table, self.pool, clock)
+        self.in_flight = self.plans.in_flight
         self.leaving = False
         """The runner says goodbye: it gets no further plan."""
         self.preemptions = 0
@@ -87,11 +87,11 @@ class Scheduler:
     @property
     def last_plan(self) -> int:
         """Number of the last plan; 0 before the first."""
-        return self._plans.last_number
+        return self.plans.last_number
 
     def begin_after(self, number: int) -> None:
         """The session's plans up to this number were probes, and are answered."""
-        self._plans.last_number = self._first_number = number
+        self.plans.last_number = self._first_number = number
 
     @property
     def probed(self) -> bool:
@@ -117,13 +117,13 @@ class Scheduler:
             raise BadResult(f"result of plan {number}, expected {expected}")
         flight = self.in_flight[0]
         applied = apply_rows(self.table, flight, result, self._clock())
-        self._time(applied)
+        self.note_time(applied)
         self.in_flight.popleft()
         self.dropped_rows += applied.dropped_rows
         self.prefix.confirm(flight, self.table)
         return applied
 
-    def _time(self, applied: AppliedResult) -> None:
+    def note_time(self, applied: AppliedResult) -> None:
         """What the step took of the runner's time."""
         sent_s, last_s, now_s = applied.flight.sent_s, self._last_result_s, applied.now_s
         applied.step_s = now_s - max(sent_s, last_s)
@@ -142,22 +142,6 @@ class Scheduler:
         begin_s = max(self.in_flight[0].sent_s, self._last_result_s)
         took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
         return begin_s + 0.9 * took_s - lead_s
-
-    # ------------------------------------------------------------------ many turns at once
-
-    def most_turns(self, queue: Queue, policy: PolicyGuard) -> int:
-        """Turns that `fast_forward` may take now: 0 unless each is nothing but a result and the plan that follows."""
-        may_join = bool(queue) and (bool(self.table.free) or policy.displaces)
-        if self.table.stops or may_join or self.leaving or self.pool.num_pending or len(self.in_flight) < self.depth:
-            return 0
-        return self._plans.num_following()
-
-    def fast_forward(self, times_s: list[float], tokens: Column) -> list[AppliedResult]:
-        """At each of these times, the oldest plan's result is applied, with a row of `tokens`, and a plan follows."""
-        results = apply_all(self.table, self._plans.fast_forward(times_s), tokens, times_s)
-        for applied in results:
-            self._time(applied)
-        return results
 
     # ------------------------------------------------------------------ leaving
 
@@ -180,8 +164,8 @@ class Scheduler:
         self.prefix.release(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
-        self._plans.release(slot)
-        self._plans.note_leave(sequence, slot, reason)
+        self.plans.release(slot)
+        self.plans.note_leave(sequence, slot, reason)
         sequence.scheduler = None
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
@@ -209,7 +193,7 @@ class Scheduler:
     def drop_slot(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot from before a restart is not wanted."""
         self.pool.release(blocks)
-        self._plans.release(slot)
+        self.plans.release(slot)
 
     # ------------------------------------------------------------------ planning
 
@@ -218,7 +202,7 @@ class Scheduler:
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         if not may_displace and not (waiting and self.table.free):
-            step = self._plans.follow()
+            step = self.plans.follow()
             if step is not None:
                 return step
         if not self.table.num_running and not waiting:
@@ -238,7 +222,7 @@ class Scheduler:
         if not draft.num_rows:
             return None
         self.prefill_tokens += sum(draft.counts)
-        step = self._plans.commit(draft)
+        step = self.plans.commit(draft)
         if self.table.num_constrained:
             step.awaiting = mark_awaiting(self.table, step.flight, step.plan)
         return step
@@ -299,7 +283,7 @@ class Scheduler:
             preempted = True
         draft = PlanDraft(can_decode.nonzero()[0])
         if len(need_block):
-            draft.appends = self._plans.grow(need_block)
+            draft.appends = self.plans.grow(need_block)
         return draft, preempted
 
     def _rank_of(self, slot: int) -> Rank:

@@ -13,7 +13,10 @@ import math
 from dataclasses import dataclass
 
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.plan.fast_forward import apply_all, follow_many, num_following
 from scheduler_svc.plan.plan_draft import Column
+from scheduler_svc.policy import PolicyGuard
+from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 
@@ -46,7 +49,7 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
     if engine.commands.policies.busy or engine.constraints.busy or engine.swap.active:
         return None
     ((session, scheduler),) = engine.pool.schedulers.items()
-    turns = scheduler.most_turns(engine.requests.queue, engine.policy)
+    turns = _most_turns(scheduler, engine.requests.queue, engine.policy)
     if not turns:
         return None
     last, due_s = scheduler.in_flight[-1], engine.requests.book.next_due_s
@@ -56,11 +59,25 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
     )
 
 
+def _most_turns(scheduler: Scheduler, queue: Queue, policy: PolicyGuard) -> int:
+    """Turns that may be taken at once now: 0 unless each is nothing but a result and the plan that follows."""
+    table = scheduler.table
+    may_join = bool(queue) and (bool(table.free) or policy.displaces)
+    if table.stops or may_join or scheduler.leaving or scheduler.pool.num_pending:
+        return 0
+    return 0 if len(scheduler.in_flight) < scheduler.depth else num_following(scheduler.plans)
+
+
 def fast_forward(engine: Engine, chance: FastForward, times_s: list[float], tokens: Column) -> None:
     """`Engine.step` at each of these times at once; results bring rows of `tokens`, and plans are not sent."""
-    for applied in chance.scheduler.fast_forward(times_s, tokens):
+    scheduler = chance.scheduler
+    flights = follow_many(scheduler.plans, times_s)
+    results = apply_all(scheduler.table, flights, tokens, times_s)
+    for applied in results:
+        scheduler.note_time(applied)
+    for applied in results:
         engine.ledger.now_s = applied.now_s
-        engine.results.carry_out(chance.scheduler, applied)
+        engine.results.carry_out(scheduler, applied)
         if engine.requests.measurements.due:
             engine.requests.measurements.count()
     engine.requests.totals.plans += len(times_s)

@@ -104,8 +104,12 @@ class Submitted:
 class Stack:
     """Engine, fake links, hash runners, and a ledger of what each stream got."""
 
-    def __init__(self, clock: Callable[[], float] | None = None, **settings: object) -> None:
+    def __init__(
+        self, clock: Callable[[], float] | None = None, guard: PolicyGuard | None = None, **settings: object
+    ) -> None:
+        """`guard`: of a policy that has no name."""
         self.now_s = 0.0
+        self._guard = guard
         self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
         self._clock = clock or (lambda: self.now_s)
         self._attaching: set[int] = set()
@@ -124,8 +128,8 @@ class Stack:
 
     def _new_engine(self) -> Engine:
         name, parameters = self.settings.policy, self.settings.policy_parameters
-        policy = PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
-        engine = Engine(self.settings, policy, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
+        guard = self._guard or PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
+        engine = Engine(self.settings, guard, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
         work_inline(engine.constraints, lambda *asked: self.fate(*asked))
         return engine
 

@@ -24,8 +24,8 @@ class Listens(Policy):
 
 @pytest.mark.parametrize("runners", [1, 2, 3])
 def test_the_load_is_of_all_runners_and_can_be_had_for_one(runners: int) -> None:
-    stack, policy = Stack(), Listens(PolicyParameters())
-    stack.engine.policy = PolicyGuard(policy)
+    policy = Listens(PolicyParameters())
+    stack = Stack(guard=PolicyGuard(policy))
     for _ in range(runners):
         stack.add_runner(
             HashBackend(
@@ -59,8 +59,8 @@ def test_the_load_is_of_all_runners_and_can_be_had_for_one(runners: int) -> None
 
 
 def test_without_a_runner_there_is_nothing_to_deal_out() -> None:
-    stack, policy = Stack(no_runner_s=1e6), Listens(PolicyParameters())
-    stack.engine.policy = PolicyGuard(policy)
+    policy = Listens(PolicyParameters())
+    stack = Stack(guard=PolicyGuard(policy), no_runner_s=1e6)
     session = stack.add_runner(HashBackend())
     stack.step()
     stack.runners.kill(session)

@@ -47,7 +47,7 @@ def random_setup(seed: int, policy: str, kv_tokens: int) -> Setup:
         block_size=rng.choice([4, 16]),
         seed=seed,
         spread=0.1,
-        leaps=False,
+        fast_forwards=False,
     )
 
 

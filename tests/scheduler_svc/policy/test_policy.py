@@ -149,8 +149,7 @@ def test_a_victim_must_rank_below_the_candidate() -> None:
 
 def test_streams_survive_a_broken_policy() -> None:
     rng = random.Random(6)
-    stack = Stack()
-    stack.engine.policy = PolicyGuard(Broken({}))
+    stack = Stack(guard=PolicyGuard(Broken({})))
     stack.add_runner(
         HashBackend(num_slots=3, block_size=4, num_blocks=20, max_step_tokens=16, context_length=80, eos_probability=0)
     )
@@ -163,8 +162,7 @@ def test_streams_survive_a_broken_policy() -> None:
 
 
 def test_a_refusal_of_the_policy_reaches_the_client() -> None:
-    stack = Stack()
-    stack.engine.policy = PolicyGuard(Broken({"admit": Refuse("not now", 2.5)}))
+    stack = Stack(guard=PolicyGuard(Broken({"admit": Refuse("not now", 2.5)})))
     stack.add_runner(HashBackend())
     refused = stack.submit([1], 3).handle
     stack.step()

@@ -166,10 +166,9 @@ def test_held_sequences_stay_held(most_ranked: int) -> None:
 
 def test_a_slow_key_costs_a_turn_one_call() -> None:
     """The guard bounds a call, and a turn ends its slice when its time is over."""
-    case = OneSlot(0)
+    case = OneSlot(0, guard=PolicyGuard(policy_named("fcfs"), timeout_s=1.0))
     stack = case.stack
-    stack.engine.policy = PolicyGuard(policy_named("fcfs"), timeout_s=1.0)
-    stack.engine.clock = time.monotonic
+    stack.engine.swap._clock = time.monotonic
     for _ in range(10):
         case.submit()
     stack.step()
