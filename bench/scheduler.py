@@ -37,8 +37,7 @@ from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import Ended, PolicyGuard, available_policies, load_policy
 from scheduler_svc.policy.rank import Rank
 from scheduler_svc.queue.tenant_queues import Queue, queue_for
-from scheduler_svc.scheduler.observation import observation
-from scheduler_svc.scheduler.policy_views import request_view
+from scheduler_svc.scheduler.policy_views import observation, request_view
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.simulator.report.fairness import jain_index
+from scheduler_svc.simulator.report.report import jain_index
 
 from .record import LoopDelays, RequestRecord, Run
 

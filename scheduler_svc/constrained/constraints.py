@@ -26,8 +26,7 @@ from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskCli
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.link.links import Runners
 from scheduler_svc.model.output_state import OutputState
-from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.runner_pool import RunnerPool

@@ -19,8 +19,7 @@ import numpy as np
 
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.engine.early_refusal import EarlyRefusal, work_of
-from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import End, FinishReason, Request
 from scheduler_svc.policy import Load, Refuse
 from scheduler_svc.requests.drain import Drain

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
-from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import Request, Sequence
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.requests.service_rate import Work

@@ -15,8 +15,7 @@ from scheduler_svc.reports.watchers import Watchers
 from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.placement import Placement
 from scheduler_svc.runners.runner_pool import RunnerPool
-from scheduler_svc.scheduler.observation import observation
-from scheduler_svc.scheduler.policy_views import request_view
+from scheduler_svc.scheduler.policy_views import observation, request_view
 from scheduler_svc.scheduler.scheduler import BadResult, Scheduler
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)

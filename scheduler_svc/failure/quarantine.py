@@ -24,8 +24,7 @@ import structlog
 from scheduler_svc.failure.probe import Isolation, choose_runner, fits, has_failed_on, waiting_limit
 from scheduler_svc.failure.runner_illness import RunnerIllness
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.model.refusal import EngineRefusal
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
 from scheduler_svc.model.suspicion import LoneLoss
 from scheduler_svc.queue.tenant_queues import Queue

@@ -14,6 +14,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from roster_protos import plan_pb2
+
 
 class CacheListener(Protocol):
     """Who hears what becomes of named blocks."""
@@ -248,3 +250,13 @@ class BlockPool:
             raise RuntimeError("a PENDING block has no owner or no hash")
         if any(self._name_of[block] is None for block in self._cached):
             raise RuntimeError("a cached block has no hash")
+
+
+def most_tokens(hello: plan_pb2.Hello) -> int:
+    """Most tokens, prompt and output, of one sequence that has the runner for itself.
+
+    The pool holds the KV of all of them but the last, which needs none; the context is the runner's own, which may
+    differ from that of others (0: the runner does not tell it).
+    """
+    in_pool = hello.num_blocks * hello.block_size + 1
+    return min(in_pool, hello.model.context_length or in_pool)

@@ -20,7 +20,7 @@ from scheduler_svc.metrics.gateway_names import gateway_families
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.snapshot import Snapshot
 from scheduler_svc.metrics.step_phases import StepPhase
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 
 TENANTS_SHOWN = 20

@@ -8,7 +8,7 @@ from roster_protos import admin_pb2
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.step_phases import StepPhase
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import grpc
 
 from roster_protos import engine_pb2
-from scheduler_svc.model.refusal_reason import RefusalReason
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,3 +32,23 @@ class EngineRefusal:
                 retry_after_ms=int(self.retry_after_s * 1000),
             )
         )
+
+
+class RefusalReason(Enum):
+    """The values are those of the label `reason`."""
+
+    ID_IN_USE = "id_in_use"
+    DRAINING = "draining"
+    NO_RUNNER = "no_runner"
+    TOO_LONG = "too_long"
+    """No runner that is there can ever hold it."""
+    TENANT_LIMIT = "tenant_limit"
+    DEADLINE = "deadline"
+    """It would end too late at the present load."""
+    POLICY = "policy"
+    QUEUE_FULL = "queue_full"
+    SHED = "shed"
+    """It waited, and was taken back for a request of a tenant that has less of a full queue."""
+    CONSTRAINT = "constraint"
+    """Its constraint can't be used."""
+    CRASHES_RUNNERS = "crashes_runners"

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import plan_pb2
-from scheduler_svc.kv.sequence_size import most_tokens
+from scheduler_svc.kv.block_pool import most_tokens
 from scheduler_svc.link.likeness import Likeness
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.scheduler.prefix_cache import SharingRules

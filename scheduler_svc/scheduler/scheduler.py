@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import plan_pb2
-from scheduler_svc.kv.block_pool import BlockPool
-from scheduler_svc.kv.sequence_size import most_tokens
+from scheduler_svc.kv.block_pool import BlockPool, most_tokens
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.applied_result import AppliedResult, apply_rows

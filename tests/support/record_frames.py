@@ -24,7 +24,7 @@ from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from runner_svc.plan_socket import PlanSocket, Rejected
 from runner_svc.runner import Runner
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import CONSTRAINTS
 from tests.support.fake_scheduler import FakeScheduler

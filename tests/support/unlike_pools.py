@@ -14,7 +14,7 @@ import grpc
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.model.suspicion import LONE_LOSSES, STRIKES
 from scheduler_svc.plan.plan_draft import pack

@@ -15,7 +15,7 @@ from roster_client.events import Assembler, Completion
 from roster_client.resumption import NextCall, Resumption, repeatable
 from roster_protos import engine_pb2
 from roster_protos import inference_pb2 as pb
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.request.validation import validate
 from scheduler_svc.front.rpc.response_stream import _next_response

@@ -21,8 +21,7 @@ from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
 from runner_svc.settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
-from scheduler_svc.constrained.process.compiler import GrammarCompiler
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.masks import OutputMatcher
 
 MOST_ADDED_US = 100.0

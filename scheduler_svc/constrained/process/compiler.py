@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from roster_protos import plan_pb2
-from scheduler_svc.constrained.source import UnusableGrammar
+from scheduler_svc.constrained.source import AS_COMPILED, UnusableGrammar, check_size
 
 REMEMBERED = 64
 """Grammars that are kept compiled: applications send the same few schemas all day."""
@@ -81,3 +81,23 @@ def sentence(error: str) -> str:
     """What `llguidance` says, in one line, not too long for a status."""
     line = " ".join(error.split())
     return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
+
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as `json.dumps` writes it. Free whitespace has no end, and a small model may never find one."""
+
+
+def grammar_text(kind: str, text: str) -> str:
+    """The grammar of a constraint; `kind` is "json_schema", "regex", "grammar" (Lark, or GBNF) or AS_COMPILED.
+
+    Raises UnusableGrammar for what is too long or not even of its kind; whether it can be used is told when compiled.
+    """
+    if kind == AS_COMPILED:
+        return text
+    check_size(text)
+    try:
+        if kind == "json_schema":
+            return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE)  # type: ignore[arg-type]
+        return grammar_from("regex" if kind == "regex" else "grammar", text)
+    except ValueError as error:
+        raise UnusableGrammar(f"it can't be read: {error}") from error

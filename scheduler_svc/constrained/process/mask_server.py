@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from roster_protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
-from scheduler_svc.constrained.process.compiler import GrammarCompiler
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
 from scheduler_svc.constrained.source import UnusableGrammar
 

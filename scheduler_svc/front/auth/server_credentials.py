@@ -13,8 +13,7 @@ from typing import Any, NoReturn, Self
 import grpc
 import grpc.aio
 
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.base.refusal import Refusal, abort
 from scheduler_svc.front.request.tenant import Tenants
 from scheduler_svc.front.rpc.health import HEALTH_SERVICE
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings

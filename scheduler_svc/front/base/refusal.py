@@ -7,6 +7,8 @@ inside a session.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -74,3 +76,9 @@ def invalid(field: str, message: str) -> Refusal:
 def unimplemented(field: str, message: str) -> Refusal:
     """UNIMPLEMENTED at a field, or as a whole."""
     return Refusal(grpc.StatusCode.UNIMPLEMENTED, f"{field}: {message}" if field else message, field)
+
+
+async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:
+    """Never returns: gRPC's abort raises."""
+    await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
+    raise RuntimeError("abort returned")

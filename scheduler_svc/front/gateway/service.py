@@ -15,8 +15,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 
 from roster_protos import admin_pb2, engine_pb2
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.base.refusal import Refusal, abort
 from scheduler_svc.front.gateway.answer_writer import AnswerWriter
 from scheduler_svc.front.gateway.kv_subscriptions import KvSubscriptions
 from scheduler_svc.front.gateway.load_report import LoadReporter

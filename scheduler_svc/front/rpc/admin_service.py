@@ -9,12 +9,11 @@ from collections import deque
 import grpc
 
 from roster_protos import admin_pb2, admin_pb2_grpc, engine_pb2
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal, invalid
+from scheduler_svc.front.base.refusal import Refusal, abort, invalid
 from scheduler_svc.front.base.service_refusals import engine_lost
-from scheduler_svc.front.rpc.completed_steps import CompletedSteps
 from scheduler_svc.front.rpc.roster_looks import LEAST_APART_S, RosterLooks
 from scheduler_svc.front.stream.engine_client import EngineClient
+from scheduler_svc.reports.completed_steps import CompletedSteps
 
 DRAIN_POLL_S = 0.5
 """Between two messages about a drain."""

@@ -10,8 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal, invalid
+from scheduler_svc.front.base.refusal import Refusal, abort, invalid
 
 Deserializer = Callable[[bytes], Any]
 

@@ -21,8 +21,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.base.refusal import Refusal, abort
 
 INFERENCE_SERVICE = "roster.v1.InferenceService"
 ADMIN_SERVICE = "roster.admin.v1.AdminService"

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from roster_protos import engine_pb2, inference_pb2, inference_pb2_grpc
-from scheduler_svc.front.base.aborting import abort
-from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.base.refusal import Refusal, abort
 from scheduler_svc.front.request.preparation import Preparer
 from scheduler_svc.front.request.tenant import Tenants
 from scheduler_svc.front.rpc.pacing import FlushGate, MessagePacer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.simulator.outcome import Outcome, Seconds
-from scheduler_svc.simulator.report.fairness import jain_index
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,3 +122,9 @@ def _rates(outcome: Outcome) -> dict[str, float]:
     for tenant, rate in zip(outcome.tenants, (outcome.tokens / outcome.e2e_s).tolist(), strict=True):
         rates[tenant].append(rate)
     return {tenant: sum(values) / len(values) for tenant, values in rates.items()}
+
+
+def jain_index(shares: Sequence[float]) -> float:
+    """(sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984): 1 all alike, 1/n one has all; 1 when nobody has anything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0

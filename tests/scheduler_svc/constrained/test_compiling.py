@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from scheduler_svc.constrained import constraints
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import assert_whole, backend, sampling, submit
 from tests.support.in_process import Stack

@@ -13,7 +13,7 @@ from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID
 from runner_svc.hash_model import HashBackend
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.model.refusal_reason import RefusalReason
+from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.scheduler.scheduler_check import check_roster

@@ -19,7 +19,7 @@ from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backend import Backend
 from runner_svc.batch_state import BatchState
 from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.host_backend import host_backend

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from scheduler_svc.constrained.process.compiler import GrammarCompiler
-from scheduler_svc.constrained.process.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
 
 EVERYTHING = set(range(-(-NUM_TOKENS // 32) * 32))
