@@ -47,7 +47,7 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     stack.runners.kill(session)
     stack.step()
     stack.now_s += 4
-    forgive(stack.engine, 0.0)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, 0.0)
     stack.now_s += PAUSE_S
     forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
