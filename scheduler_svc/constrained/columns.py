@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 
-_ASK = struct.Struct("<5I")  # rows, dropped matchers, tokens, draft tokens, are forced tokens asked for?
+_ASK = struct.Struct("<5I")  # rows, dropped matchers, tokens, draft tokens, flags
+_FORCED = 1  # forced tokens are asked for
+_ONE_EACH = 2  # a token a row and no drafts, so that there are no counts
 _ANSWER = struct.Struct("<3I")  # rows that have positions, rows that have forced tokens, bytes of the failures
+_PLAIN = _ANSWER.pack(0, 0, 0)  # as nearly always
 
 
 @dataclass(slots=True)
@@ -39,6 +42,14 @@ class MaskAsk:
     def encode(self) -> bytes:
         """The frame."""
         rows, dropped = len(self.ids), len(self.dropped)
+        if not self.drafts:
+            try:
+                told = [token for (token,) in self.tokens]
+            except ValueError:
+                pass
+            else:
+                head = (rows, dropped, rows, 0, _ONE_EACH | self.forced)
+                return struct.pack(f"<5I{rows + dropped}q{rows}i", *head, *self.ids, *self.dropped, *told)
         counts = [*map(len, self.tokens), *map(len, self.drafts if any(self.drafts) else ())]
         tokens, drafts = sum(counts[:rows]), sum(counts[rows:])
         return struct.pack(
@@ -54,13 +65,18 @@ class MaskAsk:
     @classmethod
     def decode(cls, frame: bytes) -> MaskAsk:
         """The contrary of `encode`."""
-        rows, num_dropped, num_tokens, num_drafts, forced = _ASK.unpack_from(frame)
+        rows, num_dropped, num_tokens, num_drafts, flags = _ASK.unpack_from(frame)
+        forced = bool(flags & _FORCED)
+        if flags & _ONE_EACH:
+            values = struct.unpack_from(f"<{rows + num_dropped}q{rows}i", frame, _ASK.size)
+            told = values[rows + num_dropped :]
+            return cls(list(values[:rows]), [[token] for token in told], (), forced, values[rows : rows + num_dropped])
         longs, counted = rows + num_dropped, 2 * rows if num_drafts else rows
         values = struct.unpack_from(f"<{longs}q{counted + num_tokens + num_drafts}i", frame, _ASK.size)
         counts, end = values[longs : longs + counted], longs + counted + num_tokens
         tokens = split(values[longs + counted : end], counts[:rows])
         drafts = split(values[end:], counts[rows:]) if num_drafts else ()
-        return cls(list(values[:rows]), tokens, drafts, bool(forced), values[rows:longs])
+        return cls(list(values[:rows]), tokens, drafts, forced, values[rows:longs])
 
 
 @dataclass(slots=True)
@@ -76,16 +92,18 @@ class MaskAnswer:
 
     def encode(self) -> bytes:
         """The frame."""
+        if not self.positions and not self.failures and not self.forced:
+            return _PLAIN
         failures = json.dumps(self.failures).encode() if self.failures else b""
         head = _ANSWER.pack(len(self.positions), len(self.forced), len(failures))
-        if not self.positions and not self.forced:
-            return head + failures
         columns = array("i", [*self.positions, *map(len, self.forced), *chain.from_iterable(self.forced)])
         return b"".join((head, columns, failures))
 
     @classmethod
     def decode(cls, frame: bytes) -> MaskAnswer:
         """The contrary of `encode`."""
+        if frame == _PLAIN:
+            return cls([], [])
         rows, num_forced, num_bytes = _ANSWER.unpack_from(frame)
         end = len(frame) - num_bytes
         values = array("i", frame[_ANSWER.size : end]).tolist()
@@ -105,6 +123,4 @@ def split(values: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
     """Consecutive parts of these lengths."""
     if not values:
         return [[]] * len(counts)
-    if len(values) == len(counts) and max(counts) == 1:  # as nearly always: a token a row
-        return [[value] for value in values]
     return [list(values[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]

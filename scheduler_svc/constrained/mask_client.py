@@ -86,7 +86,18 @@ class Handle(Protocol):
 
     def start(self) -> int: ...
 
-    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes: ...
+    @property
+    def running(self) -> int: ...
+
+    def ask(
+        self,
+        channel: Channel,
+        generation: int,
+        body: bytes,
+        *,
+        alone: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes: ...
 
     def reserve(self, num_bytes: int) -> None: ...
 
@@ -107,6 +118,7 @@ class MaskClient:
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
         self._dropped: list[int] = []
+        self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
@@ -200,46 +212,64 @@ class MaskClient:
         self, indices: Sequence[int], rows: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool = False
     ) -> None:
         """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
-        generation = self._masks.start()
-        lacking = [index for index in indices if rows[index].output.generation != generation]
-        problems = [(index, self._open_again(rows[index].output, generation, alone)) for index in lacking]
-        problems = [(index, problem) for index, problem in problems if problem]
-        failed = {index for index, _ in problems}
-        asked = [index for index in indices if index not in failed] if failed else indices
-        if asked:
-            self._ask(asked, rows, forced, made, generation, alone)
-        for index, problem in problems:
+        generation = self._masks.running or self._masks.start()
+        chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
+        lacking = [place for place, row in enumerate(chosen) if row.output.generation != generation]
+        problems = {}
+        if lacking:
+            problems = self._open_again(
+                [(indices[place], chosen[place].output) for place in lacking], generation, alone
+            )
+        if problems:
+            indices = [index for index in indices if index not in problems]
+            chosen = [rows[index] for index in indices]
+        if chosen:
+            self._ask(indices, chosen, forced, made, generation, alone)
+        for index, problem in problems.items():
             self._fail(index, rows, problem, made)
 
     def _ask(
         self,
         indices: Sequence[int],
-        rows: list[AwaitedRow],
+        chosen: list[AwaitedRow],
         forced: bool,
         made: MadeMasks,
         generation: int,
         alone: bool,
     ) -> None:
         """Asks for the masks of these rows, whose matchers are there, and copies them out of the shared memory."""
-        chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
-        dropped, self._dropped = self._dropped, []
-        outputs, tokens = [row.output for row in chosen], [row.tokens for row in chosen]
+        handle, dropped = self._masks, self._dropped
+        if dropped:
+            self._dropped = []
+        tokens = [row.tokens for row in chosen]
         drafts: Sequence[Sequence[int]] = [row.draft for row in chosen]
         if not any(drafts):
             drafts = ()
-        ask = MaskAsk([output.id for output in outputs], tokens, drafts, forced, dropped)
-        size, handle = self._mask_bytes, self._masks
-        handle.reserve(ask.num_positions * size)
-        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone))
-        for output, told in zip(outputs, tokens, strict=True):
-            output.log.fromlist(told)
+        ask = MaskAsk([row.output.id for row in chosen], tokens, drafts, forced, dropped)
+        handle.reserve(ask.num_positions * self._mask_bytes)
+        body, numbers = ask.encode(), list[int]()
+
+        def prepare() -> None:
+            self._log_told()
+            numbers.extend([row.row for row in chosen])
+            self._packed.prepare(numbers)
+
+        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, body, alone=alone, meanwhile=prepare))
+        self._told.extend((row.output, row.tokens) for row in chosen)
         places = first_places(len(chosen), drafts)
         if drafts:
             self._add_ahead(indices, drafts, places, answer.positions, made)
-        self._packed.add(made.masks, [row.row for row in chosen], handle.memory, places)
-        made.failures.extend((indices[place], why) for place, why in answer.failures)
+        self._packed.add(made.masks, numbers, handle.memory, places)
+        if answer.failures:
+            made.failures.extend((indices[place], why) for place, why in answer.failures)
         if forced:
             made.forced.update(zip(indices, answer.forced, strict=True))
+
+    def _log_told(self) -> None:
+        """Writes the logs of the plan before, while the process makes the masks of this one."""
+        for output, tokens in self._told:
+            output.log.fromlist(tokens)
+        self._told.clear()
 
     def _add_ahead(
         self,
@@ -266,13 +296,20 @@ class MaskClient:
             made.unavailable.add(index)
             self._fail(index, rows, str(error), made)
 
-    def _open_again(self, output: OutputState, generation: int, alone: bool) -> str:
-        """Makes the matcher in this process from the sequence's tokens; why it can't be, "" if it can. Raises Died."""
-        body = json.dumps(_opening([output])).encode()
-        answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
-        output.generation = generation
-        problem: str = answer.get("error", "")
-        return problem
+    def _open_again(self, lacking: list[tuple[int, OutputState]], generation: int, alone: bool) -> dict[int, str]:
+        """Makes matchers in this process from the tokens of their sequences, each with its row's index.
+
+        Returns by index why one can't be made. Raises Died.
+        """
+        self._log_told()
+        problems = {}
+        for index, output in lacking:
+            body = json.dumps(_opening([output])).encode()
+            answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
+            output.generation = generation
+            if "error" in answer:
+                problems[index] = answer["error"]
+        return problems
 
     def _fail(self, index: int, rows: list[AwaitedRow], problem: str, made: MadeMasks) -> None:
         """The row's sequence can't go on; its runner gets a mask that allows everything."""
