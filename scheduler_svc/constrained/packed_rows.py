@@ -37,7 +37,7 @@ class PackedRows:
 
     def prepare(self, rows: list[int]) -> None:
         """What `add` of these rows will need, where that is known before their masks are."""
-        if FEW_ROWS <= len(rows) and self._size <= LONG_MASK:
+        if len(rows) >= FEW_ROWS and self._size <= LONG_MASK:
             self._lines_of(rows)
 
     def add(self, masks: plan_pb2.Masks, rows: list[int], memory: mmap.mmap | bytes, places: Sequence[int]) -> None:
