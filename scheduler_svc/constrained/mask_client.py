@@ -79,6 +79,18 @@ class MadeMasks:
     """By index, if they were asked for, the tokens that must come next."""
 
 
+@dataclass(slots=True)
+class _Lineup:
+    """The sequences of a plan, all of whose matchers are in the process of this generation."""
+
+    generation: int
+    outputs: list[OutputState]
+    ids: array[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = array("q", [output.id for output in self.outputs])
+
+
 class Handle(Protocol):
     """A mask process, as `MaskHandle` has it."""
 
@@ -119,6 +131,7 @@ class MaskClient:
         self._ids = count(1)
         self._dropped: list[int] = []
         self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
+        self._lineup = _Lineup(0, [])
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
@@ -214,38 +227,30 @@ class MaskClient:
         """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
         generation = self._masks.running or self._masks.start()
         chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
-        lacking = [place for place, row in enumerate(chosen) if row.output.generation != generation]
-        problems = {}
-        if lacking:
-            problems = self._open_again(
-                [(indices[place], chosen[place].output) for place in lacking], generation, alone
-            )
-        if problems:
-            indices = [index for index in indices if index not in problems]
-            chosen = [rows[index] for index in indices]
+        outputs, problems = [row.output for row in chosen], dict[int, str]()
+        if outputs != self._lineup.outputs or generation != self._lineup.generation:
+            problems = self._open_lacking(dict(zip(indices, outputs, strict=True)), generation, alone)
+            if problems:
+                indices = [index for index in indices if index not in problems]
+                chosen = [rows[index] for index in indices]
+            self._lineup = _Lineup(generation, [row.output for row in chosen])
         if chosen:
-            self._ask(indices, chosen, forced, made, generation, alone)
+            self._ask(indices, chosen, forced, made, alone)
         for index, problem in problems.items():
             self._fail(index, rows, problem, made)
 
     def _ask(
-        self,
-        indices: Sequence[int],
-        chosen: list[AwaitedRow],
-        forced: bool,
-        made: MadeMasks,
-        generation: int,
-        alone: bool,
+        self, indices: Sequence[int], chosen: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool
     ) -> None:
-        """Asks for the masks of these rows, whose matchers are there, and copies them out of the shared memory."""
-        handle, dropped = self._masks, self._dropped
+        """Asks for the masks of these rows, the lineup's, and copies them out of the shared memory."""
+        handle, lineup, dropped = self._masks, self._lineup, self._dropped
         if dropped:
             self._dropped = []
         tokens = [row.tokens for row in chosen]
         drafts: Sequence[Sequence[int]] = [row.draft for row in chosen]
         if not any(drafts):
             drafts = ()
-        ask = MaskAsk([row.output.id for row in chosen], tokens, drafts, forced, dropped)
+        ask = MaskAsk(lineup.ids, tokens, drafts, forced, dropped)
         handle.reserve(ask.num_positions * self._mask_bytes)
         body, numbers = ask.encode(), list[int]()
 
@@ -254,8 +259,8 @@ class MaskClient:
             numbers.extend([row.row for row in chosen])
             self._packed.prepare(numbers)
 
-        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, body, alone=alone, meanwhile=prepare))
-        self._told.extend((row.output, row.tokens) for row in chosen)
+        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, lineup.generation, body, alone=alone, meanwhile=prepare))
+        self._told.extend(zip(lineup.outputs, tokens, strict=True))
         places = first_places(len(chosen), drafts)
         if drafts:
             self._add_ahead(indices, drafts, places, answer.positions, made)
@@ -296,14 +301,16 @@ class MaskClient:
             made.unavailable.add(index)
             self._fail(index, rows, str(error), made)
 
-    def _open_again(self, lacking: list[tuple[int, OutputState]], generation: int, alone: bool) -> dict[int, str]:
-        """Makes matchers in this process from the tokens of their sequences, each with its row's index.
+    def _open_lacking(self, outputs: dict[int, OutputState], generation: int, alone: bool) -> dict[int, str]:
+        """Makes the matchers that this process lacks from the tokens of their sequences, which are by index.
 
         Returns by index why one can't be made. Raises Died.
         """
         self._log_told()
         problems = {}
-        for index, output in lacking:
+        for index, output in outputs.items():
+            if output.generation == generation:
+                continue
             body = json.dumps(_opening([output])).encode()
             answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
             output.generation = generation
