@@ -131,7 +131,7 @@ class MaskClient:
         self._ids = count(1)
         self._dropped: list[int] = []
         self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
-        self._lineup = _Lineup(0, [])
+        self._lineup = _Lineup(-1, [])
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
@@ -225,10 +225,10 @@ class MaskClient:
         self, indices: Sequence[int], rows: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool = False
     ) -> None:
         """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
-        generation = self._masks.running or self._masks.start()
         chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
         outputs, problems = [row.output for row in chosen], dict[int, str]()
-        if outputs != self._lineup.outputs or generation != self._lineup.generation:
+        if self._masks.running != self._lineup.generation or outputs != self._lineup.outputs:
+            generation = self._masks.start()
             problems = self._open_lacking(dict(zip(indices, outputs, strict=True)), generation, alone)
             if problems:
                 indices = [index for index in indices if index not in problems]

@@ -151,9 +151,11 @@ class MaskHandle:
                 answer = receive_frame(stream)
             except (BlockingIOError, TimeoutError):  # its time is over
                 answer, patience_s = None, 0.0
-            except BrokenPipeError as error:  # one that never answers must have an end, too
+            except BrokenPipeError as error:
                 status = self._bury(generation, patience_s)
-                raise (DiedBefore if running.has_answered else Died)(status) from error
+                if stream is running.masks and running.has_answered:  # tries must end where each process goes at once
+                    raise DiedBefore(status) from error
+                raise Died(status) from error
             except OSError:
                 answer = None
             if answer is None:

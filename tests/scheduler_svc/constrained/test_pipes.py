@@ -211,7 +211,8 @@ def test_closing_ends_the_wait_and_leaves_no_descriptor() -> None:
 @pytest.mark.parametrize("dropped", [[], [1 << 40]])
 def test_what_is_asked_is_read_as_it_was_written(tokens: list[list[int]], dropped: list[int]) -> None:
     ids = list(range(3, 3 + len(tokens)))
-    for drafts in ([], [[9], []], [[], []], [[1], [2]]):
+    choices: list[list[list[int]]] = [[], [[9], []], [[], []], [[1], [2]]]
+    for drafts in choices:
         if drafts and not tokens:
             continue
         for forced in (False, True):
