@@ -18,7 +18,7 @@ from scheduler_svc.rank import Rank
 from scheduler_svc.roster.token_log import TokenLog
 
 if TYPE_CHECKING:
-    from scheduler_svc.constrained.mask_client import OutputState
+    from scheduler_svc.constrained.output_state import OutputState
     from scheduler_svc.intake import EngineRefusal
     from scheduler_svc.policy import RequestView
     from scheduler_svc.scheduler import Scheduler

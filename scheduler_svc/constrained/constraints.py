@@ -22,7 +22,8 @@ from protos import plan_pb2
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
-from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient, OutputState
+from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
+from scheduler_svc.constrained.output_state import OutputState
 from scheduler_svc.constrained.source import UnusableGrammar
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.refusal_reason import RefusalReason

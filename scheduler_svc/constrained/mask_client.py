@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import mmap
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,6 +21,7 @@ from protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
+from scheduler_svc.constrained.output_state import Lineup, OutputState, opening
 from scheduler_svc.constrained.packed_rows import PackedRows
 from scheduler_svc.constrained.source import UnusableGrammar
 
@@ -32,23 +32,6 @@ CHANCES = 2
 """A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class OutputState:
-    """Where one sequence stands in its grammar: all that it takes to make its matcher, in whichever process."""
-
-    id: int
-    """Of its matcher."""
-    grammar: str
-    """As llguidance takes it."""
-    min_tokens: int
-    """No stop token comes before this many, as long as anything else may."""
-    stop_ids: list[int]
-    log: array[int] = field(default_factory=lambda: array("i"))
-    """Generated tokens that its matcher was told."""
-    generation: int = 0
-    """The process that has its matcher; 0: none has."""
 
 
 @dataclass(slots=True)
@@ -77,18 +60,6 @@ class MadeMasks:
     """By index of a row with a draft, the masks behind its draft tokens, up to the first that is not allowed."""
     forced: dict[int, list[int]] = field(default_factory=dict)
     """By index, if they were asked for, the tokens that must come next."""
-
-
-@dataclass(slots=True)
-class _Lineup:
-    """The sequences of a plan, all of whose matchers are in the process of this generation."""
-
-    generation: int
-    outputs: list[OutputState]
-    ids: array[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ids = array("q", [output.id for output in self.outputs])
 
 
 class Handle(Protocol):
@@ -131,7 +102,7 @@ class MaskClient:
         self._ids = count(1)
         self._dropped: list[int] = []
         self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
-        self._lineup = _Lineup(-1, [])
+        self._lineup = Lineup(-1, [])
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
@@ -172,7 +143,7 @@ class MaskClient:
         """So many sequences at the beginning of a grammar that was checked. Raises as `check` does."""
         outputs = [OutputState(next(self._ids), grammar, min_tokens, stop_ids) for _ in range(count)]
         generation = self._masks.start()
-        self._grammar(self._masks, _opening(outputs))
+        self._grammar(self._masks, opening(outputs))
         for output in outputs:
             output.generation = generation
         return outputs
@@ -233,7 +204,7 @@ class MaskClient:
             if problems:
                 indices = [index for index in indices if index not in problems]
                 chosen = [rows[index] for index in indices]
-            self._lineup = _Lineup(generation, [row.output for row in chosen])
+            self._lineup = Lineup(generation, [row.output for row in chosen])
         if chosen:
             self._ask(indices, chosen, forced, made, alone)
         for index, problem in problems.items():
@@ -311,7 +282,7 @@ class MaskClient:
         for index, output in outputs.items():
             if output.generation == generation:
                 continue
-            body = json.dumps(_opening([output])).encode()
+            body = json.dumps(opening([output])).encode()
             answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
             output.generation = generation
             if "error" in answer:
@@ -322,20 +293,6 @@ class MaskClient:
         """The row's sequence can't go on; its runner gets a mask that allows everything."""
         made.masks.rows.add(row=rows[index].row, bits=b"\xff" * self._mask_bytes)
         made.failures.append((index, problem))
-
-
-def _opening(outputs: list[OutputState]) -> dict[str, Any]:
-    """The frame that opens matchers which stand at the same place."""
-    first = outputs[0]
-    return {
-        "open": {
-            "grammar": first.grammar,
-            "ids": [output.id for output in outputs],
-            "min_tokens": first.min_tokens,
-            "stop_ids": first.stop_ids,
-            "tokens": first.log.tolist(),
-        }
-    }
 
 
 def _then_alone(ask: Callable[[bool], T]) -> T:

@@ -121,8 +121,9 @@ class MaskHandle:
             if self._running is not None and self._running.has_hung_up:
                 self._end(self._running, GRACE_S)
             if self._running is None:
-                self._running = self._fork()
-                self._generation += 1
+                running = self._fork()
+                self._generation += 1  # before another thread sees the process
+                self._running = running
             return self._generation
 
     def ask(
@@ -142,7 +143,7 @@ class MaskHandle:
             running = self._running
             if running is None or generation != self._generation:
                 raise DiedBefore(-signal.SIGKILL)
-            patience_s = GRACE_S  # its sockets are closed: so is the rest of it, in a moment
+            patience_s = GRACE_S  # its ends are closed: so is the rest of it, in a moment
             stream: Stream = running.masks if channel is Channel.MASKS else running.grammars
             try:
                 send_frame(stream, body)
