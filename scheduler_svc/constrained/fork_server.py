@@ -61,7 +61,7 @@ class ForkServer:
         """Forks a mask process; returns its id. Raises MasksUnavailable.
 
         `role` is its name for whoever looks at the processes. `threads`: for the masks of one plan. `descriptors`: its
-        ends of two sockets, and the shared memory.
+        ends of a socket and of two pipes, and the shared memory.
         """
         asked = json.dumps({"role": role, "threads": threads, **asdict(limits)}).encode()
         with self._lock:

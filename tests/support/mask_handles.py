@@ -56,9 +56,23 @@ class LocalHandle:
             self._generation += 1
         return self._generation
 
-    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
+    @property
+    def running(self) -> int:
+        return self._generation if self._server is not None else 0
+
+    def ask(
+        self,
+        channel: Channel,
+        generation: int,
+        body: bytes,
+        *,
+        alone: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes:
         if self._server is None or generation != self._generation:
             raise DiedBefore(-9)
+        if meanwhile is not None:
+            meanwhile()
         status = self.fate(self._role, channel, body)
         if status is not None:
             self._server = None

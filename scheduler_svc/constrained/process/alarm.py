@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
+from signal import ITIMER_REAL, setitimer
+from threading import Lock, get_ident
+from time import monotonic
 
 
 class Alarm:
@@ -12,17 +12,17 @@ class Alarm:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._until_s: dict[int, float] = {}
 
     def __enter__(self) -> None:
         with self._lock:
-            self._until_s[threading.get_ident()] = time.monotonic() + self._limit_s
+            self._until_s[get_ident()] = monotonic() + self._limit_s
             if len(self._until_s) == 1:
-                signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+                setitimer(ITIMER_REAL, self._limit_s)
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            del self._until_s[threading.get_ident()]
-            left_s = min(self._until_s.values()) - time.monotonic() if self._until_s else 0.0
-            signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_s) if self._until_s else 0.0)
+            del self._until_s[get_ident()]
+            left_s = max(1e-6, min(self._until_s.values()) - monotonic()) if self._until_s else 0.0
+            setitimer(ITIMER_REAL, left_s)

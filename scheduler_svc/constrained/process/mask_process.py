@@ -7,9 +7,10 @@ long, a limit on its data when it takes too much memory. Who asked gets another 
 
 The process itself only builds the vocabulary, and forks one mask process after another (see `fork_server`). CONTROL is
 the descriptor of a socket. Its first frame is the model, a roster.plan.v1.Model, answered by {}; the others are JSON:
-  {role, threads, spare_bytes, limit_s, niceness}, with the descriptors of two sockets and of the shared memory: forks
-      a mask process, answered by {pid}. In it `MaskServer` answers both sockets, each in a thread of its own (see
-      `frames` and `columns`); it ends when either is closed.
+  {role, threads, spare_bytes, limit_s, niceness}, with the descriptors of a socket, of its ends of two pipes, and of
+      the shared memory: forks a mask process, answered by {pid}. In it `MaskServer` answers about grammars on the
+      socket and about masks on the pipes, each in a thread of its own (see `frames`, `pipes` and `columns`); it ends
+      when either is closed.
   {wait, patience_s}: waits so long for the end of that process, then kills it; answered by {status}.
 """
 
@@ -34,13 +35,15 @@ import numpy as np
 import numpy.typing as npt
 
 from roster_protos import plan_pb2
-from scheduler_svc.constrained.frames import LENGTH, receive_frame, send_frame
+from scheduler_svc.constrained.frames import LENGTH, Stream, receive_frame, send_frame
+from scheduler_svc.constrained.pipes import AnsweringPipes
 from scheduler_svc.constrained.process.alarm import Alarm
 from scheduler_svc.constrained.process.compiler import GrammarCompiler
 from scheduler_svc.constrained.process.mask_server import MaskServer
 from scheduler_svc.constrained.source import UnusableGrammar
 
 POLL_S = 0.002
+NUM_DESCRIPTORS = 4
 
 
 class SharedMemory:
@@ -83,7 +86,7 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 control.close()
-                serve(MaskServer(model, frame["threads"], SharedMemory(descriptors[2]), compiler), frame, descriptors)
+                serve(MaskServer(model, frame["threads"], SharedMemory(descriptors[3]), compiler), frame, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
@@ -92,7 +95,7 @@ def main() -> None:
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """One frame and the descriptors that came with it; None at the end."""
-    data, descriptors, _, _ = socket.recv_fds(control, 4096, 3)
+    data, descriptors, _, _ = socket.recv_fds(control, 4096, NUM_DESCRIPTORS)
     if len(data) < LENGTH.size:
         return None
     return json.loads(data[LENGTH.size :]), descriptors
@@ -111,11 +114,11 @@ def _wait(pid: int, patience_s: float) -> int:
 
 
 def serve(server: MaskServer, frame: dict[str, Any], descriptors: list[int]) -> None:
-    """Answers both sockets within the limits of the frame. Never returns."""
+    """Answers the socket and the pipes within the limits of the frame. Never returns."""
     Path("/proc/self/comm").write_text(f"roster-{frame['role']}"[:15])
     os.nice(frame["niceness"])
     alarm = Alarm(frame["limit_s"])
-    grammars, masks = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    grammars, masks = socket.socket(fileno=descriptors[0]), AnsweringPipes(*descriptors[1:3])
     limited = threading.Event()
 
     def answer_grammars() -> None:
@@ -129,14 +132,13 @@ def serve(server: MaskServer, frame: dict[str, Any], descriptors: list[int]) -> 
     _answer_all(masks, server.masks, alarm)
 
 
-def _answer_all(stream: socket.socket, answer: Callable[[bytes], bytes], alarm: Alarm) -> None:
+def _answer_all(stream: Stream, answer: Callable[[bytes], bytes], alarm: Alarm) -> None:
     """Answers one frame after another; ends the process with the stream, and with whatever goes wrong."""
     status = 1
     try:
         while (frame := receive_frame(stream)) is not None:
             with alarm:
-                body = answer(frame)
-            send_frame(stream, body)
+                send_frame(stream, answer(frame))
         status = 0
     except ConnectionError:
         status = 0

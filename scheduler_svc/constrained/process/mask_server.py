@@ -6,6 +6,7 @@ Two threads may use it, one for `grammar` and one for `masks`: a grammar may tak
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ class MaskServer:
         self._maker = MaskMaker(model.vocab_size, threads)
         self._memory = memory
         self._outputs: dict[int, OutputMatcher] = {}
+        self._ids, self._rows = array("q"), list[OutputMatcher]()  # those of the plan before
 
     # ------------------------------------------------------------------ grammars
 
@@ -72,7 +74,9 @@ class MaskServer:
         asked, outputs = MaskAsk.decode(frame), self._outputs
         for each in asked.dropped:
             outputs.pop(each, None)
-        rows, places = [outputs[each] for each in asked.ids], asked.num_positions
+        if asked.ids != self._ids or asked.dropped:
+            self._ids, self._rows = asked.ids, [outputs[each] for each in asked.ids]
+        rows, places = self._rows, asked.num_positions
         bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
         positions, failures = self._maker.make(rows, asked.tokens, bits, asked.drafts)
         answer = MaskAnswer(positions if asked.drafts else [], failures)

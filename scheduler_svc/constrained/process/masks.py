@@ -38,11 +38,10 @@ class OutputMatcher:
 
     def problem(self, taken: int, tokens: list[int]) -> str:
         """Why no more than `taken` of the tokens could be told, or no mask made; "" if all is well."""
-        if self.matcher.is_error():
-            return sentence(self.matcher.get_error())
-        if taken < len(tokens):
-            return f"token {self.num_tokens} does not continue a match"
-        return ""
+        why = sentence(self.matcher.get_error()) if self.matcher.is_error() else ""
+        if taken == len(tokens):
+            return why
+        return f"token {self.num_tokens} does not continue a match{why and ': '}{why}"
 
     def put_off_stops(self, bits: npt.NDArray[np.uint32], ahead: int = 0) -> None:
         """Excludes the stop tokens from the mask before `min_tokens`, unless nothing else is allowed.
@@ -83,7 +82,8 @@ class MaskMaker:
         plain, drafted, places = [], [], first_places(len(outputs), drafts)
         for index, (output, told, place) in enumerate(zip(outputs, tokens, places, strict=True)):
             matcher = output.matcher
-            taken = matcher.try_consume_tokens(told)
+            # The first takes two thirds of the second's time. One that fails it can't go on: no mask allowed the token.
+            taken = matcher.consume_token(told[0]) if len(told) == 1 else matcher.try_consume_tokens(told)
             output.num_tokens += taken
             if taken < len(told):
                 failures.append((index, output.problem(taken, told)))
@@ -93,7 +93,7 @@ class MaskMaker:
                 drafted.append((matcher, place, list(drafts[index][:valid])))
             else:
                 plain.append((matcher, place))
-        address, size = bits.ctypes.data, 4 * self.words
+        address, size = bits.__array_interface__["data"][0], 4 * self.words  # bits.ctypes takes 1 µs more
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, address, size, len(bits))
         if drafted:

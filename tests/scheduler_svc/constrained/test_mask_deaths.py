@@ -201,6 +201,7 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalHandle, "start", fails)
+        patch.setattr(LocalHandle, "running", 0)
         refused = submit(stack, "regex", "a")
         advance_until_idle(stack)
     end = running.streams[0].end

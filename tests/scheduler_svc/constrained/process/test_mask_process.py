@@ -19,6 +19,7 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.constrained import mask_handle
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_client import GRAMMAR_LIMITS, MASK_LIMITS, AwaitedRow, MaskClient
@@ -119,6 +120,24 @@ def test_killed_at_a_mask(processes: Processes) -> None:
     twin = local_client(MODEL, 1)
     same = [AwaitedRow(row.row, *twin.open(grammar, 1, 0, []), row.tokens) for row in rows]
     assert made == twin.make(same)
+
+
+def test_one_that_hangs_at_a_mask_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own timer can't end it while it is stopped; the rows have their masks from the next one."""
+    monkeypatch.setattr(mask_handle, "GRACE_S", 0.1)
+    with started(masks=Limits(MASK_LIMITS.spare_bytes, limit_s=2.0)) as processes:
+        client, twin, stopped = processes.client, local_client(MODEL, 1), processes.pid("masks")
+        grammar, _ = client.check("regex", BYSTANDER, [])
+        outputs, twins = client.open(grammar, 2, 0, []), twin.open(grammar, 2, 0, [])
+        for tokens in ([], TOLD[:2], TOLD[2:3]):
+            if len(tokens) == 1:
+                os.kill(stopped, signal.SIGSTOP)
+            made, same = (
+                each.make([AwaitedRow(row, output, tokens) for row, output in enumerate(those)])
+                for each, those in ((client, outputs), (twin, twins))
+            )
+            assert made == same and not made.failures
+        assert client.deaths == {"grammars": 0, "masks": 1} and processes.pid("masks") != stopped
 
 
 def test_killed_at_a_compile(processes: Processes) -> None:
