@@ -145,7 +145,8 @@ def _generate(model: Any, prompts: Sequence[list[int]], max_tokens: int, **optio
     """For prompts of any lengths, padded on the left."""
     width = max(map(len, prompts))
     with torch.inference_mode():
-        model(torch.tensor([prompts[0][:1]]))  # dynamic RoPE keeps the frequencies of the longest call until a short one
+        # Dynamic RoPE keeps the frequencies of the longest call until a short one.
+        model(torch.tensor([prompts[0][:1]]))
         return model.generate(
             torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
             attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
