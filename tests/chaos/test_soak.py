@@ -34,7 +34,7 @@ from tests.support.thoroughness import count
 SOAK_S = float(os.environ.get("ROSTER_SOAK_S", "12"))
 RESULT = os.environ.get("ROSTER_SOAK_RESULT")
 SEED = int(os.environ.get("ROSTER_SOAK_SEED", random.randrange(1 << 32)))
-SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=24)
+SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=16)
 MEAN_TOKENS = 20
 CAPACITY = SLOTS * 1000 / STEP_MS / MEAN_TOKENS
 """Requests per second, if the machine keeps up; if it does not, the load is more than twice what it can do."""

@@ -14,8 +14,9 @@ from roster_client.client import RosterClient
 from roster_client.errors import NotFoundError
 from roster_client.events import Delta, Finish, FinishReason
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.thoroughness import count
 
-STREAMS = int(os.environ.get("E2E_CANCELLED_STREAMS", "500"))
+STREAMS = int(os.environ.get("E2E_CANCELLED_STREAMS", count(500, in_ci=240)))
 AT_ONCE = 32
 ROUNDS = 4
 MEMORY_SLACK = 12 << 20

@@ -111,7 +111,7 @@ def test_engine_and_runner_give_the_tokens_of_generate(
 ) -> None:
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
-    num_requests, preemptions = device.count(16, in_ci=6), 0
+    num_requests, preemptions = device.count(16, in_ci=4), 0
     for depth, block_size, step_tokens in ((1, 16, 6), (2, 8, 128), (3, 32, 17)):
         backend = load(device, folder, POOL_TOKENS, block_size)
         stack, preempted = serve(backend, rng, Setup(depth, block_size, step_tokens, num_requests))

@@ -24,8 +24,9 @@ from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
 from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, EngineMachine
 from tests.support.mask_handles import dies_once
+from tests.support.thoroughness import count
 
-NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=20)))
 
 
 CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]
