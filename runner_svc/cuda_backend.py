@@ -22,10 +22,10 @@ from torch import Tensor
 from roster_protos import plan_pb2
 from runner_svc.backend import RosterChanges, StepBatch, StepOutput
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
-from runner_svc.cuda_graphs import Replay, StepGraphs
+from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_held_rows import HeldCudaRows
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device import Device, Event
+from runner_svc.device import Device, Event, Replay
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fingerprints import fingerprints

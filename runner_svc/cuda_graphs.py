@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-Launch = Callable[[], None]
-Replay = Callable[[], None]
+from runner_svc.device import Launch, Replay
+
 Prepare = Callable[[int, int], None]
 """Puts the input of a step of so many rows in place, for the size and the rows."""
 

@@ -19,16 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.backend import StepBatch
-from runner_svc.cuda_graphs import Replay, Way
+from runner_svc.cuda_graphs import Way
+from runner_svc.device import Replay
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fusion_choice import FusionChoice
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
 from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
 from runner_svc.model.fusions import Activating, Adding, Fusions
-from runner_svc.model.skinny_decoder import MAX_ROWS, SkinnyDecoder, SkinnyMlp, matrices
+from runner_svc.model.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 

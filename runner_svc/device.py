@@ -9,8 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.cuda_graphs import Replay
 from runner_svc.pool_size import MemoryProfile
+
+Launch = Callable[[], None]
+Replay = Callable[[], None]
+"""Launches a captured graph."""
 
 
 class Event(Protocol):

@@ -7,12 +7,25 @@ points to; plans can't name it.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from runner_svc.model.config import ModelConfig
-
 FP8 = torch.float8_e4m3fn
+
+
+class CachedHeads(Protocol):
+    """What of a model a cache depends on; as `runner_svc.model.config.ModelConfig`."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
 
 
 class KVCache:
@@ -23,7 +36,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: CachedHeads,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -45,7 +58,7 @@ class KVCache:
         self._positions = [layer.view(2, -1, config.num_kv_heads * config.head_dim).unbind() for layer in self.data]
 
     @staticmethod
-    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    def block_bytes(config: CachedHeads, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers, to size the pool."""
         return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 

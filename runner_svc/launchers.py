@@ -8,43 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
+from runner_svc.interface.attention_launcher import AttentionLauncher
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.kv_cache import KVCache
-from runner_svc.model.cuda_decoder import DecoderLaunchers
-from runner_svc.model.skinny_decoder import SkinnyLaunchers
-
-
-class AttentionLauncher(Protocol):
-    """As `runner_svc.attention.cuda.CudaAttention`."""
-
-    def decode_plan_words(self, batch: int) -> int: ...
-
-    def plan_decode(
-        self,
-        lengths: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
-        plan: NDArray[np.int32],
-        query_rows: NDArray[np.int32] | None = None,
-        batch: int | None = None,
-    ) -> None: ...
-
-    def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None: ...
-
-    def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int: ...
-
-    def mixed_plan_words(self, batch: int, prefill_words: int) -> int: ...
-
-    def plan_mixed(
-        self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
-    ) -> None: ...
-
-    def run_mixed(
-        self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
-    ) -> None: ...
 
 
 class GatherLauncher(Protocol):

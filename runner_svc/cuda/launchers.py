@@ -22,10 +22,10 @@ from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.cuda.skinny_product import SkinnyProducts, fits
 from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import DecoderLaunchers
-from runner_svc.model.skinny_decoder import SkinnyLaunchers
 
 
 class CudaLaunchers:

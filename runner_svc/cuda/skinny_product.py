@@ -16,7 +16,7 @@ from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
-from runner_svc.model.skinny_decoder import ScaledRows
+from runner_svc.interface.skinny_launchers import ScaledRows
 
 Choose = Callable[[int, int, int], SkinnyVariant]
 """From rows of x, rows and columns of W."""

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from runner_svc.backend import allowed_ids
 from runner_svc.gumbel import gumbel, key_words
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.kv_cache import KVCache
 from runner_svc.logit_adjustments import adjust_logits
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import DecoderLaunchers
-from runner_svc.model.skinny_decoder import SkinnyLaunchers
 from runner_svc.noise import draw_keys
 from runner_svc.pool_size import MemoryProfile
 from runner_svc.sample_records import SAMPLE_RECORD

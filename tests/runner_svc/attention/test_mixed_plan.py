@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, DecodePlanner
-from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
+from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 
 GRID, BATCH = 132, 64
 
