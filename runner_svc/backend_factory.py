@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner_svc.backend import Backend
 from runner_svc.device_choice import BrokenGpu
+from runner_svc.interface.progress import Progress
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings import RunnerSettings
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
 
 _TEST_CONTEXT_LENGTH = 8192
 

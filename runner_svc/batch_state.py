@@ -29,11 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import AdmittedSlot, RosterChanges, StepBatch, StepOutput
-from runner_svc.host_roster import gather_inputs
+from runner_svc.backend import AdmittedSlot, RosterChanges
+from runner_svc.batch_inputs import gather_inputs
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
+from runner_svc.step import StepBatch, StepOutput
 from runner_svc.stretch import Appends, Stretch
 
 _NONE = np.zeros(0, np.int32)

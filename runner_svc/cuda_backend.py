@@ -10,7 +10,6 @@ Everything of a fixed size is allocated first; the KV pool gets what the largest
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.backend import RosterChanges, StepBatch, StepOutput
+from runner_svc.backend import RosterChanges
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_held_rows import HeldCudaRows
@@ -29,6 +28,7 @@ from runner_svc.device import Device, Event, Replay
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fingerprints import fingerprints
+from runner_svc.interface.progress import Progress
 from runner_svc.kv_cache import FP8, KVCache
 from runner_svc.kv_scales import calibrated_scales
 from runner_svc.launchers import Launchers
@@ -38,9 +38,8 @@ from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch
 from runner_svc.sample_records import RowPacker
+from runner_svc.step import StepBatch, StepOutput
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
-
-Progress = Callable[[str, float], None]
 
 # Steps launched and not yet waited for, at most.
 MAX_IN_FLIGHT = 4

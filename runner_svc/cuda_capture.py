@@ -7,7 +7,6 @@ memory's bandwidth, so that neither a product alone nor a step without attention
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,11 +17,10 @@ from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.interface.progress import Progress
 from runner_svc.model.fusions import Fusions
 from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
 from runner_svc.step_buffers import PackedStep
-
-Progress = Callable[[str, float], None]
 
 # Of the mixed steps that are timed.
 _POSITIONS_A_ROW = 16

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.backend import HeldRows, StepBatch, StepOutput
 from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs, launch_row_logprobs
 from runner_svc.launchers import SamplingLauncher
 from runner_svc.sample_records import pack_rows
+from runner_svc.step import HeldRows, StepBatch, StepOutput
 
 
 class HeldCudaRows:
-    """Implements `runner_svc.backend.HeldRows`."""
+    """Implements `runner_svc.step.HeldRows`."""
 
     def __init__(
         self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int

@@ -10,12 +10,13 @@ import torch
 from runner_svc.cuda.device import GpuDevice
 from runner_svc.cuda.launchers import CudaLaunchers
 from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.source import model_folder
-from runner_svc.model.weights import Progress, load_weights, weights_fingerprint
+from runner_svc.model.weights import load_weights, weights_fingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.backend import StepBatch
 from runner_svc.cuda_graphs import Way
 from runner_svc.device import Replay
 from runner_svc.device_roster import DeviceRoster
@@ -32,6 +31,7 @@ from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp
 from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.model.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.model.step_rotations import StepRows
+from runner_svc.step import StepBatch
 from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
 FEW_ROWS = 64

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import HeldRows, PendingStep, StepOutput
 from runner_svc.batch_state import AppliedPlan
 from runner_svc.plan_columns import PlanFault
+from runner_svc.step import HeldRows, PendingStep, StepOutput
 
 
 class LaunchedPlan:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.backend import StepOutput
 from runner_svc.cuda_held_rows import HeldCudaRows
 from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs
+from runner_svc.step import StepOutput
 from runner_svc.step_buffers import Ring, aligned
 
 

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.backend import HeldDraw, RosterChanges, StepBatch, StepOutput
+from runner_svc.backend import RosterChanges
 from runner_svc.fingerprints import fingerprints
 from runner_svc.host_roster import HostRoster
+from runner_svc.interface.progress import Progress
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.decoder import Decoder, DecoderInputs
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
-from runner_svc.model.weights import Progress, load_weights, weights_fingerprint
+from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampler import SampledRows, Sampler
+from runner_svc.step import HeldDraw, StepBatch, StepOutput
 
 
 class TorchBackend:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.backend import StepBatch
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device_roster import DeviceRoster
 from runner_svc.fusion_choice import FusionChoice
@@ -20,6 +19,7 @@ from runner_svc.model.description import read_json
 from runner_svc.model.fusions import Fusions
 from runner_svc.model.weights import load_weights
 from runner_svc.profiling_batch import batch_of
+from runner_svc.step import StepBatch
 from runner_svc.step_buffers import PackedStep
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 

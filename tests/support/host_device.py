@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.backend import allowed_ids
 from runner_svc.gumbel import gumbel, key_words
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
@@ -25,6 +24,7 @@ from runner_svc.model.config import ModelConfig
 from runner_svc.noise import draw_keys
 from runner_svc.pool_size import MemoryProfile
 from runner_svc.sample_records import SAMPLE_RECORD
+from runner_svc.step import allowed_ids
 from tests.support.host_attention import HostAttention
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 
