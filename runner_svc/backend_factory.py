@@ -9,7 +9,7 @@ from runner_svc.backend import Backend
 from runner_svc.device_choice import BrokenGpu
 from runner_svc.interface.progress import Progress
 from runner_svc.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 
 _TEST_CONTEXT_LENGTH = 8192
 
@@ -61,20 +61,20 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     sizes = Sizes.of(settings, on_gpu=False)
     num_blocks = sizes.num_blocks(settings.block_size) or 1
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
+    given = settings.test_backend
     if device == "hash":
         from runner_svc.hash_model import HashBackend, Poison
 
-        token = settings.poison_token
         return HashBackend(
             num_slots=sizes.slots,
             block_size=settings.block_size,
             num_blocks=num_blocks,
             max_step_tokens=sizes.max_step_tokens,
-            vocab_size=settings.vocab_size,
+            vocab_size=given.vocab_size,
             context_length=context_length,
-            eos_probability=settings.eos_probability,
-            step_ms=settings.step_ms,
-            poison=Poison(token, settings.poison) if token is not None else None,
+            eos_probability=given.eos_probability,
+            step_ms=given.step_ms,
+            poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
         )
     from runner_svc.null_model import NullBackend
 
@@ -83,9 +83,9 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
         block_size=settings.block_size,
         num_blocks=num_blocks,
         max_step_tokens=sizes.max_step_tokens,
-        vocab_size=settings.vocab_size,
+        vocab_size=given.vocab_size,
         context_length=context_length,
-        step_ms=settings.step_ms,
+        step_ms=given.step_ms,
     )
 
 

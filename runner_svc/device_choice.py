@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 
 from runner_svc.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 
 if TYPE_CHECKING:
     from runner_svc.gpu_probe import Obstacle

@@ -26,7 +26,7 @@ from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejec
 from runner_svc.runner import Runner
 from runner_svc.runner_name import default_name
 from runner_svc.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002

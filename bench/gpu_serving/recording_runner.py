@@ -24,7 +24,7 @@ from runner_svc.main import serve
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import LaunchedPlan, Runner
 from runner_svc.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
 Times = dict[int, list[int]]

@@ -22,7 +22,7 @@ TOKENS = 150
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 16, "step_ms": 2}
+    runner = {"device": "hash", "slots": 16, "test_backend": {"step_ms": 2}}
     scheduler = {"check": True, "front_workers": 2, "flush_ms": 0}
     with roster_processes(tmp_path_factory.mktemp("attach"), scheduler=scheduler, runner=runner) as processes:
         yield processes

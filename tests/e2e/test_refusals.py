@@ -32,7 +32,8 @@ NEIGHBOUR_TOKENS = 300
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     runner = {
-        "device": "hash", "slots": 2, "kv_tokens": POOL_TOKENS, "context_length": CONTEXT, "step_ms": 10,
+        "device": "hash", "slots": 2, "kv_tokens": POOL_TOKENS, "context_length": CONTEXT,
+        "test_backend": {"step_ms": 10},
     }  # fmt: skip
     scheduler = {"max_waiting_requests": WAITING, "max_waiting_tokens": 200, "check": True}
     with roster_processes(tmp_path_factory.mktemp("refusals"), scheduler=scheduler, runner=runner) as processes:

@@ -12,7 +12,7 @@ import pytest
 
 import runner_svc.setting_sources
 import scheduler_svc.setting_sources
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]

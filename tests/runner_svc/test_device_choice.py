@@ -17,7 +17,7 @@ from runner_svc.device_choice import choose_device
 from runner_svc.hash_model import HashBackend
 from runner_svc.pool_size import GRAPH_BYTES, MemoryProfile
 from runner_svc.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 from tests.support.in_this_process import run_runner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,8 +42,8 @@ def test_a_stopped_runner_is_no_hanging_one(tmp_path: Path, paused: bool) -> Non
     scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
     step_s = STEP_S if paused else PLAN_TIMEOUT_S + PAUSE_S
     flags = {
-        "link": scheduler.endpoint, "device": "hash", "runner-id": "r", "step-ms": step_s * 1000, "silence-s": 0.3,
-        "plan-timeout-s": PLAN_TIMEOUT_S,
+        "link": scheduler.endpoint, "device": "hash", "runner-id": "r", "silence-s": 0.3,
+        "plan-timeout-s": PLAN_TIMEOUT_S, "test-backend": json.dumps({"step_ms": step_s * 1000}),
     }  # fmt: skip
     command = [sys.executable, "-m", "runner_svc.main", *(f"--{name}={value}" for name, value in flags.items())]
     with subprocess.Popen(command) as runner:

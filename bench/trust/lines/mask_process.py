@@ -19,7 +19,7 @@ from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
-from runner_svc.settings import default_cache_folder
+from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient

@@ -1,19 +1,20 @@
 """Settings of the runner service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
 
-Every field states its unit; `roster-runner --help` prints them all. Both services may share one file or environment:
-each ignores what it does not know.
+Every field states its unit; `roster-runner --help` prints them, but for what only tests and benchmarks need. Both
+services may share one file or environment: each ignores what it does not know.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSuppress, PydanticBaseSettingsSource, SettingsConfigDict
 
-from runner_svc.setting_sources import ServiceSettings
+from runner_svc.setting_sources import ServiceSettings, UnusableSettings
+from runner_svc.settings.backend_for_tests import OLD_NAMES, PREFIX, BackendForTests, OldVariables, old_flag, refusal
 
 
 def default_cache_folder() -> Path:
@@ -25,7 +26,7 @@ class RunnerSettings(ServiceSettings):
     """What an operator may set on `roster-runner`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ROSTER_",
+        env_prefix=PREFIX,
         extra="ignore",
         cli_kebab_case=True,
         cli_prog_name="roster-runner",
@@ -59,7 +60,7 @@ class RunnerSettings(ServiceSettings):
         "auto",
         description="Type that a GPU computes in; auto: the checkpoint's, or bfloat16. A CPU computes in float32.",
     )
-    weights: Literal["checkpoint", "random"] = Field(
+    weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
         "checkpoint", description="'random' makes weights up on a GPU, for benchmarks; the model's folder needs none."
     )
     slots: int | None = Field(
@@ -96,17 +97,9 @@ class RunnerSettings(ServiceSettings):
         description="Seconds that a plan may take once the scheduler is gone or has given this runner up; then the "
         "process ends with status 3, to be started again.",
     )
-    vocab_size: int = Field(259, ge=259, description="Vocabulary of the test backends, in tokens.")
-    eos_probability: float = Field(
-        1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
+    test_backend: CliSuppress[BackendForTests] = Field(
+        default_factory=BackendForTests, description="What the test backends do, as a JSON object; for tests."
     )
-    poison_token: int | None = Field(
-        None, ge=0, description="Token id that ends a step of the hash backend that computes it; for tests."
-    )
-    poison: Literal["kill", "hang", "error", "broken"] = Field(
-        "kill", description="What it does: SIGKILL, an endless step, an error, an error that ends the process."
-    )
-    step_ms: float = Field(0.0, ge=0, description="Least time of a step of the test backends, in milliseconds.")
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
 
@@ -115,3 +108,24 @@ class RunnerSettings(ServiceSettings):
         if (self.runner_key is None) != (self.scheduler_key is None):
             raise ValueError("runner_key and scheduler_key encrypt the link together: set both, or neither")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_old_names(cls, values: Any) -> Any:
+        for name in OLD_NAMES.intersection(values if isinstance(values, dict) else ()):
+            raise ValueError(refusal(name, f"{name} ({PREFIX}{name.upper()})"))
+        return values
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        """See `ServiceSettings`."""
+        if (refused := old_flag(given.get("_cli_parse_args"))) is not None:
+            raise UnusableSettings(refused)
+        return super().read(**given)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """See `ServiceSettings`; old variables too, which are refused."""
+        return *super().settings_customise_sources(settings_cls, *sources, **named), OldVariables(settings_cls)
