@@ -37,7 +37,7 @@ class Backend(Protocol):
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it. A batch has at least one row.
 
-        Rows that wait for masks are `held` in the output, and sampled by it.
+        Rows that wait for masks are `masked_rows` of the output, and sampled by it.
         """
 
     def is_broken_by(self, error: Exception) -> bool:

@@ -22,7 +22,7 @@ from roster_protos import plan_pb2
 from runner_svc.backend import RosterChanges
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
-from runner_svc.cuda_held_rows import HeldCudaRows
+from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device, Event, Replay
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
@@ -187,13 +187,13 @@ class CudaBackend:
                 self._graphs.replay(bucket)
             forwarded = device.event()
             logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
-            held = self._hold(batch, rows.sample_rows) if len(batch.awaits) else None
+            masked_rows = self._keep_masked_rows(batch, rows.sample_rows) if len(batch.awaits) else None
             end = device.event()
         last_end, self._last_end = self._last_end, end
         return PendingCudaStep(
             len(batch.slots),
             rows.sample_rows,
-            held,
+            masked_rows,
             logprobs,
             prompt_logprobs,
             buffers,
@@ -204,10 +204,10 @@ class CudaBackend:
             end,
         )
 
-    def _hold(self, batch: StepBatch, rows: NDArray[np.intp]) -> HeldCudaRows:
+    def _keep_masked_rows(self, batch: StepBatch, rows: NDArray[np.intp]) -> CudaMaskedRows:
         """Keeps the adjusted logits of those of `rows` that wait for masks: the next step overwrites them."""
         waiting = self._index(np.searchsorted(rows, batch.awaits))
-        return HeldCudaRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
+        return CudaMaskedRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
 
     def _draw(
         self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers

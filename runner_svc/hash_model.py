@@ -30,7 +30,7 @@ from runner_svc.backend import RosterChanges
 from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
 from runner_svc.host_roster import HostRoster
 from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
-from runner_svc.step import HeldDraw, StepBatch, StepOutput, allowed_ids
+from runner_svc.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 
 _A = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5
@@ -168,11 +168,13 @@ class HashBackend:
         with np.errstate(over="ignore"):
             self._write_kv(batch)
             rows, awaits = batch.drawing_rows, batch.awaits
-            hashes, held = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
+            hashes, masked_hashes = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
         forward_ns = time.perf_counter_ns() - begin_ns
         output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
         if len(awaits):
-            output.held = HeldDraw(partial(self._draw_held, batch, held, self.roster.epochs[batch.slots[awaits]]))
+            output.masked_rows = MaskedDraw(
+                partial(self._draw_masked, batch, masked_hashes, self.roster.epochs[batch.slots[awaits]])
+            )
         self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
         output.sample_ns = time.perf_counter_ns() - begin_ns - forward_ns
@@ -215,7 +217,7 @@ class HashBackend:
                 output.logprobs.append(self._row_logprobs(row, 0, [token], int(batch.ends[row]), top))
         return output
 
-    def _draw_held(
+    def _draw_masked(
         self,
         batch: StepBatch,
         hashes: NDArray[np.uint64],

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.batch_state import AppliedPlan
 from runner_svc.plan_columns import PlanFault
-from runner_svc.step import HeldRows, PendingStep, StepOutput
+from runner_svc.step import MaskedRows, PendingStep, StepOutput
 
 
 class LaunchedPlan:
@@ -63,9 +63,9 @@ class LaunchedPlan:
             if entry.row in self._missing:
                 self._masks[self._index_of[entry.row]] = self._bits(entry)
                 self._missing.remove(entry.row)
-        held = self._pending.held
-        if held is not None and self._masked is None and not self._missing:
-            self._draw(held)
+        masked_rows = self._pending.masked_rows
+        if masked_rows is not None and self._masked is None and not self._missing:
+            self._draw(masked_rows)
 
     def done(self) -> bool:
         """Whether `wait` would return at once; cheap."""
@@ -84,10 +84,10 @@ class LaunchedPlan:
         """Ends a plan whose session is over, in place of `wait`: rows that wait for masks come to nothing."""
         self._wait()
 
-    def _draw(self, held: HeldRows) -> None:
+    def _draw(self, masked_rows: MaskedRows) -> None:
         try:
             with self._faulting(self.number):
-                self._masked = held.sample(self._masks, self._outlived(self._applied, self._waits))
+                self._masked = masked_rows.sample(self._masks, self._outlived(self._applied, self._waits))
         except PlanFault as fault:
             self._fault = fault
             raise

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
-from runner_svc.step import HeldDraw, StepBatch, StepOutput, allowed_ids
+from runner_svc.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 
 _TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog ", np.uint8).astype(np.int32)
 
@@ -57,13 +57,13 @@ class NullBackend:
         tokens = _TEXT[batch.ends[rows] % len(_TEXT)]
         output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
         if len(batch.awaits):
-            output.held = HeldDraw(partial(self._draw_held, batch))
+            output.masked_rows = MaskedDraw(partial(self._draw_masked, batch))
         if self._step_s > 0:
             time.sleep(self._step_s)
         output.forward_ns = time.perf_counter_ns() - begin_ns
         return output
 
-    def _draw_held(self, batch: StepBatch, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
+    def _draw_masked(self, batch: StepBatch, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
         """The first allowed id: where the text is complete, that is its end."""
         tokens = allowed_ids(masks, self.model.vocab_size).argmax(axis=1).astype(np.int32)
         return StepOutput.sampled(len(batch.slots), batch.awaits, tokens, np.ones(len(tokens), np.bool_))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.cuda_held_rows import HeldCudaRows
+from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs
 from runner_svc.step import StepOutput
@@ -31,7 +31,7 @@ class PendingCudaStep:
 
     num_rows: int
     sample_rows: NDArray[np.intp]
-    held: HeldCudaRows | None
+    masked_rows: CudaMaskedRows | None
     logprobs: list[PendingLogprobs]
     prompt_logprobs: list[PendingLogprobs]
     buffers: HostBuffers
@@ -56,10 +56,10 @@ class PendingCudaStep:
             finite = self.buffers.finite[:num_sampled].astype(np.bool_)
         finally:
             self.ring.give(self.buffers, behind)
-        if self.held is None:
+        if self.masked_rows is None:
             output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
         else:
-            drawn = np.isin(self.sample_rows, self.held.rows, invert=True)
+            drawn = np.isin(self.sample_rows, self.masked_rows.rows, invert=True)
             output = StepOutput.sampled(self.num_rows, self.sample_rows[drawn], tokens[drawn], finite[drawn])
         output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
         output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]

@@ -62,7 +62,7 @@ class StepBatch:
         return max(0, min(count, self.states[row].prompt_len - 1 - start))
 
 
-class HeldRows(Protocol):
+class MaskedRows(Protocol):
     """The rows of a batch that wait for masks, from the forward pass on."""
 
     def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
@@ -89,7 +89,7 @@ class StepOutput:
     # Time for which the device had nothing to do before the batch; None where only the caller can tell.
     idle_ns: int | None = None
     # What waits for masks, of a `Backend` that computes while the caller waits.
-    held: HeldRows | None = None
+    masked_rows: MaskedRows | None = None
 
     @property
     def drew_all(self) -> bool:
@@ -133,7 +133,7 @@ class PendingStep(Protocol):
     """A batch under way, or its rows that waited for masks."""
 
     @property
-    def held(self) -> HeldRows | None:
+    def masked_rows(self) -> MaskedRows | None:
         """The rows that wait for masks."""
 
     def done(self) -> bool:
@@ -150,9 +150,9 @@ class DoneStep:
     output: StepOutput
 
     @property
-    def held(self) -> HeldRows | None:
+    def masked_rows(self) -> MaskedRows | None:
         """See `PendingStep`."""
-        return self.output.held
+        return self.output.masked_rows
 
     def done(self) -> bool:
         """See `PendingStep`."""
@@ -164,14 +164,14 @@ class DoneStep:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldDraw:
-    """`HeldRows` of a backend that computes while the caller waits."""
+class MaskedDraw:
+    """`MaskedRows` of a backend that computes while the caller waits."""
 
     draw: Callable[[NDArray[np.uint32], NDArray[np.bool_]], StepOutput]
     """What `sample` does."""
 
     def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
-        """See `HeldRows`."""
+        """See `MaskedRows`."""
         began = time.perf_counter_ns()
         output = self.draw(masks, gone)
         output.sample_ns = time.perf_counter_ns() - began

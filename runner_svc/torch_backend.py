@@ -28,7 +28,7 @@ from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampler import SampledRows, Sampler
-from runner_svc.step import HeldDraw, StepBatch, StepOutput
+from runner_svc.step import MaskedDraw, StepBatch, StepOutput
 
 
 class TorchBackend:
@@ -115,9 +115,9 @@ class TorchBackend:
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
             waits = np.isin(rows, batch.awaits)
-            held = self._hold(logits[torch.from_numpy(waits)], batch)
+            masked_rows = self._keep_masked_rows(logits[torch.from_numpy(waits)], batch)
             output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
-            output.held = held
+            output.masked_rows = masked_rows
         else:
             output = self._sample(logits, batch, rows)
         output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
@@ -128,7 +128,7 @@ class TorchBackend:
     def _sample(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
         return self._drawn(self._sampler.sample(logits, batch, rows), batch, rows, batch.slots[rows])
 
-    def _hold(self, logits: Tensor, batch: StepBatch) -> HeldDraw:
+    def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
         """The rows that wait for masks, adjusted by what their sequences hold now."""
         rows = batch.awaits
         finite = self._sampler.adjust(logits, batch, rows)
@@ -138,7 +138,7 @@ class TorchBackend:
             sampled = self._sampler.draw(finite, logits, batch, rows, masks)
             return self._drawn(sampled, batch, rows, self.roster.redirected(batch.slots[rows], gone), epochs)
 
-        return HeldDraw(draw)
+        return MaskedDraw(draw)
 
     def _drawn(
         self,

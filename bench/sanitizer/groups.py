@@ -52,7 +52,7 @@ GROUPS = {
     ),
     "backend": Group(
         ("sample", "adjust_logits", "gather_inputs", "copy_words", "scatter_segments"),
-        ("test_held_rows", "test_cuda_backend"),
+        ("test_masked_rows", "test_cuda_backend"),
         shards=2,
         captures=True,
     ),

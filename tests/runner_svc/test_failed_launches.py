@@ -74,7 +74,8 @@ def opening() -> plan_pb2.Plan:
 
 
 @pytest.mark.parametrize(
-    "part", ["_pack_rows", "_copy", "_scatter", "_prompt_logprobs", "_sampling", "_hold", "forward", "last event"]
+    "part",
+    ["_pack_rows", "_copy", "_scatter", "_prompt_logprobs", "_sampling", "_keep_masked_rows", "forward", "last event"],
 )
 def test_a_step_that_fails_to_launch_gives_its_buffers_back_behind_an_event(
     part: str, backend: CudaBackend, device: LateDevice, monkeypatch: pytest.MonkeyPatch

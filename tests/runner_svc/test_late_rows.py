@@ -1,4 +1,4 @@
-"""The cases of `tests/gpu/test_held_rows.py` over the kernels' twins: the CUDA backend's host code, where no GPU is."""
+"""The cases of `tests/gpu/test_masked_rows.py` over the kernels' twins: the CUDA backend on a host."""
 
 from __future__ import annotations
 

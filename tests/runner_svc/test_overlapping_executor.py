@@ -22,7 +22,7 @@ class Pending:
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output
-        self.held = output.held
+        self.masked_rows = output.masked_rows
         self.is_done = False
 
     def done(self) -> bool:

@@ -19,11 +19,11 @@ from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs, launch_row_logprobs
 from runner_svc.launchers import SamplingLauncher
 from runner_svc.sample_records import pack_rows
-from runner_svc.step import HeldRows, StepBatch, StepOutput
+from runner_svc.step import MaskedRows, StepBatch, StepOutput
 
 
-class HeldCudaRows:
-    """Implements `runner_svc.step.HeldRows`."""
+class CudaMaskedRows:
+    """Implements `runner_svc.step.MaskedRows`."""
 
     def __init__(
         self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int
@@ -37,8 +37,8 @@ class HeldCudaRows:
         self._dummy_slot = dummy_slot
 
     @torch.inference_mode()
-    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingHeldRows:
-        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)], `gone` [W]: see `HeldRows`."""
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingMaskedRows:
+        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)], `gone` [W]: see `MaskedRows`."""
         packed = pack_rows(self._batch, self.rows)
         packed.records["slot"][gone] = self._dummy_slot
         packed.records["adjusted"] = False
@@ -60,14 +60,14 @@ class HeldCudaRows:
             logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows, packed.asking)
             on_host = tokens.to("cpu", non_blocking=True), finite.to("cpu", non_blocking=True)
             end = self._device.event()
-        return PendingHeldRows(len(self._batch.slots), self.rows, *on_host, logprobs, begin, end)
+        return PendingMaskedRows(len(self._batch.slots), self.rows, *on_host, logprobs, begin, end)
 
     def _moved(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self._device.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PendingHeldRows:
+class PendingMaskedRows:
     """Rows on their way through the sampler."""
 
     num_rows: int  # of the whole batch
@@ -79,8 +79,8 @@ class PendingHeldRows:
     end: Event
 
     @property
-    def held(self) -> HeldRows | None:
-        """Nothing is held back any more."""
+    def masked_rows(self) -> MaskedRows | None:
+        """No row waits any more."""
         return None
 
     def done(self) -> bool:
