@@ -2,7 +2,7 @@
 
 `BatchState` builds the batch from a plan; a backend sees no plan, no socket and no slot bookkeeping.
 
-A `Backend` computes a batch while the caller waits. A `RosterBackend` keeps the token buffer and the block tables
+A `Backend` computes a batch while the caller waits. A `SlotBackend` keeps the token buffer and the block tables
 itself. An `OverlappingBackend` does that on its device, so that a batch's input tokens may be ones that the host has
 not seen yet: it starts a batch and lets the caller start the next before the first is done.
 """
@@ -56,7 +56,7 @@ class AdmittedSlot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RosterChanges:
+class SlotChanges:
     """What a plan changed in the slots, in this order: admissions, then appends to block tables."""
 
     admitted: list[AdmittedSlot]  # those that can be computed with: all their token ids are of the vocabulary
@@ -66,20 +66,20 @@ class RosterChanges:
 
 
 @runtime_checkable
-class RosterBackend(Backend, Protocol):
+class SlotBackend(Backend, Protocol):
     """Keeps the token buffer, the block tables and the parameters of the slots itself, and gathers its inputs there.
 
-    For each plan the caller says `change_roster`, then `copy_blocks`, then `step`, the last two where there is need.
+    For each plan the caller says `change_slots`, then `copy_blocks`, then `step`, the last two where there is need.
     What the sampled rows of a batch drew is in the token buffer for the next batch, a valid id in any case, also where
     the row's logits were not finite.
     """
 
-    def change_roster(self, changes: RosterChanges) -> None:
+    def change_slots(self, changes: SlotChanges) -> None:
         """Brings token buffer, block tables and parameters up to date before the next batch."""
 
 
 @runtime_checkable
-class OverlappingBackend(RosterBackend, Protocol):
+class OverlappingBackend(SlotBackend, Protocol):
     """Computes batches in the order of their launches, without the host's word between them: `launch` for `step`."""
 
     def launch(self, batch: StepBatch) -> PendingStep:

@@ -1,4 +1,4 @@
-"""The runner's roster: which sequence is in which slot, block tables, and the token buffer that decode steps read.
+"""The runner's slots: which sequence is in which slot, block tables, and the token buffer that decode steps read.
 
 A plan is checked whole before anything changes (`PlanCheck`, which works on copies of the small counters), then applied
 in the fixed order releases, admissions, table appends; the copies and extents are handed to the backend as arrays. Work
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import AdmittedSlot, RosterChanges
+from runner_svc.backend import AdmittedSlot, SlotChanges
 from runner_svc.batch_inputs import gather_inputs
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
@@ -43,9 +43,9 @@ _NO_APPENDS = Appends(_NONE, _NONE, _NONE)
 
 @dataclass(slots=True, eq=False)
 class AppliedPlan:
-    """What is left of a plan for the backend once the roster is up to date."""
+    """What is left of a plan for the backend once the slots are up to date."""
 
-    changes: RosterChanges
+    changes: SlotChanges
     copy_sources: NDArray[np.int32]
     copy_targets: NDArray[np.int32]
     num_rows: int  # extents of the plan
@@ -81,9 +81,9 @@ class BatchState:
         self._stretch = None
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
-        """Brings the roster up to date with `plan` and says what the backend has to do.
+        """Brings the slots up to date with `plan` and says what the backend has to do.
 
-        Raises PlanFault, with nothing changed, when the plan does not fit the roster.
+        Raises PlanFault, with nothing changed, when the plan does not fit the slots.
         """
         followed = self._follow(plan)
         if followed is not None:
@@ -107,7 +107,7 @@ class BatchState:
         if batch is not None and self._gathers_inputs:
             self._stretch = Stretch.begun(plan, batch, epochs, counters, self._limits)
         return AppliedPlan(
-            RosterChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
+            SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
             columns.copy_sources,
             columns.copy_targets,
             len(columns.extent_slots),
@@ -128,7 +128,7 @@ class BatchState:
             self._tables[appends.slots, appends.indexes] = appends.blocks
         batch = stretch.batch
         return AppliedPlan(
-            RosterChanges([], appends.slots, appends.indexes, appends.blocks),
+            SlotChanges([], appends.slots, appends.indexes, appends.blocks),
             _NONE,
             _NONE,
             len(batch.slots),

@@ -1,7 +1,7 @@
 """The backend that computes a model on a GPU, with the next step launched while the last one computes.
 
 A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
-in the roster, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
+in the slots, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
 copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
 into the device's token buffer, where the next step finds them.
 
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device, Event, Replay
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.fingerprints import fingerprints
 from runner_svc.interface.progress import Progress
 from runner_svc.kv_cache import FP8, KVCache
@@ -91,10 +91,10 @@ class CudaBackend:
         self._sizes = sizes
         with device.stream(), torch.no_grad():
             self._decoder = CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens)
-            self._roster = DeviceRoster(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
+            self._slots = DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
             self._copy = launchers.copy()
             self._scatter = launchers.scatter()
-            self._sampling = launchers.sampling(self._roster.tokens)
+            self._sampling = launchers.sampling(self._slots.tokens)
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
@@ -103,13 +103,13 @@ class CudaBackend:
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
             self._steps = self._make_steps(self.cache)
-            self._graphs = capture_decode_steps(self._steps, self._roster, device, sizes.context_length, progress)
+            self._graphs = capture_decode_steps(self._steps, self._slots, device, sizes.context_length, progress)
             self._mixed_graphs = capture_mixed_steps(
-                self._steps, self._roster, device, sizes.context_length, sizes.max_step_tokens, progress
+                self._steps, self._slots, device, sizes.context_length, sizes.max_step_tokens, progress
             )
         words = self._steps.layout.words
         self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
-        self._changes: NDArray[np.int32] | None = None  # of the roster, for the next step
+        self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
         self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by rows
         self._last_end: Event | None = None
 
@@ -118,13 +118,13 @@ class CudaBackend:
         """The captured decode batches."""
         return self._graphs
 
-    def change_roster(self, changes: RosterChanges) -> None:
+    def change_slots(self, changes: SlotChanges) -> None:
         """Brings the device's token buffer and block tables up to date before the next batch."""
         if self._changes is not None:  # of a plan that launched nothing
             with self._device.stream() as stream:
                 on_device = torch.from_numpy(self._changes).to(self._device.device)
-                self._scatter(stream, self._roster.words, on_device, int(self._changes[0]))
-        self._changes = self._roster.encode(changes)
+                self._scatter(stream, self._slots.words, on_device, int(self._changes[0]))
+        self._changes = self._slots.encode(changes)
 
     @torch.inference_mode()
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
@@ -179,7 +179,7 @@ class CudaBackend:
             begin = device.event()
             self._copy(stream, buffers.input, steps.packed, step.used)
             if changes is not None:
-                self._scatter(stream, self._roster.words, changes.tensor(steps.packed), int(changes.array[0]))
+                self._scatter(stream, self._slots.words, changes.tensor(steps.packed), int(changes.array[0]))
             if mixed is not None:
                 hidden = steps.run_mixed(stream, mixed, self._mixed_replay(mixed_bucket))
                 prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets)
@@ -274,7 +274,7 @@ class CudaBackend:
         return CudaSteps(
             self._decoder,
             cache,
-            self._roster,
+            self._slots,
             self._launchers,
             num_slots=self.num_slots,
             max_step_tokens=self.max_step_tokens,

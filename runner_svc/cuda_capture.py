@@ -15,7 +15,7 @@ import torch
 from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice, timed_positions
 from runner_svc.interface.progress import Progress
 from runner_svc.model.fusions import Fusions
@@ -27,24 +27,24 @@ _POSITIONS_A_ROW = 16
 
 
 def capture_decode_steps(
-    steps: CudaSteps, roster: DeviceRoster, device: Device, context_length: int, progress: Progress
+    steps: CudaSteps, slots: DeviceSlots, device: Device, context_length: int, progress: Progress
 ) -> StepGraphs:
-    """Graphs of whole decode passes, by rows. Writes into any block of the cache and leaves the roster empty."""
+    """Graphs of whole decode passes, by rows. Writes into any block of the cache and leaves the slots empty."""
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
-    _fill(roster, steps, TIMED_CONTEXT)
+    _fill(slots, steps, TIMED_CONTEXT)
     ways = partial(steps.decode_ways, device.current_stream)
     graphs.capture(ways, device.capture, prepare, device.seconds, progress)
     graphs.drop_slow(prepare, device.seconds)
-    roster.words.zero_()
+    slots.words.zero_()
     steps.packed.zero_()
     return graphs
 
 
-def _fill(roster: DeviceRoster, steps: CudaSteps, num_positions: int) -> None:
+def _fill(slots: DeviceSlots, steps: CudaSteps, num_positions: int) -> None:
     """Gives each slot blocks and tokens: were all rows alike, products would take less power, and other ones win."""
-    roster.spread(num_positions, steps.cache)
-    roster.tokens.random_(steps.logits.shape[1])
+    slots.spread(num_positions, steps.cache)
+    slots.tokens.random_(steps.logits.shape[1])
 
 
 def prepare_mixed(steps: CudaSteps, context_length: int, bucket: int) -> None:
@@ -64,7 +64,7 @@ def prepare_decode(steps: CudaSteps, context_length: int, bucket: int, rows: int
 
 def capture_mixed_steps(
     steps: CudaSteps,
-    roster: DeviceRoster,
+    slots: DeviceSlots,
     device: Device,
     context_length: int,
     max_step_tokens: int,
@@ -81,14 +81,14 @@ def capture_mixed_steps(
     progress("timing mixed steps", 0.0)
     timed: dict[int, dict[Fusions, float]] = {}
     for size in timed_positions(max_step_tokens):
-        _fill(roster, steps, size)
+        _fill(slots, steps, size)
         prepare_mixed(steps, context_length, size)
         replays = {fusions: device.capture(partial(run, size, fusions)) for fusions in steps.mixed_fusions()}
         for _ in range(2):  # of which the second round counts: the first takes the GPU to its power limit
             timed[size] = {fusions: device.seconds(replay) for fusions, replay in replays.items()}
     steps.fusions = FusionChoice(timed)
     steps.compile_products(max_step_tokens)
-    roster.words.zero_()
+    slots.words.zero_()
     steps.packed.zero_()
     graphs = StepGraphs(token_sizes(max_step_tokens))
     graphs.capture_small(run, device.capture, device.is_late, progress)

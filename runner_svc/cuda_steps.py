@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runner_svc.cuda_graphs import Way
 from runner_svc.device import Replay
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.skinny_launchers import MAX_ROWS
@@ -64,7 +64,7 @@ class CudaSteps:
         self,
         decoder: CudaDecoder,
         cache: KVCache,
-        roster: DeviceRoster,
+        slots: DeviceSlots,
         launchers: Launchers,
         *,
         num_slots: int,
@@ -77,8 +77,8 @@ class CudaSteps:
         """Of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
-        self._attention = launchers.attention(cache, roster.tables, num_slots)
-        self._gather = launchers.gather(roster.tokens, roster.tables, cache.block_size)
+        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
         self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)

@@ -4,7 +4,7 @@ The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p
 where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
 The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
 block that was never written holds garbage. The tokens are read from a buffer that picks are written to, as on a device
-(`host_roster`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
+(`host_slots`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
 too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
 
 Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
-from runner_svc.host_roster import HostRoster
+from runner_svc.host_slots import HostSlots
 from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 from runner_svc.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 
@@ -115,7 +115,7 @@ class Poison:
 
 
 class HashBackend:
-    """See the module; `RosterBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
+    """See the module; `SlotBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
 
     device = "hash"
     tile_tokens = 1
@@ -145,11 +145,11 @@ class HashBackend:
         self._powers_b = _powers(_B, context_length + block_size)
         garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
         self._kv = garbage.reshape(num_blocks + 1, block_size)
-        self.roster = HostRoster(num_slots, context_length, block_size)
+        self.host_slots = HostSlots(num_slots, context_length, block_size)
 
-    def change_roster(self, changes: RosterChanges) -> None:
-        """See `RosterBackend`."""
-        self.roster.change(changes)
+    def change_slots(self, changes: SlotChanges) -> None:
+        """See `SlotBackend`."""
+        self.host_slots.change(changes)
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """See `Backend`."""
@@ -162,7 +162,7 @@ class HashBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         """See `Backend`."""
         begin_ns = time.perf_counter_ns()
-        batch = self.roster.gathered(batch)
+        batch = self.host_slots.gathered(batch)
         if self._poison is not None and (batch.tokens == self._poison.token).any():
             self._poison.take()
         with np.errstate(over="ignore"):
@@ -173,7 +173,7 @@ class HashBackend:
         output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
         if len(awaits):
             output.masked_rows = MaskedDraw(
-                partial(self._draw_masked, batch, masked_hashes, self.roster.epochs[batch.slots[awaits]])
+                partial(self._draw_masked, batch, masked_hashes, self.host_slots.epochs[batch.slots[awaits]])
             )
         self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
@@ -209,7 +209,7 @@ class HashBackend:
         epochs: NDArray[np.int64] | None = None,
     ) -> StepOutput:
         tokens = np.array(picked, np.int32)
-        self.roster.write(self.roster.redirected(batch.slots[rows], gone), batch.ends[rows], tokens, epochs)
+        self.host_slots.write(self.host_slots.redirected(batch.slots[rows], gone), batch.ends[rows], tokens, epochs)
         output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
         for row, token in zip(rows.tolist(), picked, strict=True):
             top = batch.states[row].logprobs

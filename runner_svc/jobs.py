@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
-    """Start counting plans anew, with an empty roster unless `resume`."""
+    """Start counting plans anew, with empty slots unless `resume`."""
 
     session: int
     resume: bool

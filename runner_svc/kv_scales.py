@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device import Device
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.kv_cache import KVCache
 from runner_svc.launchers import Launchers
 from runner_svc.model.cuda_decoder import CudaDecoder
@@ -44,7 +44,7 @@ def calibrated_scales(model: CudaDecoder, launchers: Launchers, device: Device, 
     decoder = CudaDecoder(config, model.weights, launchers.decoder(fp8_cache=False), num_tokens)
     tables = torch.arange(1, num_blocks + 1, dtype=torch.int32, device=device.device).unsqueeze(0)
     ids = torch.randint(config.vocab_size, (1, num_tokens), generator=torch.Generator().manual_seed(0))
-    prompt = DeviceRoster(1, num_tokens, num_blocks, device.device)
+    prompt = DeviceSlots(1, num_tokens, num_blocks, device.device)
     prompt.tokens[:1], prompt.tables[:1] = ids.int().to(device.device), tables
     steps = CudaSteps(
         decoder, cache, prompt, launchers, num_slots=1, max_step_tokens=num_tokens, tail_words=_TAIL_WORDS

@@ -1,6 +1,6 @@
-"""Does a plan fit the roster? Checked whole before anything changes, on copies of the per-slot counters.
+"""Does a plan fit the slots? Checked whole before anything changes, on copies of the per-slot counters.
 
-A plan that contradicts the roster is a scheduler's bug and a `PlanFault`. Request data that can't be used (a token
+A plan that contradicts the slots is a scheduler's bug and a `PlanFault`. Request data that can't be used (a token
 outside the vocabulary, NaN in a parameter) fails that one sequence instead: its rows get ROW_STATUS_FAILED.
 """
 
@@ -46,7 +46,7 @@ class SlotCounters:
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotCounters:
-        """Counters of a roster without sequences."""
+        """Counters of slots without sequences."""
         return cls(
             np.zeros(num_slots, np.bool_),
             np.zeros(num_slots, np.bool_),

@@ -1,4 +1,4 @@
-"""Executes numbered plans in order: roster, backend, result. No sockets: tests drive it in process.
+"""Executes numbered plans in order: slots, backend, result. No sockets: tests drive it in process.
 
 `launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes;
 with every backend, while rows of plan N wait for their masks. `execute` is launch and wait in one.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import Backend, OverlappingBackend, RosterBackend
+from runner_svc.backend import Backend, OverlappingBackend, SlotBackend
 from runner_svc.batch_state import AppliedPlan, BatchState
 from runner_svc.launched_plan import LaunchedPlan
 from runner_svc.plan_check import Limits
@@ -25,7 +25,7 @@ PROTOCOL_VERSION = 1
 
 
 class Runner:
-    """One backend and its roster; one thread calls it, all but `launch` only while no plan is under way."""
+    """One backend and its slots; one thread calls it, all but `launch` only while no plan is under way."""
 
     def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
         self._backend = backend
@@ -33,7 +33,7 @@ class Runner:
         self.max_depth = max_depth
         """Most plans that may be under way."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
-        self._keeper = backend if isinstance(backend, RosterBackend) else None
+        self._slot_backend = backend if isinstance(backend, SlotBackend) else None
         model = backend.model
         self._state = BatchState(
             Limits(
@@ -44,7 +44,7 @@ class Runner:
                 context_length=model.context_length,
                 vocab_size=model.vocab_size,
             ),
-            gathers_inputs=self._keeper is not None,
+            gathers_inputs=self._slot_backend is not None,
         )
         self._mask_words = -(-model.vocab_size // 32)
         self._last_plan = 0
@@ -81,14 +81,14 @@ class Runner:
         )
 
     def reset(self) -> None:
-        """Begins a session with an empty roster; plans count from 1 again."""
+        """Begins a session with empty slots; plans count from 1 again."""
         self._state.reset()
         self._begin_session()
 
     def resume(self) -> None:
         """Begins a session that keeps the sequences; plans count from 1 again.
 
-        Raises PlanFault after a fault: a plan may have been applied half, so the roster can't be trusted.
+        Raises PlanFault after a fault: a plan may have been applied half, so the slots can't be trusted.
         """
         if self._faulted:
             raise PlanFault("the sequences can't be kept after a fault: begin a session without resume")
@@ -111,7 +111,7 @@ class Runner:
     def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
         """Starts the plan after `last_plan`.
 
-        Raises PlanFault when the plan is not that one, does not fit the roster (nothing of it is applied), or fails in
+        Raises PlanFault when the plan is not that one, does not fit the slots (nothing of it is applied), or fails in
         the backend; from then on every plan is refused until `reset`.
         """
         if self._faulted:
@@ -141,8 +141,8 @@ class Runner:
         begin_ns = time.perf_counter_ns()
         idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
         applied = self._state.apply(plan)
-        if self._keeper is not None:
-            self._keeper.change_roster(applied.changes)
+        if self._slot_backend is not None:
+            self._slot_backend.change_slots(applied.changes)
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
         timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)

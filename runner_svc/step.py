@@ -26,7 +26,7 @@ class StepBatch:
     starts: NDArray[np.int32]  # [R] first position
     counts: NDArray[np.int32]  # [R] positions, >= 1
     sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
-    # The next four are empty for a RosterBackend, which gathers its inputs itself.
+    # The next four are empty for a SlotBackend, which gathers its inputs itself.
     tokens: NDArray[np.int32]  # [T] input token ids, row after row
     positions: NDArray[np.int32]  # [T] position of each
     slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written

@@ -10,7 +10,7 @@ host's side is a ring of pinned buffers: while the device computes one step from
 | last_positions | rows | of the rows that sample: index of their last position among the step's |
 | prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE goes by; 0 for padding rows |
 | plan | as attention asks | made by the attention's planners |
-| tail | the rest | what differs in size from step to step: roster changes, sampling records |
+| tail | the rest | what differs in size from step to step: changes of slots, sampling records |
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.fingerprints import fingerprints
-from runner_svc.host_roster import HostRoster
+from runner_svc.host_slots import HostSlots
 from runner_svc.interface.progress import Progress
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
@@ -32,7 +32,7 @@ from runner_svc.step import MaskedDraw, StepBatch, StepOutput
 
 
 class TorchBackend:
-    """A decoder, its KV cache and a sampler on one device; implements `runner_svc.backend.RosterBackend`."""
+    """A decoder, its KV cache and a sampler on one device; implements `runner_svc.backend.SlotBackend`."""
 
     tile_tokens = 1
 
@@ -54,7 +54,7 @@ class TorchBackend:
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.max_step_tokens = max_step_tokens
-        self.roster = HostRoster(num_slots, model.context_length, block_size)
+        self.host_slots = HostSlots(num_slots, model.context_length, block_size)
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
         self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
         self._decoder = decoder
@@ -90,9 +90,9 @@ class TorchBackend:
             max_step_tokens=max_step_tokens,
         )
 
-    def change_roster(self, changes: RosterChanges) -> None:
-        """See `RosterBackend`."""
-        self.roster.change(changes)
+    def change_slots(self, changes: SlotChanges) -> None:
+        """See `SlotBackend`."""
+        self.host_slots.change(changes)
 
     @torch.inference_mode()
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
@@ -107,7 +107,7 @@ class TorchBackend:
     def step(self, batch: StepBatch) -> StepOutput:
         """Writes the KV of every position, samples the rows that ask for it."""
         started = time.perf_counter_ns()
-        batch = self.roster.gathered(batch)
+        batch = self.host_slots.gathered(batch)
         hidden = self._forward(batch)
         rows = np.flatnonzero(batch.sample)
         last = np.cumsum(batch.counts)[rows] - 1
@@ -132,11 +132,11 @@ class TorchBackend:
         """The rows that wait for masks, adjusted by what their sequences hold now."""
         rows = batch.awaits
         finite = self._sampler.adjust(logits, batch, rows)
-        epochs = self.roster.epochs[batch.slots[rows]]
+        epochs = self.host_slots.epochs[batch.slots[rows]]
 
         def draw(masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
             sampled = self._sampler.draw(finite, logits, batch, rows, masks)
-            return self._drawn(sampled, batch, rows, self.roster.redirected(batch.slots[rows], gone), epochs)
+            return self._drawn(sampled, batch, rows, self.host_slots.redirected(batch.slots[rows], gone), epochs)
 
         return MaskedDraw(draw)
 
@@ -150,7 +150,7 @@ class TorchBackend:
     ) -> StepOutput:
         """What was drawn goes into the token buffer, at `slots` [L]."""
         written = sampled.finite
-        self.roster.write(
+        self.host_slots.write(
             slots[written],
             batch.ends[rows][written],
             sampled.tokens[written],

@@ -87,7 +87,7 @@ class CudaLaunchers:
         return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
-        """Changes into a roster."""
+        """Changes into the slots."""
         return ScatterSegments()
 
     def sampling(self, tokens: Tensor) -> CudaSampler:

@@ -9,7 +9,7 @@ import torch
 
 from runner_svc.cuda_capture import prepare_decode
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder
@@ -39,12 +39,12 @@ def test_all_ways_give_the_same_logits(family: str, sizes: dict[str, int], tmp_p
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
     launchers = CudaLaunchers(config, BF16, skinny_blocks=())
     decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), ROWS)
-    roster = DeviceRoster(ROWS, CONTEXT, CONTEXT // 16, device)
+    slots = DeviceSlots(ROWS, CONTEXT, CONTEXT // 16, device)
     cache = KVCache(config, ROWS * CONTEXT // 16, 16, BF16, device)
-    steps = CudaSteps(decoder, cache, roster, launchers, num_slots=ROWS, max_step_tokens=ROWS, tail_words=1024)
+    steps = CudaSteps(decoder, cache, slots, launchers, num_slots=ROWS, max_step_tokens=ROWS, tail_words=1024)
     cache.data.normal_()
-    roster.tokens.random_(NUM_TOKENS)
-    roster.spread(CONTEXT, cache)
+    slots.tokens.random_(NUM_TOKENS)
+    slots.spread(CONTEXT, cache)
     prepare_decode(steps, CONTEXT, ROWS, ROWS)
     logits: dict[str, torch.Tensor] = {}
     for way in steps.decode_ways(current_stream, ROWS):

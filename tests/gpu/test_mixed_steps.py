@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice
 from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
@@ -40,12 +40,12 @@ def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
     launchers = CudaLaunchers(config, BF16)
     decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), TOKENS)
-    roster = DeviceRoster(SLOTS, CONTEXT, CONTEXT // 16, device)
+    slots = DeviceSlots(SLOTS, CONTEXT, CONTEXT // 16, device)
     cache = KVCache(config, SLOTS * CONTEXT // 16, 16, BF16, device)
-    steps = CudaSteps(decoder, cache, roster, launchers, num_slots=SLOTS, max_step_tokens=TOKENS, tail_words=1024)
+    steps = CudaSteps(decoder, cache, slots, launchers, num_slots=SLOTS, max_step_tokens=TOKENS, tail_words=1024)
     cache.data.normal_()
-    roster.tokens.random_(NUM_TOKENS)
-    roster.spread(CONTEXT, cache)
+    slots.tokens.random_(NUM_TOKENS)
+    slots.spread(CONTEXT, cache)
     return steps
 
 

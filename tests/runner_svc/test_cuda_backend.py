@@ -84,9 +84,9 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
     monkeypatch.setattr("runner_svc.cuda_steps.FEW_ROWS", few)
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
     backend.cache.data.normal_()
-    steps, roster = backend._steps, backend._roster
-    roster.tokens.random_(NUM_TOKENS)
-    roster.spread(64, backend.cache)
+    steps, slots = backend._steps, backend._slots
+    slots.tokens.random_(NUM_TOKENS)
+    slots.spread(64, backend.cache)
     prepare_decode(steps, 64, bucket, bucket)
     logits = []
     for way in steps.decode_ways(lambda: 0, bucket):

@@ -10,7 +10,7 @@ import torch
 from tests.support.host_device import copy_words, scatter_segments
 from tests.support.host_layers import HostRopeKv
 from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
-from tests.support.roster_copies import WORDS, check_copy, check_scatter
+from tests.support.slot_copies import WORDS, check_copy, check_scatter
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.jobs import BeginSession, ExecutePlan, Stop, TakeSnapshot
 from runner_svc.overlapping_executor import OverlappingExecutor
 from runner_svc.runner import Runner
@@ -40,7 +40,7 @@ class OverlappingSpy(SpyBackend):
         super().__init__()
         self.pending: list[Pending] = []
 
-    def change_roster(self, changes: RosterChanges) -> None:
+    def change_slots(self, changes: SlotChanges) -> None:
         """Nothing is kept."""
 
     def launch(self, batch: StepBatch) -> Pending:

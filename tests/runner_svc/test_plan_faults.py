@@ -1,4 +1,4 @@
-"""Every way in which a plan can contradict the roster is refused, says why, and changes nothing."""
+"""Every way in which a plan can contradict the slots is refused, says why, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that follow from the last one: the roster comes out as if each had been checked and applied whole."""
+"""Plans that follow from the last one: the slots come out as if each had been checked and applied whole."""
 
 from __future__ import annotations
 

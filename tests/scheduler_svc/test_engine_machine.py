@@ -280,7 +280,7 @@ class EngineMachine(RuleBasedStateMachine):
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
                 assert losses >= STRIKES + LONE_LOSSES
         assert not self.stack.engine.quarantine.active
-        assert not any(backend.roster.strays for backend in self.backends)
+        assert not any(backend.host_slots.strays for backend in self.backends)
         self.stack.assert_clean()
 
 

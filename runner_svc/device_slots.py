@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.kv_cache import KVCache
 
 HEADER_WORDS = 8
 
 
-class DeviceRoster:
+class DeviceSlots:
     """The tensor and its parts, all int32, at fixed addresses."""
 
     def __init__(self, num_slots: int, context_length: int, max_blocks: int, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class DeviceRoster:
         blocks = 1 + torch.arange(slots * width, dtype=torch.int32, device=self.words.device) % cache.num_blocks
         self.tables[:slots, :width] = blocks.view(slots, width)
 
-    def encode(self, changes: RosterChanges) -> NDArray[np.int32] | None:
+    def encode(self, changes: SlotChanges) -> NDArray[np.int32] | None:
         """The changes as segments; None where nothing changed.
 
         int32 [8 + 3 * n + data]: a header whose first word is the number of segments n; then, of each, where it goes in

@@ -1,4 +1,4 @@
-"""What a backend on the CPU keeps of the slots, as a device keeps it: `device_roster` in numpy.
+"""What a backend on the CPU keeps of the slots, as a device keeps it: `device_slots` in numpy.
 
 The sampler writes into the token buffer, the next chunk reads from it, and nothing here asks whose slot it is: a token
 that is written for a sequence that has left its slot becomes a wrong token of the next one there, as it would on a GPU.
@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.backend import RosterChanges
+from runner_svc.backend import SlotChanges
 from runner_svc.batch_inputs import gather_inputs
 from runner_svc.step import StepBatch
 
 
-class HostRoster:
+class HostSlots:
     """Tokens, block tables, known positions and epochs by slot; the last row belongs to the dummy slot.
 
     Allocated zeroed and lazily by the operating system, as the host's own buffers are.
@@ -33,7 +33,7 @@ class HostRoster:
         """Tokens written into a slot that had another sequence by then: 0 unless the runner fails to redirect them."""
         self._block_size = block_size
 
-    def change(self, changes: RosterChanges) -> None:
+    def change(self, changes: SlotChanges) -> None:
         """Admissions, then appends."""
         for admitted in changes.admitted:
             slot, count = admitted.state.slot, admitted.num_tokens

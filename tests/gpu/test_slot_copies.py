@@ -1,4 +1,4 @@
-"""What brings a step to the device and its result back, and what changes the roster there, against numpy."""
+"""What brings a step to the device and its result back, and what changes the slots there, against numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.support.roster_copies import WORDS, check_copy, check_scatter
+from tests.support.slot_copies import WORDS, check_copy, check_scatter
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""Checks of the two kernels that move words: a step's buffer, and what a plan changed in the roster.
+"""Checks of the two kernels that move words: a step's buffer, and what a plan changed in the slots.
 
 Each takes the launcher: the kernel's on a GPU, the host's anywhere. What must come out is told in numpy, from the
 changes themselves and not from their encoding.
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.backend import AdmittedSlot, RosterChanges
-from runner_svc.device_roster import DeviceRoster
+from runner_svc.backend import AdmittedSlot, SlotChanges
+from runner_svc.device_slots import DeviceSlots
 
 Move = Callable[[int, Tensor, Tensor, int], None]
 WORDS = (4, 8, 1020, 1024, 1028, 65_536, 65_540, 300_000)
@@ -36,7 +36,7 @@ def check_copy(
     assert torch.equal(target.cpu(), expected)
 
 
-def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: int) -> RosterChanges:
+def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: int) -> SlotChanges:
     """Admissions of 1 to CONTEXT known tokens, of which some have no block yet, and appends behind the tables."""
     admitted, free = [], dict.fromkeys(range(NUM_SLOTS), 0)
     for slot in rng.permutation(NUM_SLOTS)[:num_admitted].tolist():
@@ -47,7 +47,7 @@ def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: in
         free[slot] = len(blocks)
     slots = rng.permutation(NUM_SLOTS)[:num_appended].astype(np.int32)
     indexes = np.array([free[slot] for slot in slots.tolist()], np.int32)
-    return RosterChanges(admitted, slots, indexes, rng.integers(1, 1 << 20, num_appended, dtype=np.int32))
+    return SlotChanges(admitted, slots, indexes, rng.integers(1, 1 << 20, num_appended, dtype=np.int32))
 
 
 def check_scatter(
@@ -55,19 +55,19 @@ def check_scatter(
 ) -> None:
     """Several plans' changes, one after another; whatever they don't name stays, the dummy slot's row too."""
     rng = np.random.default_rng()
-    roster = DeviceRoster(NUM_SLOTS, CONTEXT, MAX_BLOCKS, device)
-    roster.words.fill_(_UNTOUCHED)
-    tokens, tables = roster.tokens.cpu().numpy().copy(), roster.tables.cpu().numpy().copy()
+    slots = DeviceSlots(NUM_SLOTS, CONTEXT, MAX_BLOCKS, device)
+    slots.words.fill_(_UNTOUCHED)
+    tokens, tables = slots.tokens.cpu().numpy().copy(), slots.tables.cpu().numpy().copy()
     for _ in range(3):
         changes = random_changes(rng, num_admitted, num_appended)
         for one in changes.admitted:
             tokens[one.state.slot, : one.num_tokens] = one.state.tokens[: one.num_tokens]
             tables[one.state.slot, : len(one.blocks)] = one.blocks
         tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
-        encoded = roster.encode(changes)
+        encoded = slots.encode(changes)
         assert encoded is not None
         on_device = torch.from_numpy(encoded).to(device)
-        scatter(stream, roster.words, on_device, int(encoded[0]))
+        scatter(stream, slots.words, on_device, int(encoded[0]))
         done()  # `on_device` lives until then
-    np.testing.assert_array_equal(roster.tokens.cpu().numpy(), tokens)
-    np.testing.assert_array_equal(roster.tables.cpu().numpy(), tables)
+    np.testing.assert_array_equal(slots.tokens.cpu().numpy(), tokens)
+    np.testing.assert_array_equal(slots.tables.cpu().numpy(), tables)
