@@ -33,9 +33,9 @@ from runner_svc.backend import AdmittedSlot, SlotChanges
 from runner_svc.batch_inputs import gather_inputs
 from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
 from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
+from runner_svc.plan_continuation import Appends, PlanContinuation
 from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
 from runner_svc.step import StepBatch, StepOutput
-from runner_svc.stretch import Appends, Stretch
 
 _NONE = np.zeros(0, np.int32)
 _NO_APPENDS = Appends(_NONE, _NONE, _NONE)
@@ -68,7 +68,8 @@ class BatchState:
         self._params = np.zeros(limits.num_slots, ROW_PARAMS)
         self._epochs = np.zeros(limits.num_slots, np.int64)  # sequences that each slot has had
         self._all_rows = np.arange(limits.num_slots)
-        self._stretch: Stretch | None = None  # what a plan that follows from the last one need not be checked for
+        # What a plan that follows from the last one need not be checked for.
+        self._continuation: PlanContinuation | None = None
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
         self._tables = np.zeros((limits.num_slots + 1, limits.max_table), np.int32)
@@ -78,7 +79,7 @@ class BatchState:
         for slot in np.flatnonzero(self._counters.resident):
             self._release(int(slot))
         self._counters = SlotCounters.empty(self._limits.num_slots)
-        self._stretch = None
+        self._continuation = None
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
         """Brings the slots up to date with `plan` and says what the backend has to do.
@@ -88,7 +89,7 @@ class BatchState:
         followed = self._follow(plan)
         if followed is not None:
             return followed
-        self._stretch = None
+        self._continuation = None
         columns = PlanColumns.read(plan)
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
         for slot in columns.releases:
@@ -105,7 +106,7 @@ class BatchState:
             counters.num_tokens[batch.slots[batch.drawing_rows]] += 1
         epochs = self._epochs[columns.extent_slots[rows]]
         if batch is not None and self._gathers_inputs:
-            self._stretch = Stretch.begun(plan, batch, epochs, counters, self._limits)
+            self._continuation = PlanContinuation.after(plan, batch, epochs, counters, self._limits)
         return AppliedPlan(
             SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
             columns.copy_sources,
@@ -118,15 +119,15 @@ class BatchState:
 
     def _follow(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
         """What `apply` does, where the plan follows from the last one."""
-        stretch = self._stretch
-        if stretch is None or not stretch.follows(plan):
+        continuation = self._continuation
+        if continuation is None or not continuation.follows(plan):
             return None
         appends = Appends.read(plan) if plan.append_slots or plan.append_indexes or plan.append_blocks else _NO_APPENDS
-        if appends is None or not stretch.advance(plan, appends, self._counters, self._limits):
+        if appends is None or not continuation.advance(plan, appends, self._counters, self._limits):
             return None
         if len(appends.slots):
             self._tables[appends.slots, appends.indexes] = appends.blocks
-        batch = stretch.batch
+        batch = continuation.batch
         return AppliedPlan(
             SlotChanges([], appends.slots, appends.indexes, appends.blocks),
             _NONE,
@@ -134,7 +135,7 @@ class BatchState:
             len(batch.slots),
             self._all_rows[: len(batch.slots)],
             batch,
-            stretch.epochs,
+            continuation.epochs,
         )
 
     def record(self, applied: AppliedPlan, output: StepOutput, rows: NDArray[np.bool_] | None = None) -> None:
@@ -146,7 +147,7 @@ class BatchState:
         batch, counters = applied.batch, self._counters
         if batch is None:
             return
-        if self._stretch is not None and applied.epochs is self._stretch.epochs and output.drew_all:
+        if self._continuation is not None and applied.epochs is self._continuation.epochs and output.drew_all:
             self._tokens[batch.slots, batch.ends] = output.tokens
             return
         current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
@@ -167,7 +168,7 @@ class BatchState:
         failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
         if failed.any():
             counters.failed[batch.slots[failed]] = True
-            self._stretch = None
+            self._continuation = None
 
     def outlived(self, applied: AppliedPlan, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """bool [W]: which of the batch's `rows` [W] have no sequence any more for which their token could be written.

@@ -92,7 +92,7 @@ class RowPacker:
         self._packed: SampleRows | None = None
 
     def __call__(self, batch: StepBatch, rows: NDArray[np.intp]) -> SampleRows:
-        """See `pack_rows`. Batches of a `Stretch` share their parameters' array."""
+        """See `pack_rows`. Batches of a `PlanContinuation` share their parameters' array."""
         whole = len(rows) == len(batch.slots)
         if self._packed is not None and whole and batch.params is self._params:
             records = self._packed.records.copy()

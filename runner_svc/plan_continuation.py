@@ -48,7 +48,7 @@ class Appends:
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class PlanContinuation:
     """All rows of the last plan decoded, and none of their sequences has failed since."""
 
     batch: StepBatch
@@ -62,21 +62,21 @@ class Stretch:
     room: int
 
     @classmethod
-    def begun(
+    def after(
         cls,
         plan: plan_pb2.Plan,
         batch: StepBatch,
         epochs: NDArray[np.int64],
         counters: SlotCounters,
         limits: Limits,
-    ) -> Stretch | None:
+    ) -> PlanContinuation | None:
         """After a plan whose rows are all in `batch`; None unless each of them decodes."""
         counts, flags = plan.extent_counts, plan.extent_flags
         if counts != _ONE * len(flags) or flags != _SAMPLE * len(flags) or len(batch.slots) < len(flags):
             return None
-        stretch = cls(batch, epochs, plan.extent_slots, batch.ends.tobytes(), counts, flags, 0)
-        stretch.room = stretch._room(counters, limits)
-        return stretch
+        continuation = cls(batch, epochs, plan.extent_slots, batch.ends.tobytes(), counts, flags, 0)
+        continuation.room = continuation._room(counters, limits)
+        return continuation
 
     def follows(self, plan: plan_pb2.Plan) -> bool:
         """Whether the plan's rows are the next ones, and it does nothing else but to append blocks."""

@@ -24,7 +24,7 @@ class Whole(BatchState):
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
         applied = super().apply(plan)
-        self._stretch = None
+        self._continuation = None
         return applied
 
 
@@ -187,7 +187,7 @@ def test_the_roster_is_that_of_the_slow_twin(run: int) -> None:
     assert both.fast.followed > 20
 
 
-def test_a_stretch_ends_with_a_failure_and_with_a_session() -> None:
+def test_a_continuation_ends_with_a_failure_and_with_a_session() -> None:
     both = Pair()
     admissions = [admission(slot, [1, 2], [1 + 5 * slot + i for i in range(5)]) for slot in range(3)]
     applied = both.apply(plan(admissions=admissions, extents=[(slot, 0, 2, SAMPLE) for slot in range(3)]))
