@@ -152,7 +152,7 @@ def measure(
             variant,
             batch,
             bucket,
-            graphs.way(bucket),
+            graphs.variant(bucket),
             step_ms,
             products,
             products + kv_bytes / tb_s / 1e9,

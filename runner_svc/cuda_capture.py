@@ -1,6 +1,6 @@
-"""The CUDA graphs of a backend's steps, captured at start-up: which there are, and which way to multiply each takes.
+"""The CUDA graphs of a backend's steps, captured at start-up: which there are, and which variant each takes.
 
-Ways to launch a decode step are timed as it will run: with as many rows as it is for, each of which attends to the keys
+Variants of a decode step are timed as it will run: with as many rows as it is for, each of which attends to the keys
 of a short prompt in blocks of its own. What a kernel costs depends on its neighbours, and on what they leave of the
 memory's bandwidth, so that neither a product alone nor a step without attention tells.
 """
@@ -33,8 +33,8 @@ def capture_decode_steps(
     graphs = StepGraphs(bucket_sizes(steps.num_slots))
     prepare = partial(prepare_decode, steps, context_length)
     _fill(slots, steps, TIMED_CONTEXT)
-    ways = partial(steps.decode_ways, device.current_stream)
-    graphs.capture(ways, device.capture, prepare, device.seconds, progress)
+    variants = partial(steps.decode_variants, device.current_stream)
+    graphs.capture(variants, device.capture, prepare, device.seconds, progress)
     graphs.drop_slow(prepare, device.seconds)
     slots.words.zero_()
     steps.packed.zero_()

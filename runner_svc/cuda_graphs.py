@@ -20,12 +20,12 @@ Prepare = Callable[[int, int], None]
 
 # Most rows of a captured batch; larger steps are launched kernel by kernel, which then hides behind the GPU's work.
 LARGEST_BUCKET = 512
-# Ways that took at most this many times as long as the fastest are timed again: that much may be noise.
+# Variants that took at most this many times as long as the fastest are timed again: that much may be noise.
 _CLOSE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """One of several ways to launch the same step."""
 
     name: str
@@ -51,12 +51,12 @@ class StepGraphs:
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes  # ascending
         self.seconds: dict[int, dict[str, float]] = {}
-        """What each size took, by way, where there was a choice."""
+        """What each size took, by variant, where there was a choice."""
         self._replays: dict[int, Replay] = {}
 
     def capture(
         self,
-        ways: Callable[[int], Sequence[Way]],
+        variants: Callable[[int], Sequence[Variant]],
         capture: Callable[[Launch], Replay],
         prepare: Prepare,
         seconds: Callable[[Replay], float],
@@ -64,22 +64,22 @@ class StepGraphs:
     ) -> None:
         """Captures every size, the largest first: smaller graphs then share its memory.
 
-        Of `ways(size)` the fastest is kept, at a full step; `capture` makes a graph of what one launches, `seconds`
+        Of `variants(size)` the fastest is kept, at a full step; `capture` makes a graph of what one launches, `seconds`
         measures a replay.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
             prepare(size, size)
-            replays = {way.name: capture(way.launch) for way in ways(size)}
+            replays = {variant.name: capture(variant.launch) for variant in variants(size)}
             times = {name: seconds(replay) for name, replay in replays.items()}
             close = [name for name, taken in times.items() if taken <= _CLOSE * min(times.values())]
             if len(close) > 1:
                 times |= {name: min(times[name], seconds(replays[name])) for name in close}
             self.seconds[size] = times
-            self._replays[size] = replays[self.way(size)]
+            self._replays[size] = replays[self.variant(size)]
             progress("capturing CUDA graphs", done / len(self.sizes))
 
-    def way(self, size: int) -> str:
-        """Name of the way that was the fastest at this size."""
+    def variant(self, size: int) -> str:
+        """Name of the variant that was the fastest at this size."""
         times = self.seconds[size]
         return min(times, key=times.__getitem__)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.cuda_graphs import Way
+from runner_svc.cuda_graphs import Variant
 from runner_svc.device import Replay
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice
@@ -92,20 +92,20 @@ class CudaSteps:
         self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
         return rows
 
-    def decode_ways(self, stream: Callable[[], int], bucket: int) -> list[Way]:
-        """Ways to launch the pass that `packed` describes; each fills the first `bucket` rows of the logits.
+    def decode_variants(self, stream: Callable[[], int], bucket: int) -> list[Variant]:
+        """Variants of launching the pass that `packed` describes; each fills the first `bucket` rows of the logits.
 
         Which one is the fastest depends on the model's shape and the GPU.
         """
-        ways: list[Way] = []
+        variants: list[Variant] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
-            ways.append(Way(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+            variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
             for products, mlp in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                ways.append(Way(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
         for fusions in self._decode_fusions(bucket):
-            ways.append(Way(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
-        return ways
+            variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+        return variants
 
     def _decode_fusions(self, bucket: int) -> list[Fusions]:
         """Those that are worth the time at start-up."""

@@ -58,7 +58,7 @@ GROUPS = {
     ),
     "steps": Group(
         ("paged_decode", "paged_prefill_hopper", "skinny_product", "gated_product", "add_rms_norm", "rope_kv_write"),
-        ("test_mixed_steps", "test_large_decode_ways"),
+        ("test_mixed_steps", "test_large_decode_variants"),
         shards=2,
         captures=True,
     ),

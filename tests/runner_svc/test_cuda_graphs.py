@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, Way, bucket_sizes, token_sizes
+from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, Variant, bucket_sizes, token_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 64, 100, 256, 300, 512, 4096])
@@ -42,18 +42,18 @@ def test_mixed_steps_are_captured_while_that_is_worth_it() -> None:
 
 
 class Timed:
-    """Graphs whose replays take as long as `times` says, by way, size and the rows of the step that was prepared."""
+    """Graphs whose replays take as long as `times` says, by variant, size and the rows prepared."""
 
-    def __init__(self, sizes: list[int], times: dict[tuple[str, int, int], float], ways: tuple[str, ...]) -> None:
+    def __init__(self, sizes: list[int], times: dict[tuple[str, int, int], float], variants: tuple[str, ...]) -> None:
         self.times = times
         self.ran: list[tuple[str, int]] = []
         self._prepared = (0, 0)
-        self._ways = ways
+        self._variants = variants
         self.graphs = StepGraphs(sizes)
-        self.graphs.capture(self.ways, self.capture, self.prepare, self.seconds, lambda what, share: None)
+        self.graphs.capture(self.variants, self.capture, self.prepare, self.seconds, lambda what, share: None)
 
-    def ways(self, size: int) -> list[Way]:
-        return [Way(name, partial(self.ran.append, (name, size))) for name in self._ways]
+    def variants(self, size: int) -> list[Variant]:
+        return [Variant(name, partial(self.ran.append, (name, size))) for name in self._variants]
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         launch()
@@ -83,7 +83,7 @@ def test_the_fastest_way_to_launch_a_size_is_kept() -> None:
     times = {("a", 1, 1): 1.0, ("b", 1, 1): 2.0, ("a", 2, 2): 4.0, ("b", 2, 2): 3.0}
     timed = Timed([1, 2], times, ("a", "b"))
     graphs = timed.graphs
-    assert (graphs.way(1), graphs.way(2)) == ("a", "b")
+    assert (graphs.variant(1), graphs.variant(2)) == ("a", "b")
     assert graphs.seconds == {1: {"a": 1.0, "b": 2.0}, 2: {"a": 4.0, "b": 3.0}}
     for size in (1, 2):
         graphs.replay(size)

@@ -47,10 +47,10 @@ def test_all_ways_give_the_same_logits(family: str, sizes: dict[str, int], tmp_p
     slots.spread(CONTEXT, cache)
     prepare_decode(steps, CONTEXT, ROWS, ROWS)
     logits: dict[str, torch.Tensor] = {}
-    for way in steps.decode_ways(current_stream, ROWS):
+    for variant in steps.decode_variants(current_stream, ROWS):
         steps.logits.fill_(torch.nan)
-        way.launch()
-        logits[way.name] = steps.logits[:ROWS].clone()
+        variant.launch()
+        logits[variant.name] = steps.logits[:ROWS].clone()
     assert len(logits) == (3 if is_hopper() else 2)
     expected = logits.pop("cuBLAS")
     assert len({tuple(row) for row in expected.tolist()}) == ROWS
