@@ -15,16 +15,16 @@ class BusyWatch:
     def __init__(self, limit_s: float) -> None:
         """`limit_s`: seconds that one plan may take."""
         self._limit_s = limit_s
-        self._since_s: float | None = None
-        self._looked_s = 0.0
+        self._began_at: float | None = None
+        self._looked_at = 0.0
         self._busy_s = 0.0
 
-    def look(self, since_s: float | None, now_s: float) -> None:
-        """`since_s`: since when (`time.monotonic`) the oldest plan computes, as at every look; None: none does."""
-        if since_s is None or since_s != self._since_s:
-            self._since_s, self._busy_s, self._looked_s = since_s, 0.0, now_s if since_s is None else since_s
-        self._busy_s += min(TICK_S, now_s - self._looked_s)
-        self._looked_s = now_s
+    def look(self, began_at: float | None, now: float) -> None:
+        """`began_at`: when (`time.monotonic`) the oldest plan began to compute, as at every look; None: none does."""
+        if began_at is None or began_at != self._began_at:
+            self._began_at, self._busy_s, self._looked_at = began_at, 0.0, now if began_at is None else began_at
+        self._busy_s += min(TICK_S, now - self._looked_at)
+        self._looked_at = now
 
     @property
     def over(self) -> bool:

@@ -32,7 +32,7 @@ class ComputeThread:
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._masks: deque[TakeMasks] = deque()
-        self._busy_since_s: float | None = None
+        self._began_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
@@ -45,9 +45,9 @@ class ComputeThread:
         return self._runner.broken
 
     @property
-    def busy_since_s(self) -> float | None:
+    def oldest_began_at(self) -> float | None:
         """See `Executor`."""
-        return self._busy_since_s
+        return self._began_at
 
     def submit(self, job: Job) -> None:
         """Queues a job; called by the socket's thread."""
@@ -71,9 +71,9 @@ class ComputeThread:
             while not isinstance(job := self._jobs.get(), Stop):
                 if job.session != self.session:
                     continue
-                self._busy_since_s = time.monotonic()
+                self._began_at = time.monotonic()
                 done = self._do(job)
-                self._busy_since_s = None
+                self._began_at = None
                 for message in done:
                     self.finished.append(message)
                     wake.send(b"")

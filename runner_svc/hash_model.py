@@ -161,7 +161,7 @@ class HashBackend:
 
     def step(self, batch: StepBatch) -> StepOutput:
         """See `Backend`."""
-        begin_ns = time.perf_counter_ns()
+        began_at_ns = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         if self._poison is not None and (batch.tokens == self._poison.token).any():
             self._poison.take()
@@ -169,7 +169,7 @@ class HashBackend:
             self._write_kv(batch)
             rows, awaits = batch.drawing_rows, batch.awaits
             hashes, masked_hashes = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
-        forward_ns = time.perf_counter_ns() - begin_ns
+        forward_ns = time.perf_counter_ns() - began_at_ns
         output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
         if len(awaits):
             output.masked_rows = MaskedDraw(
@@ -177,8 +177,8 @@ class HashBackend:
             )
         self._add_prompt_logprobs(batch, output)
         output.forward_ns = forward_ns
-        output.sample_ns = time.perf_counter_ns() - begin_ns - forward_ns
-        rest_s = self._step_s - (time.perf_counter_ns() - begin_ns) / 1e9
+        output.sample_ns = time.perf_counter_ns() - began_at_ns - forward_ns
+        rest_s = self._step_s - (time.perf_counter_ns() - began_at_ns) / 1e9
         if rest_s > 0:  # else it would yield the processor, which costs a turn of every other process
             time.sleep(rest_s)
         return output

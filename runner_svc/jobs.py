@@ -66,8 +66,8 @@ class Executor(Protocol):
         """The backend can't be used any more: a fault says so, or will."""
 
     @property
-    def busy_since_s(self) -> float | None:
-        """Since when (`time.monotonic`) the oldest job is being done that is not done yet; None: there is none.
+    def oldest_began_at(self) -> float | None:
+        """When (`time.monotonic`) the oldest job began that is not done yet; None: there is none.
 
         A plan that waits for masks only waits for the scheduler.
         """

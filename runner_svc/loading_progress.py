@@ -24,7 +24,7 @@ class LoadingProgress:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=Console(stderr=True))
         self._phase: str | None = None
-        self._told_s = 0.0
+        self._told_at = 0.0
 
     def __enter__(self) -> LoadingProgress:
         if self._bar is not None:
@@ -43,7 +43,7 @@ class LoadingProgress:
             if phase != self._phase:
                 self._bar.add_task(phase, total=1.0)
             self._bar.update(self._bar.task_ids[-1], completed=share)
-        elif phase != self._phase or share >= 1 or time.monotonic() - self._told_s > _LINE_INTERVAL_S:
+        elif phase != self._phase or share >= 1 or time.monotonic() - self._told_at > _LINE_INTERVAL_S:
             log.info(phase, percent=round(100 * share))
-            self._told_s = time.monotonic()
+            self._told_at = time.monotonic()
         self._phase = phase

@@ -52,7 +52,7 @@ class NullBackend:
 
     def step(self, batch: StepBatch) -> StepOutput:
         """The token at a position is the pangram's character there."""
-        begin_ns = time.perf_counter_ns()
+        began_at_ns = time.perf_counter_ns()
         rows = batch.drawing_rows
         tokens = _TEXT[batch.ends[rows] % len(_TEXT)]
         output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
@@ -60,7 +60,7 @@ class NullBackend:
             output.masked_rows = MaskedDraw(partial(self._draw_masked, batch))
         if self._step_s > 0:
             time.sleep(self._step_s)
-        output.forward_ns = time.perf_counter_ns() - begin_ns
+        output.forward_ns = time.perf_counter_ns() - began_at_ns
         return output
 
     def _draw_masked(self, batch: StepBatch, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:

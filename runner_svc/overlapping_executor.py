@@ -35,9 +35,9 @@ class OverlappingExecutor:
         return self._runner.broken
 
     @property
-    def busy_since_s(self) -> float | None:
+    def oldest_began_at(self) -> float | None:
         """See `Executor`."""
-        return self._plans.busy_since_s
+        return self._plans.oldest_began_at
 
     def start(self) -> None:
         """There is no thread to start."""

@@ -96,11 +96,11 @@ class PlanSocket:
         self._last_done = 0
         self._faulted = False
         self._results: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_RESULTS)
-        self._heard_s = 0.0
+        self._heard_at = 0.0
         self._seeking = True  # says Hello until answered
         self._hellos = 0  # since the last answer
-        self._next_hello_s = 0.0
-        self._next_turn_s = 0.0
+        self._next_hello_at = 0.0
+        self._next_turn_at = 0.0
 
     def stop(self) -> None:
         """Makes `run` finish the plans it has and return."""
@@ -135,17 +135,17 @@ class PlanSocket:
     # ------------------------------------------------------------------ one turn of the loop
 
     def _turn(self) -> None:
-        now_s = time.monotonic()
+        now = time.monotonic()
         under_way = self._compute.look()
         if self._compute.finished:
             self._forward()
-        if under_way and now_s < self._next_turn_s and not self._connection.has_message:
+        if under_way and now < self._next_turn_at and not self._connection.has_message:
             return
-        self._next_turn_s = now_s + _WATCHING_TURN_S
-        self._watch.look(self._compute.busy_since_s, now_s)
+        self._next_turn_at = now + _WATCHING_TURN_S
+        self._watch.look(self._compute.oldest_began_at, now)
         wait_s = 0.0 if under_way else _LONGEST_POLL_S
         if self._seeking:
-            wait_s = min(wait_s, max(0.0, self._next_hello_s - now_s))
+            wait_s = min(wait_s, max(0.0, self._next_hello_at - now))
         ready = self._connection.poll(wait_s)
         if ready.woken:
             self._forward()
@@ -179,16 +179,16 @@ class PlanSocket:
                 self._last_done = message.number
                 self._results.append((message.number, frame))
 
-    def _greet(self, now_s: float) -> None:
-        if not self._seeking and now_s - self._heard_s > self._silence_s:
-            log.warning("the scheduler is silent", seconds=round(now_s - self._heard_s, 1))
+    def _greet(self, now: float) -> None:
+        if not self._seeking and now - self._heard_at > self._silence_s:
+            log.warning("the scheduler is silent", seconds=round(now - self._heard_at, 1))
             self._seek()
-        if not self._seeking or now_s < self._next_hello_s or self._compute.broken:
+        if not self._seeking or now < self._next_hello_at or self._compute.broken:
             return
-        if self._compute.busy_since_s is not None:
+        if self._compute.oldest_began_at is not None:
             if self._watch.over:
                 raise HungBackend
-            self._next_hello_s = now_s + _RETRY_S
+            self._next_hello_at = now + _RETRY_S
             return
         if self._hellos >= _UNANSWERED_HELLOS:
             self._hellos = 0
@@ -196,13 +196,13 @@ class PlanSocket:
         hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
         if self._connection.send(hello.SerializeToString()):
             self._hellos += 1
-            self._next_hello_s = now_s + HELLO_INTERVAL_S
+            self._next_hello_at = now + HELLO_INTERVAL_S
         else:
-            self._next_hello_s = now_s + _RETRY_S
+            self._next_hello_at = now + _RETRY_S
 
     def _seek(self) -> None:
         self._seeking = True
-        self._next_hello_s = 0.0
+        self._next_hello_at = 0.0
 
     # ------------------------------------------------------------------ messages
 
@@ -249,7 +249,7 @@ class PlanSocket:
         self._connection.drop_waiting()
         self._seeking = False
         self._hellos = 0
-        self._heard_s = time.monotonic()
+        self._heard_at = time.monotonic()
         self._compute.submit(BeginSession(session, welcome.resume))
 
     def _know(self, number: int, term_id: int) -> None:
@@ -269,7 +269,7 @@ class PlanSocket:
         self._post(plan_pb2.ToScheduler(session=self._session, event=event))
 
     def _heard(self) -> None:
-        self._heard_s = time.monotonic()
+        self._heard_at = time.monotonic()
         self._hellos = 0
         if not self._seeking or self._faulted:
             return

@@ -21,7 +21,7 @@ class _Launched:
 
     message: plan_pb2.ToScheduler
     plan: LaunchedPlan
-    since_s: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.monotonic)
 
 
 class PlansUnderWay:
@@ -40,9 +40,9 @@ class PlansUnderWay:
         return bool(self._plans) and self._plans[0].plan.awaits_masks
 
     @property
-    def busy_since_s(self) -> float | None:
-        """Since when (`time.monotonic`) the oldest plan computes; None while it waits for masks, or there is none."""
-        return self._plans[0].since_s if self._plans and not self.oldest_awaits_masks else None
+    def oldest_began_at(self) -> float | None:
+        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks, or there is none."""
+        return self._plans[0].began_at if self._plans and not self.oldest_awaits_masks else None
 
     @property
     def oldest_done(self) -> bool:
@@ -58,7 +58,7 @@ class PlansUnderWay:
         """Hands masks to their plan; those for a plan that is not under way are dropped. Raises PlanFault."""
         for launched in self._plans:
             if (launched.message.session, launched.message.number) == (job.session, job.number):
-                launched.since_s = time.monotonic()
+                launched.began_at = time.monotonic()
                 launched.plan.mask(job.masks)
 
     def take(self) -> plan_pb2.ToScheduler:

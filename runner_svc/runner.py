@@ -51,7 +51,7 @@ class Runner:
         self._faulted = False
         self.broken = False
         """The backend has failed in a way that it can't recover from: only a new process can go on."""
-        self._last_end_ns: int | None = None
+        self._last_ended_at_ns: int | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -138,14 +138,14 @@ class Runner:
             raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
 
     def _launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
-        begin_ns = time.perf_counter_ns()
-        idle_ns = begin_ns - self._last_end_ns if self._last_end_ns is not None else 0
+        began_at_ns = time.perf_counter_ns()
+        idle_ns = began_at_ns - self._last_ended_at_ns if self._last_ended_at_ns is not None else 0
         applied = self._state.apply(plan)
         if self._slot_backend is not None:
             self._slot_backend.change_slots(applied.changes)
         if len(applied.copy_sources):
             self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
-        timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - begin_ns)
+        timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - began_at_ns)
         pending = self._start(applied)
 
         def finish(output: StepOutput, masked: StepOutput | None) -> plan_pb2.Result:
@@ -176,13 +176,13 @@ class Runner:
         if output.idle_ns is not None:
             timings.idle_ns = output.idle_ns
         result.timings.CopyFrom(timings)
-        self._last_end_ns = time.perf_counter_ns()
+        self._last_ended_at_ns = time.perf_counter_ns()
         return result
 
     def _begin_session(self) -> None:
         self._last_plan = 0
         self._faulted = False
-        self._last_end_ns = None
+        self._last_ended_at_ns = None
 
 
 def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:

@@ -22,17 +22,17 @@ PLAN_TIMEOUT_S, STEP_S, PAUSE_S = 2.0, 1.0, 3.0
 
 def test_a_gap_counts_as_one_tick() -> None:
     watch = BusyWatch(1.0)
-    now_s = 50.0
+    now = 50.0
     for _ in range(9):
-        now_s += TICK_S
-        watch.look(50.0, now_s)
-    watch.look(50.0, now_s + 3600)
+        now += TICK_S
+        watch.look(50.0, now)
+    watch.look(50.0, now + 3600)
     assert not watch.over
-    watch.look(50.0, now_s + 3600 + TICK_S)
+    watch.look(50.0, now + 3600 + TICK_S)
     assert watch.over
-    watch.look(None, now_s + 3601)
+    watch.look(None, now + 3601)
     assert not watch.over
-    watch.look(now_s + 3601, now_s + 7200)  # the next plan, with a pause as its first tick
+    watch.look(now + 3601, now + 7200)  # the next plan, with a pause as its first tick
     assert not watch.over
 
 
