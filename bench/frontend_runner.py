@@ -26,11 +26,11 @@ class ProbedSocket(PlanSocket):
         self._sent_s: dict[int, float] = {}
         self._file = out.open("a", buffering=1)
 
-    def _take(self, message: plan_pb2.ToRunner) -> None:
+    def _take_message(self, message: plan_pb2.ToRunner) -> None:
         sent_s = self._sent_s.pop(message.number - self._depth, None) if message.HasField("plan") else None
         if sent_s is not None:
             self._file.write(f"{(time.monotonic() - sent_s) * 1000:.3f}\n")
-        super()._take(message)
+        super()._take_message(message)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
         if message.HasField("result"):

@@ -77,7 +77,7 @@ class BatchState:
     def reset(self) -> None:
         """Releases every slot."""
         for slot in np.flatnonzero(self._counters.resident):
-            self._release(int(slot))
+            self._release_slot(int(slot))
         self._counters = SlotCounters.empty(self._limits.num_slots)
         self._continuation = None
 
@@ -86,15 +86,15 @@ class BatchState:
 
         Raises PlanFault, with nothing changed, when the plan does not fit the slots.
         """
-        followed = self._follow(plan)
+        followed = self._continue(plan)
         if followed is not None:
             return followed
         self._continuation = None
         columns = PlanColumns.read(plan)
         counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
         for slot in columns.releases:
-            self._release(int(slot))
-        admitted = [self._admit(admission) for admission in plan.admissions]
+            self._release_slot(int(slot))
+        admitted = [self._admit_sequence(admission) for admission in plan.admissions]
         usable = [entry for entry in admitted if not counters.failed[entry.state.slot]]
         if len(columns.append_slots):
             self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
@@ -117,7 +117,7 @@ class BatchState:
             epochs,
         )
 
-    def _follow(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
+    def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
         """What `apply` does, where the plan follows from the last one."""
         continuation = self._continuation
         if continuation is None or not continuation.follows(plan):
@@ -198,11 +198,11 @@ class BatchState:
             if state is not None
         ]
 
-    def _release(self, slot: int) -> None:
+    def _release_slot(self, slot: int) -> None:
         self._states[slot] = None
         self._tables[slot, : self._counters.num_blocks[slot]] = 0
 
-    def _admit(self, admission: plan_pb2.Admission) -> AdmittedSlot:
+    def _admit_sequence(self, admission: plan_pb2.Admission) -> AdmittedSlot:
         slot = admission.slot
         tokens = np.frombuffer(admission.tokens, "<i4")
         blocks = np.frombuffer(admission.blocks, "<i4")

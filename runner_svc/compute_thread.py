@@ -92,13 +92,13 @@ class ComputeThread:
                     self._plans.launch(job)
                 self._take_masks()
                 while self._plans.oldest_done:
-                    done.append(self._plans.take())
+                    done.append(self._plans.take_result())
         except Exception as error:
             done.append(fault_of(job.session, error))
         return done
 
     def _begin(self, job: BeginSession) -> None:
-        for _ in self._plans.finish():  # results of a session that is over
+        for _ in self._plans.finish_all():  # results of a session that is over
             pass
         if job.resume:
             self._runner.resume()
@@ -112,4 +112,4 @@ class ComputeThread:
             if job.session == self.session and job.number > self._runner.last_plan:
                 self._masks.append(job)
             else:
-                self._plans.mask(job)
+                self._plans.hand_masks(job)

@@ -143,11 +143,11 @@ class CudaBackend:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> PendingCudaStep:
         """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
-        buffers = self._ring.take()
+        buffers = self._ring.take_entry()
         try:
             return self._launch(batch, buffers)
         except BaseException:
-            self._ring.give(buffers, self._behind_all())
+            self._ring.free_entry(buffers, self._behind_all())
             raise
 
     def _behind_all(self) -> Event:

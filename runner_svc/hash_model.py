@@ -105,7 +105,7 @@ class Poison:
     effect: Literal["kill", "hang", "error", "broken"]
     """SIGKILL for this process, an endless step, an error in the backend, or one that it can't survive."""
 
-    def take(self) -> None:
+    def end_step(self) -> None:
         """Does what it does."""
         if self.effect == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -164,7 +164,7 @@ class HashBackend:
         began_at_ns = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         if self._poison is not None and (batch.tokens == self._poison.token).any():
-            self._poison.take()
+            self._poison.end_step()
         with np.errstate(over="ignore"):
             self._write_kv(batch)
             rows, awaits = batch.drawing_rows, batch.awaits

@@ -49,7 +49,7 @@ class OverlappingExecutor:
     def submit(self, job: Job) -> None:
         """Does the job, or what can be done of it now."""
         if isinstance(job, Stop):
-            self.finished.extend(self._plans.finish())
+            self.finished.extend(self._plans.finish_all())
             self._stopped = True
             return
         try:
@@ -57,26 +57,26 @@ class OverlappingExecutor:
                 self._launch(job)
                 return
             if isinstance(job, TakeMasks):
-                self._plans.mask(job)
+                self._plans.hand_masks(job)
                 return
-            self.finished.extend(self._plans.finish())
+            self.finished.extend(self._plans.finish_all())
             if isinstance(job, TakeSnapshot):
                 snapshot = self._runner.snapshot()
                 self.finished.append(plan_pb2.ToScheduler(session=job.session, snapshot=snapshot))
             elif isinstance(job, BeginSession):
                 self._runner.resume() if job.resume else self._runner.reset()
         except Exception as error:
-            self.finished.extend(self._plans.finish())  # a fault comes behind the results of the plans before it
+            self.finished.extend(self._plans.finish_all())  # a fault comes behind the results of the plans before it
             self.finished.append(fault_of(job.session, error))
 
     def look(self) -> bool:
         """Takes the results that are there; returns whether plans are under way that wait for nothing else."""
         plans = self._plans
         while plans.oldest_done:
-            self.finished.append(self._plans.take())
+            self.finished.append(self._plans.take_result())
         return len(plans) > 0 and not plans.oldest_awaits_masks
 
     def _launch(self, job: ExecutePlan) -> None:
         while len(self._plans) >= self._runner.max_depth and not self._plans.oldest_awaits_masks:
-            self.finished.append(self._plans.take())
+            self.finished.append(self._plans.take_result())
         self._plans.launch(job)

@@ -55,7 +55,7 @@ class PendingCudaStep:
             tokens = self.buffers.tokens[:num_sampled].copy()
             finite = self.buffers.finite[:num_sampled].astype(np.bool_)
         finally:
-            self.ring.give(self.buffers, behind)
+            self.ring.free_entry(self.buffers, behind)
         if self.masked_rows is None:
             output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
         else:

@@ -160,7 +160,7 @@ class PlanSocket:
     def _receive(self) -> None:
         for frame in self._connection.messages():
             try:
-                self._take(plan_pb2.ToRunner.FromString(frame))
+                self._take_message(plan_pb2.ToRunner.FromString(frame))
             except DecodeError:
                 log.warning("a frame that is no message", bytes=len(frame))
 
@@ -206,10 +206,10 @@ class PlanSocket:
 
     # ------------------------------------------------------------------ messages
 
-    def _take(self, message: plan_pb2.ToRunner) -> None:
+    def _take_message(self, message: plan_pb2.ToRunner) -> None:
         kind = message.WhichOneof("body")
         if kind == "welcome":
-            self._begin(message.session, message.welcome)
+            self._begin_session(message.session, message.welcome)
             return
         if kind == "rejection" and self._seeking:
             raise Rejected(message.rejection.reason)
@@ -219,7 +219,7 @@ class PlanSocket:
             return
         self._heard()
         if kind == "plan":
-            self._plan(message.number, message.plan)
+            self._take_plan(message.number, message.plan)
         elif kind == "masks":
             self._compute.submit(TakeMasks(self._session, message.number, message.masks))
         elif kind == "ping":
@@ -232,7 +232,7 @@ class PlanSocket:
         elif kind == "snapshot_request":
             self._compute.submit(TakeSnapshot(self._session))
 
-    def _begin(self, session: int, welcome: plan_pb2.Welcome) -> None:
+    def _begin_session(self, session: int, welcome: plan_pb2.Welcome) -> None:
         if session in (0, self._session):
             return  # the Welcome that answered a second Hello
         features = shared(welcome.features)
@@ -278,7 +278,7 @@ class PlanSocket:
             self._connection.send_later(frame)
         self._ask_again()
 
-    def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
+    def _take_plan(self, number: int, plan: plan_pb2.Plan) -> None:
         if self._faulted:
             return
         if number == self._next_plan:

@@ -46,7 +46,7 @@ class PlansUnderWay:
 
     @property
     def oldest_done(self) -> bool:
-        """`take` would return at once."""
+        """`take_result` would return at once."""
         return bool(self._plans) and self._plans[0].plan.done()
 
     def launch(self, job: ExecutePlan) -> None:
@@ -54,14 +54,14 @@ class PlansUnderWay:
         message = plan_pb2.ToScheduler(session=job.session, number=job.number)
         self._plans.append(_Launched(message, self._runner.launch(job.number, job.plan)))
 
-    def mask(self, job: TakeMasks) -> None:
+    def hand_masks(self, job: TakeMasks) -> None:
         """Hands masks to their plan; those for a plan that is not under way are dropped. Raises PlanFault."""
         for launched in self._plans:
             if (launched.message.session, launched.message.number) == (job.session, job.number):
                 launched.began_at = time.monotonic()
                 launched.plan.mask(job.masks)
 
-    def take(self) -> plan_pb2.ToScheduler:
+    def take_result(self) -> plan_pb2.ToScheduler:
         """Waits for the oldest plan, which must not await masks; its result, or its fault."""
         launched = self._plans.popleft()
         message = launched.message
@@ -71,10 +71,10 @@ class PlansUnderWay:
             return fault_of(message.session, error)
         return message
 
-    def finish(self) -> Iterator[plan_pb2.ToScheduler]:
+    def finish_all(self) -> Iterator[plan_pb2.ToScheduler]:
         """Waits for the plans, their results or faults; abandons those from the first on that awaits masks."""
         while self._plans and not self.oldest_awaits_masks:
-            yield self.take()
+            yield self.take_result()
         while self._plans:
             with suppress(PlanFault):
                 self._plans.popleft().plan.abandon()

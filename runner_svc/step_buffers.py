@@ -152,14 +152,14 @@ class PlacedRecords:
 
 
 class Ring(Generic[Entry]):
-    """Entries that are used in turn: `take` waits until one is free, `give` frees it, from whichever thread."""
+    """Entries that are used in turn: `take_entry` waits for a free one, `free_entry` frees it, in any thread."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._free: SimpleQueue[tuple[Entry, Event | None]] = SimpleQueue()
         for entry in entries:
-            self.give(entry)
+            self.free_entry(entry)
 
-    def take(self) -> Entry:
+    def take_entry(self) -> Entry:
         """The entry that has been free for longest, once its event has passed. Raises what that event does."""
         entry, behind = self._free.get()
         if behind is not None:
@@ -170,6 +170,6 @@ class Ring(Generic[Entry]):
                 raise
         return entry
 
-    def give(self, entry: Entry, behind: Event | None = None) -> None:
+    def free_entry(self, entry: Entry, behind: Event | None = None) -> None:
         """Makes the entry free; the device uses it until the event `behind` (None: no longer)."""
         self._free.put((entry, behind))

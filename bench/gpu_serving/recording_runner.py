@@ -78,11 +78,11 @@ class RecordingSocket(PlanSocket):
         runner.launch = recorded_launch  # type: ignore[method-assign]
         super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)
 
-    def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
+    def _take_plan(self, number: int, plan: plan_pb2.Plan) -> None:
         received, work = time.monotonic_ns(), StepWork.of_plan(plan)
         pairs = int(work.prefill_pairs)
         self._times[number] = [work.sequences, work.tokens, work.context_tokens, pairs, received]
-        super()._plan(number, plan)
+        super()._take_plan(number, plan)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
         frame = super()._post(message)

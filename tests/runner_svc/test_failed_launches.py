@@ -91,9 +91,9 @@ def test_a_step_that_fails_to_launch_gives_its_buffers_back_behind_an_event(
         runner.launch(1, opening())
     (behind,) = (event for event in device.events[-1:])
     assert not behind.waited
-    free = [backend._ring.take() for _ in range(MAX_IN_FLIGHT - 1)]
+    free = [backend._ring.take_entry() for _ in range(MAX_IN_FLIGHT - 1)]
     assert not behind.waited, "others were free at once"
-    assert backend._ring.take() not in free and behind.waited
+    assert backend._ring.take_entry() not in free and behind.waited
 
 
 def test_buffers_without_an_event_stay_away(
@@ -127,6 +127,6 @@ def test_a_step_that_can_not_be_waited_for_keeps_its_buffers(backend: CudaBacken
     with pytest.raises(PlanFault, match="the device is lost"):
         launched.wait()
     for _ in range(MAX_IN_FLIGHT - 1):
-        backend._ring.take()
+        backend._ring.take_entry()
     with pytest.raises(RuntimeError, match="the device is lost"):
-        backend._ring.take()
+        backend._ring.take_entry()

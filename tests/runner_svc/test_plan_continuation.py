@@ -33,8 +33,8 @@ class Counted(BatchState):
 
     followed = 0
 
-    def _follow(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
-        applied = super()._follow(plan)
+    def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
+        applied = super()._continue(plan)
         self.followed += applied is not None
         return applied
 
@@ -159,7 +159,7 @@ class Scheduling:
 
 
 @pytest.mark.parametrize("run", range(count(200, in_ci=8)))
-def test_the_roster_is_that_of_the_slow_twin(run: int) -> None:
+def test_the_slots_are_those_of_the_slow_twin(run: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)

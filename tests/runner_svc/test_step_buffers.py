@@ -77,6 +77,6 @@ def test_what_does_not_fit_the_tail_travels_alone() -> None:
 
 def test_an_entry_is_taken_again_only_once_it_is_given() -> None:
     ring = Ring(["a", "b"])
-    assert [ring.take(), ring.take()] == ["a", "b"]
-    threading.Timer(0.05, ring.give, ("b",)).start()
-    assert ring.take() == "b"
+    assert [ring.take_entry(), ring.take_entry()] == ["a", "b"]
+    threading.Timer(0.05, ring.free_entry, ("b",)).start()
+    assert ring.take_entry() == "b"
