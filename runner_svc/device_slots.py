@@ -16,6 +16,8 @@ from runner_svc.backend import SlotChanges
 from runner_svc.kv_cache import KVCache
 
 HEADER_WORDS = 8
+# Rows of the table of segments.
+_TARGETS, _SOURCES, _LENGTHS = range(3)
 
 
 class DeviceSlots:
@@ -57,11 +59,11 @@ class DeviceSlots:
         words = np.zeros(data_begin + sum(lengths) + len(changes.append_slots), np.int32)
         words[0] = num_segments
         table = words[HEADER_WORDS:data_begin].reshape(3, num_segments)
-        table[0, : len(parts)] = targets
+        table[_TARGETS, : len(parts)] = targets
         appended = self._tables_begin + changes.append_slots.astype(np.int64) * self._max_blocks
-        table[0, len(parts) :] = appended + changes.append_indexes
-        table[2, : len(parts)] = lengths
-        table[2, len(parts) :] = 1
-        np.cumsum(table[2, :-1], out=table[1, 1:])
+        table[_TARGETS, len(parts) :] = appended + changes.append_indexes
+        table[_LENGTHS, : len(parts)] = lengths
+        table[_LENGTHS, len(parts) :] = 1
+        np.cumsum(table[_LENGTHS, :-1], out=table[_SOURCES, 1:])
         np.concatenate([*parts, changes.append_blocks], out=words[data_begin:])
         return words
