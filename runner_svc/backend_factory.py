@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from runner_svc.backend import Backend
 from runner_svc.device_choice import BrokenGpu
+from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
@@ -126,7 +126,7 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 
     from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
     from runner_svc.gpu_probe import failure
-    from runner_svc.pool_size import OutOfMemory
+    from runner_svc.interface.pool_size import OutOfMemory
 
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(

@@ -19,26 +19,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.backend import SlotChanges
 from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device import Device, Event, Replay
 from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.fingerprints import fingerprints
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.device import Device, Event, Replay
+from runner_svc.interface.kv_cache import FP8, KVCache
+from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.progress import Progress
-from runner_svc.kv_cache import FP8, KVCache
+from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.kv_scales import calibrated_scales
-from runner_svc.launchers import Launchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch
 from runner_svc.sample_records import RowPacker
-from runner_svc.step import StepBatch, StepOutput
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
 # Steps launched and not yet waited for, at most.
@@ -66,7 +66,7 @@ class CudaSizes:
 
 
 class CudaBackend:
-    """Implements `runner_svc.backend.OverlappingBackend`."""
+    """Implements `runner_svc.interface.backend.OverlappingBackend`."""
 
     tile_tokens = 128  # of cuBLAS's kernels for many rows, and of most of our own
 

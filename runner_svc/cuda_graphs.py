@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from runner_svc.device import Launch, Replay
+from runner_svc.interface.device import Launch, Replay
 
 Prepare = Callable[[int, int], None]
 """Puts the input of a step of so many rows in place, for the size and the rows."""

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.device import Device, Event, nanoseconds
 from runner_svc.device_logprobs import PendingLogprobs, launch_row_logprobs
-from runner_svc.launchers import SamplingLauncher
+from runner_svc.interface.device import Device, Event, nanoseconds
+from runner_svc.interface.launchers import SamplingLauncher
+from runner_svc.interface.step import MaskedRows, StepBatch, StepOutput
 from runner_svc.sample_records import pack_rows
-from runner_svc.step import MaskedRows, StepBatch, StepOutput
 
 
 class CudaMaskedRows:
-    """Implements `runner_svc.step.MaskedRows`."""
+    """Implements `runner_svc.interface.step.MaskedRows`."""
 
     def __init__(
         self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int

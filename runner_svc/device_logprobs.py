@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.step import StepBatch
+from runner_svc.interface.step import StepBatch
 
 # Rows of logits that are turned into float32 log-probabilities at once.
 CHUNK = 256

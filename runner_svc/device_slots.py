@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.backend import SlotChanges
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.kv_cache import KVCache
 
 HEADER_WORDS = 8
 # Rows of the table of segments.

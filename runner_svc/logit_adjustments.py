@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.slot_state import SlotState
+from runner_svc.interface.slot_state import SlotState
 
 
 def adjust_logits(logits: Tensor, params: np.void, state: SlotState, position: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.slot_state import ROW_PARAMS
-from runner_svc.step import StepBatch
+from runner_svc.interface.slot_state import ROW_PARAMS
+from runner_svc.interface.step import StepBatch
 
 _NONE = np.zeros(0, np.int32)
 # Of the sequences whose steps are timed.

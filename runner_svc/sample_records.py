@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.slot_state import ROW_PARAMS
-from runner_svc.step import StepBatch
+from runner_svc.interface.slot_state import ROW_PARAMS
+from runner_svc.interface.step import StepBatch
 
 # The same bytes in ROW_PARAMS, so that they are copied at once.
 _SHARED = np.dtype(

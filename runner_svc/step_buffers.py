@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.device import Event
+from runner_svc.interface.device import Event
+from runner_svc.interface.step import StepBatch
 from runner_svc.sample_records import SampleRows
-from runner_svc.step import StepBatch
 
 # Sections begin at multiples of this many words, so that kernels may read them 32 bytes at a time.
 ALIGNMENT = 8

@@ -22,14 +22,14 @@ from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.cuda.skinny_product import SkinnyProducts, fits
 from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
-from runner_svc.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
 
 class CudaLaunchers:
-    """Implements `runner_svc.launchers.Launchers`.
+    """Implements `runner_svc.interface.launchers.Launchers`.
 
     `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
     by their blocks a multiprocessor.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.linear import Linear
 from runner_svc.model.rope import RotaryEmbedding, Rotation

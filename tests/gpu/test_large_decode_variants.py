@@ -10,7 +10,7 @@ import torch
 from runner_svc.cuda_capture import prepare_decode
 from runner_svc.cuda_steps import CudaSteps
 from runner_svc.device_slots import DeviceSlots
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.cuda_decoder import CudaDecoder
 from runner_svc.model.description import read_json

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.backend import Backend
 from runner_svc.cuda_backend import CudaBackend
 from runner_svc.hash_model import HashBackend
+from runner_svc.interface.backend import Backend
 from runner_svc.torch_backend import TorchBackend
 from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.host_backend import host_backend, no_progress

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import torch
 
-from runner_svc.slot_state import ROW_PARAMS
-from runner_svc.step import StepBatch
+from runner_svc.interface.slot_state import ROW_PARAMS
+from runner_svc.interface.step import StepBatch
 from runner_svc.step_buffers import ALIGNMENT, PackedStep, Ring, StepLayout
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner_svc.attention.reference import paged_attention
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from roster_protos import plan_pb2
-from runner_svc.backend import Backend
+from runner_svc.interface.backend import Backend
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from runner_svc.hash_model import HashBackend
+from runner_svc.interface.step import StepBatch
 from runner_svc.noise import mix64
-from runner_svc.step import StepBatch
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 from runner_svc.hash_model import HashBackend
+from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.plan_columns import SAMPLE_FLAG, PlanFault
 from runner_svc.runner import Runner
-from runner_svc.step import StepBatch, StepOutput
 from tests.support.plans import admission, plan, sampling
 
 SLOTS, BLOCKS, BLOCK_SIZE, STEP_TOKENS, CONTEXT, VOCAB = 4, 12, 4, 16, 40, 259

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.backend import AdmittedSlot, SlotChanges
 from runner_svc.device_slots import DeviceSlots
+from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 
 Move = Callable[[int, Tensor, Tensor, int], None]
 WORDS = (4, 8, 1020, 1024, 1028, 65_536, 65_540, 300_000)

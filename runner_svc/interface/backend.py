@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.slot_state import SlotState
-from runner_svc.step import PendingStep, StepBatch, StepOutput
+from runner_svc.interface.slot_state import SlotState
+from runner_svc.interface.step import PendingStep, StepBatch, StepOutput
 
 
 class Backend(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
 CONFIG = ModelConfig.from_hugging_face(

@@ -11,9 +11,9 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.attention_launcher import AttentionLauncher
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
-from runner_svc.kv_cache import KVCache
 
 
 class GatherLauncher(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runner_svc.pool_size import MemoryProfile
+from runner_svc.interface.pool_size import MemoryProfile
 
 Launch = Callable[[], None]
 Replay = Callable[[], None]

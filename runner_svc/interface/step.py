@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.slot_state import SlotState
+from runner_svc.interface.slot_state import SlotState
 
 
 @dataclass(slots=True, eq=False)
