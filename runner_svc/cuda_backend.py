@@ -23,7 +23,6 @@ from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.fingerprints import fingerprints
 from runner_svc.interface.backend import SlotChanges
@@ -38,7 +37,8 @@ from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch
-from runner_svc.sample_records import RowPacker
+from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
+from runner_svc.sampling.sample_records import RowPacker
 from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
 # Steps launched and not yet waited for, at most.

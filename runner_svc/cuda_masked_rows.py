@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.device_logprobs import PendingLogprobs, launch_row_logprobs
 from runner_svc.interface.device import Device, Event, nanoseconds
 from runner_svc.interface.launchers import SamplingLauncher
 from runner_svc.interface.step import MaskedRows, StepBatch, StepOutput
-from runner_svc.sample_records import pack_rows
+from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
+from runner_svc.sampling.sample_records import pack_rows
 
 
 class CudaMaskedRows:

@@ -30,7 +30,7 @@ from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_m
 from runner_svc.host_slots import HostSlots
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
-from runner_svc.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
+from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
 
 _A = 0xD1342543DE82EF95
 _B = 0xAF251AF3B0F025B5

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runner_svc.interface.device import Event
 from runner_svc.interface.step import StepBatch
-from runner_svc.sample_records import SampleRows
+from runner_svc.sampling.sample_records import SampleRows
 
 # Sections begin at multiples of this many words, so that kernels may read them 32 bytes at a time.
 ALIGNMENT = 8

@@ -28,7 +28,7 @@ from runner_svc.model.decoder import Decoder, DecoderInputs
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
-from runner_svc.sampler import SampledRows, Sampler
+from runner_svc.sampling.sampler import SampledRows, Sampler
 
 
 class TorchBackend:

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.gumbel import gumbel, key_words
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.interface.step import allowed_ids
-from runner_svc.logit_adjustments import adjust_logits
 from runner_svc.model.config import ModelConfig
-from runner_svc.noise import draw_keys
-from runner_svc.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.gumbel import gumbel, key_words
+from runner_svc.sampling.logit_adjustments import adjust_logits
+from runner_svc.sampling.noise import draw_keys
+from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from tests.support.host_attention import HostAttention
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.sampler import Sampler
+from runner_svc.sampling.sampler import Sampler
 from tests.support.sampler_rows import sample, step_batch
 from tests.support.sampler_twin import Row, probabilities
 

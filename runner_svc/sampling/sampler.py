@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.gumbel import gumbel, key_words
 from runner_svc.interface.step import StepBatch, allowed_ids
-from runner_svc.logit_adjustments import adjust_logits
-from runner_svc.noise import draw_keys
+from runner_svc.sampling.gumbel import gumbel, key_words
+from runner_svc.sampling.logit_adjustments import adjust_logits
+from runner_svc.sampling.noise import draw_keys
 
 # Likeliest ids that top_p looks at first; it takes eight times as many while their mass does not reach p.
 _TOP_P_CANDIDATES = 1024

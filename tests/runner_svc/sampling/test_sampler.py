@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc import sampler as sampler_module
-from runner_svc.sampler import Sampler
+from runner_svc.sampling import sampler as sampler_module
+from runner_svc.sampling.sampler import Sampler
 from tests.support.plans import ints
 from tests.support.sampler_rows import sample, step_batch
 from tests.support.sampler_twin import Row, adjusted, log_softmax, probabilities, scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runner_svc.noise import draw_key, draw_keys
+from runner_svc.sampling.noise import draw_key, draw_keys
 
 
 def test_arrays_and_plain_integers_agree() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from runner_svc.sample_records import RowPacker, SampleRows, pack_rows
+from runner_svc.sampling.sample_records import RowPacker, SampleRows, pack_rows
 from tests.support.sampler_rows import step_batch
 from tests.support.sampler_twin import Row
 
