@@ -12,16 +12,16 @@ from runner_svc.attention.cuda import CudaAttention
 from runner_svc.cuda.activation import ActivationMul
 from runner_svc.cuda.copy import CopyWords
 from runner_svc.cuda.embed import Embed
-from runner_svc.cuda.gated_product import GatedProduct
-from runner_svc.cuda.gated_variant import GatedVariant
 from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
 from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.products.gated_product import GatedProduct
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
-from runner_svc.cuda.skinny_product import SkinnyProducts, fits
-from runner_svc.cuda.skinny_variant import SkinnyVariant
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers

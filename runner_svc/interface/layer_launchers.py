@@ -23,7 +23,7 @@ class ActivationLauncher(Protocol):
 
 
 class GatedLauncher(Protocol):
-    """As `runner_svc.cuda.gated_product.GatedProduct`."""
+    """As `runner_svc.cuda.products.gated_product.GatedProduct`."""
 
     def fits(self, weight: Tensor) -> bool: ...
 

@@ -36,7 +36,7 @@ class EmbedLauncher(Protocol):
 
 
 class ProductLauncher(Protocol):
-    """As `runner_svc.cuda.skinny_product.SkinnyProducts`."""
+    """As `runner_svc.cuda.products.skinny_product.SkinnyProducts`."""
 
     def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None: ...
 

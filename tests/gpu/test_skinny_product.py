@@ -16,8 +16,8 @@ if not torch.cuda.is_available():
 
 from runner_svc.cuda.embed import Embed  # imports CuPy
 from runner_svc.cuda.module import is_hopper
-from runner_svc.cuda.skinny_product import SkinnyProducts, fits
-from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 
 if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)

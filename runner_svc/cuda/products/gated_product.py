@@ -8,11 +8,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.gated_variant import CONSUMER_ROWS, STEP, VECTOR, GatedVariant
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+from runner_svc.cuda.products.gated_variant import CONSUMER_ROWS, STEP, VECTOR, GatedVariant
+from runner_svc.cuda.tensor_map import PLANE, heads_map
 
 Choose = Callable[[int, int, int], GatedVariant]
 """From rows of x, outputs and columns of x."""

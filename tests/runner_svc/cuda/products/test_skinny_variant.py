@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.cuda.skinny_variant import STEP, SkinnyVariant, num_tiles
+from runner_svc.cuda.products.skinny_variant import STEP, SkinnyVariant, num_tiles
 
 MULTIPROCESSOR_BYTES, BLOCK_BYTES, RESERVED_BYTES = 228 << 10, 227 << 10, 1 << 10
 

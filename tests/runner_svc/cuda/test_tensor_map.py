@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runner_svc.attention import tensor_map
-from runner_svc.attention.tensor_map import TensorMapError, bytes_map, heads_map
+from runner_svc.cuda import tensor_map
+from runner_svc.cuda.tensor_map import TensorMapError, bytes_map, heads_map
 
 ADDRESS = 0x7F0000001000
 

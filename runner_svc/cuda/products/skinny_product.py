@@ -11,11 +11,11 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from runner_svc.attention.tensor_map import PLANE, heads_map
 from runner_svc.cuda.activation import ACTIVATIONS
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.cuda.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
+from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
+from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.skinny_launchers import ScaledRows
 
 Choose = Callable[[int, int, int], SkinnyVariant]

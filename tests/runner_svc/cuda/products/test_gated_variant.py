@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.cuda.gated_variant import CONSUMER_ROWS, TILES, GatedVariant
+from runner_svc.cuda.products.gated_variant import CONSUMER_ROWS, TILES, GatedVariant
 
 MULTIPROCESSORS, BLOCK_BYTES = 132, 227 << 10
 WIDTHS = {14336: 4096, 3072: 1024, 1536: 576, 1000: 128}
