@@ -23,8 +23,8 @@ from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.cuda_graphs import StepGraphs
 from runner_svc.cuda_masked_rows import CudaMaskedRows
 from runner_svc.cuda_steps import CudaSteps
+from runner_svc.decoder.cuda_decoder import CudaDecoder, Hidden
 from runner_svc.device_slots import DeviceSlots
-from runner_svc.fingerprints import fingerprints
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.device import Device, Event, Replay
 from runner_svc.interface.kv_cache import FP8, KVCache
@@ -33,7 +33,7 @@ from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.kv_scales import calibrated_scales
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import CudaDecoder, Hidden
+from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.weights import ModelWeights
 from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
 from runner_svc.profiling_batch import largest_batch

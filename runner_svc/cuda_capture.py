@@ -14,11 +14,11 @@ import torch
 
 from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
 from runner_svc.cuda_steps import CudaSteps
+from runner_svc.decoder.fusions import Fusions
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice, timed_positions
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
-from runner_svc.model.fusions import Fusions
 from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
 from runner_svc.step_buffers import PackedStep
 

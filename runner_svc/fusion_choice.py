@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 
-from runner_svc.model.fusions import Activating, Fusions
+from runner_svc.decoder.fusions import Activating, Fusions
 
 _TIMED_POSITIONS = (64, 256, 1024)
 # From so many positions on, products reach the power limit.

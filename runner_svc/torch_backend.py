@@ -17,15 +17,15 @@ from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
-from runner_svc.fingerprints import fingerprints
+from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
 from runner_svc.host_slots import HostSlots
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder import Decoder, DecoderInputs
 from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler

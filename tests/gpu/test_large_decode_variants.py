@@ -9,10 +9,10 @@ import torch
 
 from runner_svc.cuda_capture import prepare_decode
 from runner_svc.cuda_steps import CudaSteps
+from runner_svc.decoder.cuda_decoder import CudaDecoder
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import CudaDecoder
 from runner_svc.model.description import read_json
 from runner_svc.model.weights import load_weights
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model

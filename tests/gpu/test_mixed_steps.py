@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from runner_svc.cuda_steps import CudaSteps
+from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.fusions import Fusions
 from runner_svc.device_slots import DeviceSlots
 from runner_svc.fusion_choice import FusionChoice
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.step import StepBatch
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import CudaDecoder
 from runner_svc.model.description import read_json
-from runner_svc.model.fusions import Fusions
 from runner_svc.model.weights import load_weights
 from runner_svc.profiling_batch import batch_of
 from runner_svc.step_buffers import PackedStep

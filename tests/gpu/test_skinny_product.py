@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
-from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -12,9 +12,9 @@ import torch
 from roster_protos import plan_pb2
 from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend
 from runner_svc.cuda_capture import prepare_decode
+from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.fusion_choice import FusionChoice
 from runner_svc.interface.pool_size import MemoryProfile, OutOfMemory
-from runner_svc.model.fusions import Activating, Adding, Fusions
 from runner_svc.runner import Runner
 from runner_svc.torch_backend import TorchBackend
 from tests.support.greedy_driver import RandomDriver

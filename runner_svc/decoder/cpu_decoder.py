@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.linear import Linear
+from runner_svc.decoder.rope import RotaryEmbedding, Rotation
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.linear import Linear
-from runner_svc.model.rope import RotaryEmbedding, Rotation
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
 # Models whose layers have at most this many weights (1 GiB in float32) hold them twice, so that one sequence alone is

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.rope import RotaryEmbedding
 from runner_svc.model.rope_config import RopeType
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, StepAttention
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.skinny_launchers import MAX_ROWS, ProductLauncher, ScaledRows, SkinnyLaunchers
-from runner_svc.model.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, StepAttention
 from runner_svc.model.weights import LayerWeights
 
 

@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from runner_svc.decoder.rope import RotaryEmbedding
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.rope import RotaryEmbedding
 
 CPU = torch.device("cpu")
 MAX_POSITIONS = 128

@@ -19,11 +19,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runner_svc.decoder.fusions import Activating, Adding, Fusions
+from runner_svc.decoder.step_rotations import StepRotations, StepRows
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.fusions import Activating, Adding, Fusions
-from runner_svc.model.step_rotations import StepRotations, StepRows
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
 

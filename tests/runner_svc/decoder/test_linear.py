@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runner_svc.model import linear
-from runner_svc.model.linear import Linear, can_pack
+from runner_svc.decoder import linear
+from runner_svc.decoder.linear import Linear, can_pack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 40])
