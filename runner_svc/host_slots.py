@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.batch_inputs import gather_inputs
+from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import StepBatch
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from roster_protos import plan_pb2
-from runner_svc.plan_columns import PlanFault
+from runner_svc.batch.plan_columns import PlanFault
 
 log = structlog.get_logger()
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.batch_state import AppliedPlan
+from runner_svc.batch.batch_state import AppliedPlan
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.interface.step import MaskedRows, PendingStep, StepOutput
-from runner_svc.plan_columns import PlanFault
 
 
 class LaunchedPlan:

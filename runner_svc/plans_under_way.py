@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from roster_protos import plan_pb2
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.jobs import ExecutePlan, TakeMasks, fault_of
 from runner_svc.launched_plan import LaunchedPlan
-from runner_svc.plan_columns import PlanFault
 from runner_svc.runner import Runner
 
 

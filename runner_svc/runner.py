@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.plan_check import Limits
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.interface.backend import Backend, OverlappingBackend, SlotBackend
 from runner_svc.interface.step import DoneStep, PendingStep, StepOutput
 from runner_svc.launched_plan import LaunchedPlan
-from runner_svc.plan_check import Limits
-from runner_svc.plan_columns import PlanFault
 
 PROTOCOL_VERSION = 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runner_svc.batch_state import BatchState
+from runner_svc.batch.batch_state import BatchState
 from tests.support.host_backend import host_backend
 from tests.support.late_rows import LateRows, differences
 from tests.support.tiny_models import make_tiny_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.plan_columns import PlanFault
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, int32s, plan, sampling
 from tests.support.spy_backend import SpyBackend

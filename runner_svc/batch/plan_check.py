@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
+from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
+from runner_svc.batch.plan_check import Limits, SlotCounters
+from runner_svc.batch.plan_columns import SAMPLE_FLAG
 from runner_svc.interface.step import StepBatch
-from runner_svc.plan_check import Limits, SlotCounters
-from runner_svc.plan_columns import SAMPLE_FLAG
 
 _ONE = np.ones(1, "<i4").tobytes()
 _SAMPLE = bytes([SAMPLE_FLAG])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.plan_check import Limits, SlotCounters
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.interface.step import StepOutput
-from runner_svc.plan_check import Limits, SlotCounters
-from runner_svc.plan_columns import PlanFault
 from tests.support.plans import SAMPLE, admission, plan
 from tests.support.thoroughness import count
 

@@ -29,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.batch_inputs import gather_inputs
+from runner_svc.batch.batch_inputs import gather_inputs
+from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
+from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
+from runner_svc.batch.plan_continuation import Appends, PlanContinuation
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
 from runner_svc.interface.step import StepBatch, StepOutput
-from runner_svc.plan_check import Limits, PlanCheck, SlotCounters
-from runner_svc.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
-from runner_svc.plan_continuation import Appends, PlanContinuation
 
 _NONE = np.zeros(0, np.int32)
 _NO_APPENDS = Appends(_NONE, _NONE, _NONE)
