@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from roster_protos import plan_pb2
-from runner_svc.null_model import NullBackend
+from runner_svc.backends.null_backend import NullBackend
 from runner_svc.plan_socket import PlanSocket
 from runner_svc.runner import Runner
 

@@ -63,7 +63,7 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
     context_length = settings.context_length or _TEST_CONTEXT_LENGTH
     given = settings.test_backend
     if device == "hash":
-        from runner_svc.hash_model import HashBackend, Poison
+        from runner_svc.backends.hash_backend import HashBackend, Poison
 
         return HashBackend(
             num_slots=sizes.slots,
@@ -76,7 +76,7 @@ def _test_backend(settings: RunnerSettings, device: str) -> Backend:
             step_ms=given.step_ms,
             poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
         )
-    from runner_svc.null_model import NullBackend
+    from runner_svc.backends.null_backend import NullBackend
 
     return NullBackend(
         num_slots=sizes.slots,
@@ -100,7 +100,7 @@ def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
 def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
-    from runner_svc.torch_backend import TorchBackend
+    from runner_svc.backends.torch_backend import TorchBackend
 
     if settings.weights == "random":
         raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")

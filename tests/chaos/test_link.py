@@ -16,7 +16,7 @@ from roster_client.client import RosterClient
 from roster_client.events import Delta
 from roster_client.free_ports import free_ports
 from roster_client.requests import OnDisconnect
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from scheduler_svc.operation.service import FENCED
 from tests.support.chaos import Load, settled
 from tests.support.chaos_requests import EOS_PROBABILITY

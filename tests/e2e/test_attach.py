@@ -14,7 +14,7 @@ from roster_client.client import EventStream, RosterClient
 from roster_client.errors import InvalidRequestError, NotFoundError, RosterError
 from roster_client.events import Delta, FinishReason, Started
 from roster_client.requests import OnDisconnect, Options
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 TOKENS = 150

@@ -11,7 +11,7 @@ import pytest
 
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.e2e.test_health import Watches
 from tests.e2e.test_poison import revive
 from tests.support.metrics_scrape import scrape, value

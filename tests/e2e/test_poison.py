@@ -16,7 +16,7 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.errors import RosterError
 from roster_client.events import Completion, Delta, FinishReason
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 

@@ -16,7 +16,7 @@ from roster_client.cli import app
 from roster_client.events import Completion
 from roster_client.exit_codes import ExitCode
 from roster_client.sync_client import SyncRosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "roster-shortest"

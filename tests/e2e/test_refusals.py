@@ -17,7 +17,7 @@ from roster_client.errors import AlreadyExistsError, InvalidRequestError, NotSup
 from roster_client.events import Delta
 from roster_client.requests import Message, build_request
 from roster_protos import inference_pb2 as pb
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 VOCABULARY = 259

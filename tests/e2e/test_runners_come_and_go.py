@@ -11,7 +11,7 @@ from pathlib import Path
 from roster_client.admin import AdminClient
 from roster_client.client import RosterClient
 from roster_protos import admin_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 

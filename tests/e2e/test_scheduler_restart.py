@@ -15,7 +15,7 @@ from roster_client.client import RosterClient
 from roster_client.events import Completion, FinishReason
 from roster_client.requests import Options
 from roster_client.sync_client import SyncRosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 TOKENS = 400

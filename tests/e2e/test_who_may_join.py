@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.linked_stack import LinkedStack
 from tests.support.record_frames import ended
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from roster_protos import plan_pb2
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.null_backend import NullBackend
 from runner_svc.batch.batch_state import BatchState
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.hash_model import HashBackend
 from runner_svc.interface.backend import Backend
-from runner_svc.null_model import NullBackend
 from runner_svc.runner import Runner
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.tested_backend import CPU, TESTED, TESTED_AND_HOST, TestedBackend, synchronize

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from roster_protos import plan_pb2
+from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.hash_model import HashBackend
 from runner_svc.runner import Runner
 from tests.support.garbage import in_own_process
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling

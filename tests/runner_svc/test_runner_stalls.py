@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.cuda_backend import CudaBackend
-from runner_svc.hash_model import HashBackend
 from runner_svc.interface.backend import Backend
-from runner_svc.torch_backend import TorchBackend
 from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, linked_runner

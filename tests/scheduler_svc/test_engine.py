@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from roster_protos import admin_pb2, engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.roster.plan_draft import pack
 from scheduler_svc.sequence import End, FinishReason
 from tests.support.in_process import Stack

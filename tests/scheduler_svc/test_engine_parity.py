@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
+from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.interface.backend import OverlappingBackend
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.source import DEFAULT_MODEL, model_folder

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.runner import Runner
 from scheduler_svc.placement import Placement, _landmarks
 from scheduler_svc.scheduler import Scheduler

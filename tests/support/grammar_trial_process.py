@@ -16,7 +16,7 @@ import sys
 import numpy as np
 from llguidance import LLMatcher
 
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained.compiler import GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.constrained.schema_literals import check_literals

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from runner_svc.interface.backend import Backend
 from runner_svc.runner import Runner
 from scheduler_svc.engine import Engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.interface.step import StepBatch
 from runner_svc.sampling.noise import mix64
 

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
+from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import SAMPLE_FLAG, PlanFault
-from runner_svc.hash_model import HashBackend
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.runner import Runner
 from tests.support.plans import admission, plan, sampling

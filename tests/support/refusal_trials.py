@@ -28,8 +28,8 @@ import grpc
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.operation.logs import configure_logs

@@ -15,7 +15,7 @@ from llguidance import LLExecutor
 
 from bench.trust.line import Line
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder

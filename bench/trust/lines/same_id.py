@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.trust.line import Line
 from roster_client.client import RosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from scheduler_svc.link.name_contests import ANSWER_S
 from tests.support.processes import RosterProcesses
 

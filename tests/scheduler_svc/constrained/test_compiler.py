@@ -8,7 +8,7 @@ import time
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.compiler import REMEMBERED, GrammarCompiler
 from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.constrained.source import MAX_BYTES, UnusableGrammar, any_of

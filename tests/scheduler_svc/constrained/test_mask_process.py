@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.background import Background
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_client import GRAMMAR_LIMITS, MASK_LIMITS, AwaitedRow, MaskClient
@@ -220,7 +220,7 @@ def test_it_ends_with_whoever_started_it() -> None:
         processes.client.check("regex", "a", [])
     code = """
 import os, signal
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.mask_client import MaskClient
 client = MaskClient.of(byte_model("hash", "HashModel", NUM_TOKENS, 2048), 1)
 client.start()

@@ -14,7 +14,7 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.events import Delta
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend, expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.runner_link import PAUSE_S as LEAST_PAUSE_S

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from runner_svc.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.request_view import request_view

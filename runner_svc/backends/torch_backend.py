@@ -17,8 +17,8 @@ from torch import Tensor
 
 from roster_protos import plan_pb2
 from runner_svc.attention.cpu import CpuAttention
+from runner_svc.backends.host_slots import HostSlots
 from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
-from runner_svc.host_slots import HostSlots
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress

@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, build_byte_tokenizer, byte_alphabet, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, build_byte_tokenizer, byte_alphabet, byte_model
 
 
 @pytest.mark.parametrize("text", ["", "plain", "  two  spaces ", "日本語🙂\n\x00é", "\u00ad\u0100\u0143 ¡ÿ"])

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
-from runner_svc.host_slots import HostSlots
+from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.host_slots import HostSlots
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
 
 _TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog ", np.uint8).astype(np.int32)
