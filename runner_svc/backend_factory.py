@@ -124,7 +124,7 @@ def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
 def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
-    from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+    from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
     from runner_svc.gpu_probe import failure
     from runner_svc.interface.pool_size import OutOfMemory
 

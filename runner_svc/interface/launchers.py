@@ -62,7 +62,7 @@ class SamplingLauncher(Protocol):
 
 
 class Launchers(Protocol):
-    """Makes the launchers of one model; as `runner_svc.cuda.launchers.CudaLaunchers`."""
+    """Makes the launchers of one model; as `runner_svc.gpu.launchers.CudaLaunchers`."""
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
 

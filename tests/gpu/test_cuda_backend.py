@@ -21,7 +21,7 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda_backend import CudaBackend
+from runner_svc.gpu.backend import CudaBackend
 from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load, no_progress
 
 # Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities. YaRN's scale

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner_svc.cuda_capture import prepare_decode
-from runner_svc.cuda_steps import CudaSteps
 from runner_svc.decoder.cuda_decoder import CudaDecoder
-from runner_svc.device_slots import DeviceSlots
+from runner_svc.gpu.capture import prepare_decode
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import read_json
@@ -20,8 +20,8 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.launchers import CudaLaunchers  # imports CuPy
 from runner_svc.cuda.module import is_hopper
+from runner_svc.gpu.launchers import CudaLaunchers  # imports CuPy
 
 BF16 = torch.bfloat16
 ROWS, CONTEXT = 150, 64

@@ -9,7 +9,7 @@ import pytest
 
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.cuda_backend import CudaBackend
+from runner_svc.gpu.backend import CudaBackend
 from runner_svc.interface.backend import Backend
 from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.host_backend import host_backend, no_progress

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.device_slots import DeviceSlots
+from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 
 Move = Callable[[int, Tensor, Tensor, int], None]

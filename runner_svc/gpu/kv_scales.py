@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runner_svc.cuda_steps import CudaSteps
 from runner_svc.decoder.cuda_decoder import CudaDecoder
-from runner_svc.device_slots import DeviceSlots
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.profiling_batch import largest_batch
+from runner_svc.gpu.step_buffers import PackedStep
+from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.device import Device
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
-from runner_svc.profiling_batch import largest_batch
-from runner_svc.step_buffers import PackedStep
 
 LARGEST_E4M3 = 448.0
 # What prompts may reach, as a multiple of what calibration saw.

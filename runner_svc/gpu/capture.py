@@ -12,15 +12,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from runner_svc.cuda_graphs import StepGraphs, bucket_sizes, token_sizes
-from runner_svc.cuda_steps import CudaSteps
 from runner_svc.decoder.fusions import Fusions
-from runner_svc.device_slots import DeviceSlots
-from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.fusion_choice import FusionChoice, timed_positions
+from runner_svc.gpu.graphs import StepGraphs, bucket_sizes, token_sizes
+from runner_svc.gpu.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
+from runner_svc.gpu.step_buffers import PackedStep
+from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.device import Device
 from runner_svc.interface.progress import Progress
-from runner_svc.profiling_batch import TIMED_CONTEXT, decode_batch, largest_batch
-from runner_svc.step_buffers import PackedStep
 
 # Of the mixed steps that are timed.
 _POSITIONS_A_ROW = 16

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.cuda_masked_rows import CudaMaskedRows
+from runner_svc.gpu.masked_rows import CudaMaskedRows
+from runner_svc.gpu.step_buffers import Ring, aligned
 from runner_svc.interface.device import Device, Event, nanoseconds
 from runner_svc.interface.step import StepOutput
 from runner_svc.sampling.device_logprobs import PendingLogprobs
-from runner_svc.step_buffers import Ring, aligned
 
 
 class HostBuffers:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from runner_svc.cuda.device import GpuDevice
-from runner_svc.cuda.launchers import CudaLaunchers
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
-from runner_svc.fusion_choice import FusionChoice, timed_positions
+from runner_svc.gpu.fusion_choice import FusionChoice, timed_positions
 
 PLAIN, FUSED = Fusions(), Fusions(Adding.PRODUCTS, Activating.PRODUCT)
 

@@ -11,10 +11,10 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.cuda_backend import TAIL_WORDS, CudaBackend
-from runner_svc.cuda_capture import prepare_decode
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
-from runner_svc.fusion_choice import FusionChoice
+from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend
+from runner_svc.gpu.capture import prepare_decode
+from runner_svc.gpu.fusion_choice import FusionChoice
 from runner_svc.interface.pool_size import MemoryProfile, OutOfMemory
 from runner_svc.runner import Runner
 from tests.support.greedy_driver import RandomDriver
@@ -80,8 +80,8 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
     family: str, bucket: int, few: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`few` stands for the rows beyond which products fuse, `max_skinny` for the most of own products of few rows."""
-    monkeypatch.setattr("runner_svc.cuda_steps.MAX_ROWS", max_skinny)
-    monkeypatch.setattr("runner_svc.cuda_steps.FEW_ROWS", few)
+    monkeypatch.setattr("runner_svc.gpu.steps.MAX_ROWS", max_skinny)
+    monkeypatch.setattr("runner_svc.gpu.steps.FEW_ROWS", few)
     backend = cuda_backend(make_tiny_model(family, tmp_path / "tiny"))
     backend.cache.data.normal_()
     steps, slots = backend._steps, backend._slots
@@ -261,7 +261,7 @@ def test_changes_beyond_the_buffer_travel_alone(folder: Path, monkeypatch: pytes
     prompt = [random.Random(1).randrange(NUM_TOKENS) for _ in range(30)]
     step = plan(admissions=[admission(3, prompt, [2, 3, 4, 5])], extents=[(3, 0, 30, SAMPLE)])
     expected = Runner(cuda_backend(folder)).execute(1, step).tokens
-    monkeypatch.setattr("runner_svc.cuda_backend.TAIL_WORDS", 16)
+    monkeypatch.setattr("runner_svc.gpu.backend.TAIL_WORDS", 16)
     assert Runner(cuda_backend(folder)).execute(1, step).tokens == expected
 
 

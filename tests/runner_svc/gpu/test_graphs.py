@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from runner_svc.cuda_graphs import LARGEST_BUCKET, StepGraphs, Variant, bucket_sizes, token_sizes
+from runner_svc.gpu.graphs import LARGEST_BUCKET, StepGraphs, Variant, bucket_sizes, token_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 8, 9, 64, 100, 256, 300, 512, 4096])

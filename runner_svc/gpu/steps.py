@@ -19,20 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.cuda_graphs import Variant
 from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
 from runner_svc.decoder.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
 from runner_svc.decoder.step_rotations import StepRows
-from runner_svc.device_slots import DeviceSlots
-from runner_svc.fusion_choice import FusionChoice
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.fusion_choice import FusionChoice
+from runner_svc.gpu.graphs import Variant
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.device import Replay
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.skinny_launchers import MAX_ROWS
 from runner_svc.interface.step import StepBatch
-from runner_svc.step_buffers import PackedRows, PackedStep, StepLayout
 
 FEW_ROWS = 64
 """Decode passes of so many rows gain nothing from fusions, nor from own products of many rows: they aren't timed."""

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import torch
 
+from runner_svc.gpu.step_buffers import ALIGNMENT, PackedStep, Ring, StepLayout
 from runner_svc.interface.slot_state import ROW_PARAMS
 from runner_svc.interface.step import StepBatch
-from runner_svc.step_buffers import ALIGNMENT, PackedStep, Ring, StepLayout
 
 
 def batch(slots: list[int], starts: list[int], counts: list[int], sample: list[bool]) -> StepBatch:

@@ -19,27 +19,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.cuda_capture import capture_decode_steps, capture_mixed_steps
-from runner_svc.cuda_graphs import StepGraphs
-from runner_svc.cuda_masked_rows import CudaMaskedRows
-from runner_svc.cuda_steps import CudaSteps
 from runner_svc.decoder.cuda_decoder import CudaDecoder, Hidden
-from runner_svc.device_slots import DeviceSlots
+from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.graphs import StepGraphs
+from runner_svc.gpu.kv_scales import calibrated_scales
+from runner_svc.gpu.masked_rows import CudaMaskedRows
+from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
+from runner_svc.gpu.profiling_batch import largest_batch
+from runner_svc.gpu.step_buffers import PackedStep, PlacedRecords, Ring, aligned
+from runner_svc.gpu.steps import CudaSteps
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.device import Device, Event, Replay
 from runner_svc.interface.kv_cache import FP8, KVCache
 from runner_svc.interface.launchers import Launchers
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import StepBatch, StepOutput
-from runner_svc.kv_scales import calibrated_scales
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.weights import ModelWeights
-from runner_svc.pending_cuda_step import HostBuffers, PendingCudaStep
-from runner_svc.profiling_batch import largest_batch
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
-from runner_svc.step_buffers import PackedStep, PlacedRecords, Ring, aligned
 
 # Steps launched and not yet waited for, at most.
 MAX_IN_FLIGHT = 4
