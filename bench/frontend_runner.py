@@ -13,8 +13,8 @@ from pathlib import Path
 
 from roster_protos import plan_pb2
 from runner_svc.backends.null_backend import NullBackend
+from runner_svc.execution.runner import Runner
 from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
 
 
 class ProbedSocket(PlanSocket):

@@ -13,7 +13,7 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
-from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.execution.runner import LaunchedPlan, Runner
 from tests.support.greedy_driver import RandomDriver
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model

@@ -14,7 +14,7 @@ import torch
 
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_state import BatchState
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from tests.support.late_rows import LateRows, differences, distributions
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.sampler_rows import pack_masks, sample

@@ -11,9 +11,9 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc import plan_socket
+from runner_svc.execution.runner import Runner
 from runner_svc.features import OURS, TERMS
 from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
-from runner_svc.runner import Runner
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, ints, plan
 from tests.support.spy_backend import SpyBackend

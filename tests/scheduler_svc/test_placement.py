@@ -8,7 +8,7 @@ import time
 import pytest
 
 from runner_svc.backends.hash_backend import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from scheduler_svc.placement import Placement, _landmarks
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.waiting.waiting_queue import WaitingQueue

@@ -13,8 +13,8 @@ import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
 from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
-from runner_svc.runner import Runner
 from scheduler_svc.engine import Engine
 from scheduler_svc.failure.attendance import RECOVERY_S
 from scheduler_svc.policy import PolicyGuard, load_policy

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
+from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
-from runner_svc.runner import Runner
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import SAMPLE_FLAG, PlanFault
+from runner_svc.execution.runner import Runner
 from runner_svc.interface.step import StepBatch, StepOutput
-from runner_svc.runner import Runner
 from tests.support.plans import admission, plan, sampling
 
 SLOTS, BLOCKS, BLOCK_SIZE, STEP_TOKENS, CONTEXT, VOCAB = 4, 12, 4, 16, 40, 259

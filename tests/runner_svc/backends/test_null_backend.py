@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from runner_svc.backends.null_backend import NullBackend
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from tests.support.plans import SAMPLE, admission, ints, plan
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from roster_protos import plan_pb2
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from tests.support.tested_backend import TESTED_AND_HOST, ModelBackend, TestedBackend, poison, reference
 from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.tiny_models import NUM_TOKENS

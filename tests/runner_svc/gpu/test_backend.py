@@ -12,11 +12,11 @@ import torch
 from roster_protos import plan_pb2
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
+from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import TAIL_WORDS, CudaBackend
 from runner_svc.gpu.capture import prepare_decode
 from runner_svc.gpu.fusion_choice import FusionChoice
 from runner_svc.interface.pool_size import MemoryProfile, OutOfMemory
-from runner_svc.runner import Runner
 from tests.support.greedy_driver import RandomDriver
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.host_device import HostDevice

@@ -9,8 +9,8 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import MAX_IN_FLIGHT, CudaBackend
-from runner_svc.runner import Runner
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice, HostEvent
 from tests.support.plans import AWAIT, SAMPLE, admission, plan, sampling

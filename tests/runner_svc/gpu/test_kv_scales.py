@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from runner_svc.execution.runner import Runner
 from runner_svc.gpu.backend import CudaBackend
 from runner_svc.gpu.kv_scales import HEADROOM, LARGEST_E4M3, scales_for
 from runner_svc.interface.kv_cache import FP8
 from runner_svc.interface.pool_size import MemoryProfile
-from runner_svc.runner import Runner
 from tests.support.host_backend import host_backend
 from tests.support.host_device import HostDevice
 from tests.support.plans import SAMPLE, admission, plan, sampling

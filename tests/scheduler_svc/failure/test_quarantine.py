@@ -11,7 +11,7 @@ import pytest
 from roster_protos import engine_pb2
 from runner_svc.backends.hash_backend import HashBackend, Poison, expected_tokens
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.link.runner_events import Loss
 from tests.support.in_process import Stack

@@ -7,7 +7,7 @@ import pytest
 
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.request_view import request_view
 from scheduler_svc.roster.plan_draft import pack

@@ -17,8 +17,8 @@ from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.backends.null_backend import NullBackend
 from runner_svc.batch.batch_state import BatchState
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import Backend
-from runner_svc.runner import Runner
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.tested_backend import CPU, TESTED, TESTED_AND_HOST, TestedBackend, synchronize
 from tests.support.tested_device import NEEDS_DEVICE

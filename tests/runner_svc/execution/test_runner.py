@@ -8,7 +8,7 @@ import pytest
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from tests.support.garbage import in_own_process
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.spy_backend import SpyBackend

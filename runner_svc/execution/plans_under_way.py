@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.jobs import ExecutePlan, TakeMasks, fault_of
-from runner_svc.launched_plan import LaunchedPlan
-from runner_svc.runner import Runner
+from runner_svc.execution.jobs import ExecutePlan, TakeMasks, fault_of
+from runner_svc.execution.launched_plan import LaunchedPlan
+from runner_svc.execution.runner import Runner
 
 
 @dataclass(slots=True)

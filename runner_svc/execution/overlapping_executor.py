@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import deque
 
 from roster_protos import plan_pb2
-from runner_svc.jobs import BeginSession, ExecutePlan, Job, Stop, TakeMasks, TakeSnapshot, fault_of
-from runner_svc.plans_under_way import PlansUnderWay
-from runner_svc.runner import Runner
+from runner_svc.execution.jobs import BeginSession, ExecutePlan, Job, Stop, TakeMasks, TakeSnapshot, fault_of
+from runner_svc.execution.plans_under_way import PlansUnderWay
+from runner_svc.execution.runner import Runner
 
 
 class OverlappingExecutor:

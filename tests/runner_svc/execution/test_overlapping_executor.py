@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from roster_protos import plan_pb2
+from runner_svc.execution.jobs import BeginSession, ExecutePlan, Stop, TakeSnapshot
+from runner_svc.execution.overlapping_executor import OverlappingExecutor
+from runner_svc.execution.runner import Runner
 from runner_svc.interface.backend import SlotChanges
 from runner_svc.interface.step import StepBatch, StepOutput
-from runner_svc.jobs import BeginSession, ExecutePlan, Stop, TakeSnapshot
-from runner_svc.overlapping_executor import OverlappingExecutor
-from runner_svc.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan
 from tests.support.spy_backend import SpyBackend
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.busy_watch import TICK_S, BusyWatch
+from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, plan
 

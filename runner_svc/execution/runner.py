@@ -17,9 +17,9 @@ from roster_protos import plan_pb2
 from runner_svc.batch.batch_state import AppliedPlan, BatchState
 from runner_svc.batch.plan_check import Limits
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.launched_plan import LaunchedPlan
 from runner_svc.interface.backend import Backend, OverlappingBackend, SlotBackend
 from runner_svc.interface.step import DoneStep, PendingStep, StepOutput
-from runner_svc.launched_plan import LaunchedPlan
 
 PROTOCOL_VERSION = 1
 
