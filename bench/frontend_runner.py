@@ -14,7 +14,7 @@ from pathlib import Path
 from roster_protos import plan_pb2
 from runner_svc.backends.null_backend import NullBackend
 from runner_svc.execution.runner import Runner
-from runner_svc.plan_socket import PlanSocket
+from runner_svc.link.plan_socket import PlanSocket
 
 
 class ProbedSocket(PlanSocket):

@@ -17,13 +17,13 @@ import structlog
 import zmq
 
 from runner_svc.backend_factory import build_backend
-from runner_svc.curve import CurveClient, UnusableKey
 from runner_svc.device_choice import BrokenGpu, choose_device
 from runner_svc.execution.runner import Runner
+from runner_svc.link.curve import CurveClient, UnusableKey
+from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.loading_progress import LoadingProgress
 from runner_svc.logs import configure_logs
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.runner_name import default_name
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings

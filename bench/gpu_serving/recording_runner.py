@@ -18,11 +18,11 @@ import numpy as np
 
 from bench.gpu_serving.step_record import StepRecord
 from roster_protos import plan_pb2
-from runner_svc.curve import CurveClient
 from runner_svc.execution.runner import LaunchedPlan, Runner
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.logs import configure_logs
 from runner_svc.main import serve
-from runner_svc.plan_socket import PlanSocket
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork

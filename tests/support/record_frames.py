@@ -23,7 +23,7 @@ from roster_protos import plan_pb2
 from runner_svc.backends.byte_tokenizer import IM_END_ID
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.execution.runner import Runner
-from runner_svc.plan_socket import PlanSocket, Rejected
+from runner_svc.link.plan_socket import PlanSocket, Rejected
 from scheduler_svc.constrained.grammar_text import grammar_text
 from scheduler_svc.roster.plan_draft import pack
 from tests.support.constraints import CONSTRAINTS

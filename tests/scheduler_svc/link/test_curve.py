@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from roster_protos import plan_pb2
-from runner_svc.curve import CurveClient
-from runner_svc.curve import UnusableKey as RunnerUnusableKey
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.curve import UnusableKey as RunnerUnusableKey
 from scheduler_svc.link.curve import AllowList, CurveServer
 from scheduler_svc.link.curve_keys import UnusableKey, generate, read_public, read_secret
 from scheduler_svc.link.runner_link import Joined, RunnerEvent, RunnerLink

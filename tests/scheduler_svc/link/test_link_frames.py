@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc import features as runner_features
 from runner_svc.execution.runner import Runner
-from runner_svc.plan_socket import PlanSocket
+from runner_svc.link import features as runner_features
+from runner_svc.link.plan_socket import PlanSocket
 from scheduler_svc.link import features as scheduler_features
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from runner_svc.curve import CurveClient
+from runner_svc.link.curve import CurveClient
 
 
 @dataclass(frozen=True, slots=True)

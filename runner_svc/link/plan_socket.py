@@ -29,14 +29,14 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from roster_protos import plan_pb2
-from runner_svc.curve import CurveClient
 from runner_svc.execution.busy_watch import TICK_S, BusyWatch
 from runner_svc.execution.compute_thread import ComputeThread
 from runner_svc.execution.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
 from runner_svc.execution.overlapping_executor import OverlappingExecutor
 from runner_svc.execution.runner import Runner
-from runner_svc.features import OURS, TERMS, shared
-from runner_svc.scheduler_connection import SchedulerConnection
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.features import OURS, TERMS, shared
+from runner_svc.link.scheduler_connection import SchedulerConnection
 
 HELLO_INTERVAL_S = 1.0
 _LONGEST_POLL_S = TICK_S  # `stop` is noticed this late at most, and plans are watched as often

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc import plan_socket
 from runner_svc.execution.runner import Runner
-from runner_svc.features import OURS, TERMS
-from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
+from runner_svc.link import plan_socket
+from runner_svc.link.features import OURS, TERMS
+from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import SAMPLE, admission, ints, plan
 from tests.support.spy_backend import SpyBackend
