@@ -124,7 +124,7 @@ def test_the_test_backends_start_without_torch() -> None:
     script = (
         "import sys; sys.modules['torch'] = None\n"
         "from runner_svc import main\n"
-        "from runner_svc.backend_factory import build_backend\n"
+        "from runner_svc.startup.backend_factory import build_backend\n"
         "from runner_svc.settings.runner_settings import RunnerSettings\n"
         "for device in ('hash', 'null'):\n"
         "    print(build_backend(RunnerSettings(), device, print).device)\n"

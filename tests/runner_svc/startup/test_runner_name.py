@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from runner_svc.runner_name import default_name
+from runner_svc.startup.runner_name import default_name
 
 HOST = socket.gethostname()
 PROGRAM = """
 import sys
 from pathlib import Path
-from runner_svc.runner_name import default_name
+from runner_svc.startup.runner_name import default_name
 print(default_name(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

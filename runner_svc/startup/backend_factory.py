@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from runner_svc.device_choice import BrokenGpu
 from runner_svc.interface.backend import Backend
 from runner_svc.interface.progress import Progress
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.device_choice import BrokenGpu
 
 _TEST_CONTEXT_LENGTH = 8192
 
@@ -125,8 +125,8 @@ def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
     import torch
 
     from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
-    from runner_svc.gpu_probe import failure
     from runner_svc.interface.pool_size import OutOfMemory
+    from runner_svc.startup.gpu_probe import failure
 
     sizes = Sizes.of(settings, on_gpu=True)
     options = GpuOptions(

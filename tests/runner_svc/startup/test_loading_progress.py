@@ -7,7 +7,7 @@ import io
 import pytest
 from structlog.testing import capture_logs
 
-from runner_svc.loading_progress import LoadingProgress
+from runner_svc.startup.loading_progress import LoadingProgress
 
 
 def test_without_a_terminal_each_phase_is_a_few_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:

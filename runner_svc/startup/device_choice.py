@@ -11,7 +11,7 @@ from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
 
 if TYPE_CHECKING:
-    from runner_svc.gpu_probe import Obstacle
+    from runner_svc.startup.gpu_probe import Obstacle
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ def choose_device(settings: RunnerSettings) -> DeviceChoice:
     try:
         import torch  # noqa: F401
 
-        from runner_svc.gpu_probe import gpu_obstacle
+        from runner_svc.startup.gpu_probe import gpu_obstacle
     except (ImportError, OSError) as error:  # the latter: a library that torch loads
         raise UnusableSettings(
             f"a model needs the extra 'runner' (pip install 'roster-serve[runner]'): {error}"

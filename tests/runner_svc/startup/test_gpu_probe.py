@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner_svc import gpu_probe
-from runner_svc.gpu_probe import Obstacle, gpu_obstacle
+from runner_svc.startup import gpu_probe
+from runner_svc.startup.gpu_probe import Obstacle, gpu_obstacle
 from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 
 __all__ = ["gpu"]

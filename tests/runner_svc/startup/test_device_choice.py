@@ -10,15 +10,15 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from runner_svc import backend_factory
 from runner_svc import main as runner_main
 from runner_svc.backends.hash_backend import HashBackend
 from runner_svc.cuda.kernel import LaunchError
-from runner_svc.device_choice import choose_device
 from runner_svc.gpu import loading as cuda_loading
 from runner_svc.interface.pool_size import GRAPH_BYTES, MemoryProfile
 from runner_svc.setting_sources import UnusableSettings
 from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup import backend_factory
+from runner_svc.startup.device_choice import choose_device
 from tests.support.fake_gpu import FULL, ILL, INSUFFICIENT, NO_DRIVER, OLD_DRIVER, FakeGpu, answering, gpu
 from tests.support.in_this_process import run_runner
 
