@@ -3,7 +3,7 @@
 Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
 RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
 the products in front of them, so that an addition never costs a pass of its own, and the activation may be part of an
-own product (`model.fusions`). `model.decoder` is its twin on a CPU.
+own product (`decoder.fusions`). `decoder.cpu_decoder` is its twin on a CPU.
 
 Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
 can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.

@@ -1,6 +1,6 @@
 """The rotations of a step on a GPU: a table over all positions, or, for dynamic RoPE, made anew for the step's.
 
-Dynamic frequencies depend on a sequence's length (see `model.rope`), so no table over positions holds them. What is
+Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so no table over positions holds them. What is
 launched then has the step's shape alone and no values: it can be captured in a CUDA graph.
 """
 

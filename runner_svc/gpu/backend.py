@@ -1,7 +1,7 @@
 """The backend that computes a model on a GPU, with the next step launched while the last one computes.
 
 A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
-in the slots, the forward pass (a CUDA graph where all rows decode, see `cuda_steps`), the sampler's launch, and one
+in the slots, the forward pass (a CUDA graph where all rows decode, see `gpu.steps`), the sampler's launch, and one
 copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
 into the device's token buffer, where the next step finds them.
 

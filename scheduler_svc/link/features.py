@@ -1,6 +1,6 @@
 """What the link has got since runners were first served: used only with a runner that has named it (plan.proto).
 
-Those of a runner that is there are `shared(scheduler.hello.features)`. `runner_svc/link/features.py` is this file's twin.
+Those of a runner that is there are `shared(scheduler.hello.features)`. `runner_svc/link/features.py` is its twin.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("family", "bucket", "few", "max_skinny", "num_ways"),
+    ("family", "bucket", "few", "max_skinny", "num_variants"),
     [
         ("llama", 1, 64, 128, 4),
         ("qwen3", 4, 3, 128, 6),
@@ -76,8 +76,14 @@ def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path
         ("llama-biases", 4, 3, 128, 2),
     ],
 )
-def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
-    family: str, bucket: int, few: int, max_skinny: int, num_ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_variants_of_a_decode_step_give_the_same_logits(
+    family: str,
+    bucket: int,
+    few: int,
+    max_skinny: int,
+    num_variants: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`few` stands for the rows beyond which products fuse, `max_skinny` for the most of own products of few rows."""
     monkeypatch.setattr("runner_svc.gpu.steps.MAX_ROWS", max_skinny)
@@ -89,11 +95,11 @@ def test_all_ways_to_launch_a_decode_step_give_the_same_logits(
     slots.spread(64, backend.cache)
     prepare_decode(steps, 64, bucket, bucket)
     logits = []
-    for way in steps.decode_ways(lambda: 0, bucket):
+    for variant in steps.decode_variants(lambda: 0, bucket):
         steps.logits.fill_(torch.nan)
-        way.launch()
+        variant.launch()
         logits.append(steps.logits[:bucket].clone())
-    assert len(logits) == num_ways
+    assert len(logits) == num_variants
     assert len({tuple(row) for row in logits[0].tolist()}) == bucket  # each row has tokens and keys of its own
     for others in logits[1:]:
         torch.testing.assert_close(others, logits[0], rtol=1e-4, atol=1e-5)
