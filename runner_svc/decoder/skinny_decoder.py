@@ -1,6 +1,6 @@
 """Decode passes of few rows on a GPU, six launches a layer: products that read weights at the memory's full speed.
 
-`decoder.cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between
+`cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between
 the products around it: one adds to the residual stream, multiplies by the norm's weight and leaves sums of squares, the
 next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
 attention; output product with addition; gate-up product with activation; down product with addition.
@@ -68,7 +68,7 @@ class SkinnyMlp:
         self._own_down = own_down
 
     def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        """As `decoder.cuda_decoder.Mlp`, of at most MAX_ROWS positions. An own down product is left to the next norm."""
+        """As `cuda_decoder.Mlp`, of at most MAX_ROWS positions. An own down product is left to the next norm."""
         activated = self._workspace.activated[: len(normed)]
         self._products.gated(stream, ScaledRows(normed, None), layer.gate_up, activated)
         if self._own_down and hidden.last is not None:

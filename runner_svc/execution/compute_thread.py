@@ -16,7 +16,7 @@ import zmq
 
 from roster_protos import plan_pb2
 from runner_svc.execution.jobs import BeginSession, ExecutePlan, Job, Stop, TakeMasks, TakeSnapshot, fault_of
-from runner_svc.execution.plans_under_way import PlansUnderWay
+from runner_svc.execution.plans_in_flight import PlansInFlight
 from runner_svc.execution.runner import Runner
 
 
@@ -27,7 +27,7 @@ class ComputeThread:
         self.session = 0
         self.finished: deque[plan_pb2.ToScheduler] = deque()
         self._runner = runner
-        self._plans = PlansUnderWay(runner)
+        self._plans = PlansInFlight(runner.launch)
         self._context = context
         self._wake_endpoint = wake_endpoint
         self._jobs: SimpleQueue[Job] = SimpleQueue()

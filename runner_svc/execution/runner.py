@@ -17,7 +17,7 @@ from roster_protos import plan_pb2
 from runner_svc.batch.batch_state import AppliedPlan, BatchState
 from runner_svc.batch.plan_check import Limits
 from runner_svc.batch.plan_columns import PlanFault
-from runner_svc.execution.launched_plan import LaunchedPlan
+from runner_svc.execution.plans_in_flight import LaunchedPlan
 from runner_svc.interface.backend import Backend, OverlappingBackend, SlotBackend
 from runner_svc.interface.step import DoneStep, PendingStep, StepOutput
 

@@ -1,4 +1,4 @@
-"""A plan under way: its forward pass, and its rows that wait for masks.
+"""Plans in flight: what each of them waits for, and their results in order.
 
 The scheduler sends the next plan as soon as it is made, which may be before the masks of this one. So when they come
 the sequences of some rows may have left their slots (cancelled, expired, preempted, displaced), and others may be
@@ -8,8 +8,10 @@ nothing into a slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +19,15 @@ from numpy.typing import NDArray
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_state import AppliedPlan
 from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.jobs import ExecutePlan, TakeMasks, fault_of
 from runner_svc.interface.step import MaskedRows, PendingStep, StepOutput
 
 
 class LaunchedPlan:
-    """Rows that wait are sampled as soon as the last of their masks is here; nothing else waits for that."""
+    """A forward pass, and its rows that wait for masks.
+
+    These are sampled as soon as the last of their masks is here; nothing else waits for that.
+    """
 
     def __init__(
         self,
@@ -39,6 +45,8 @@ class LaunchedPlan:
         `BatchState`.
         """
         self.number = number
+        self.began_at = time.monotonic()
+        """Since then it has had all that it needs, as far as that is here."""
         self._applied = applied
         self._pending = pending
         self._finish = finish
@@ -59,6 +67,7 @@ class LaunchedPlan:
 
     def mask(self, masks: plan_pb2.Masks) -> None:
         """Takes masks; those of rows that wait for none are ignored. Raises PlanFault."""
+        self.began_at = time.monotonic()
         for entry in masks.rows:
             if entry.row in self._missing:
                 self._masks[self._index_of[entry.row]] = self._bits(entry)
@@ -106,3 +115,56 @@ class LaunchedPlan:
                 f"not {4 * self._masks.shape[1]}"
             )
         return np.frombuffer(entry.bits, "<u4")
+
+
+class PlansInFlight:
+    """Those of the current session, the oldest first; belongs to the thread that calls the runner."""
+
+    def __init__(self, launch: Callable[[int, plan_pb2.Plan], LaunchedPlan]) -> None:
+        """`launch`: the runner's."""
+        self._launch = launch
+        self._plans: deque[tuple[int, LaunchedPlan]] = deque()  # each with its session
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def oldest_awaits_masks(self) -> bool:
+        """Nothing comes out before the scheduler's next word."""
+        return bool(self._plans) and self._plans[0][1].awaits_masks
+
+    @property
+    def oldest_began_at(self) -> float | None:
+        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks, or there is none."""
+        return self._plans[0][1].began_at if self._plans and not self.oldest_awaits_masks else None
+
+    @property
+    def oldest_done(self) -> bool:
+        """`take_result` would return at once."""
+        return bool(self._plans) and self._plans[0][1].done()
+
+    def launch(self, job: ExecutePlan) -> None:
+        """Starts the plan. Raises PlanFault."""
+        self._plans.append((job.session, self._launch(job.number, job.plan)))
+
+    def hand_masks(self, job: TakeMasks) -> None:
+        """Hands masks to their plan; those for a plan that is not in flight are dropped. Raises PlanFault."""
+        for session, plan in self._plans:
+            if (session, plan.number) == (job.session, job.number):
+                plan.mask(job.masks)
+
+    def take_result(self) -> plan_pb2.ToScheduler:
+        """Waits for the oldest plan, which must not await masks; its result, or its fault."""
+        session, plan = self._plans.popleft()
+        try:
+            return plan_pb2.ToScheduler(session=session, number=plan.number, result=plan.wait())
+        except Exception as error:
+            return fault_of(session, error)
+
+    def finish_all(self) -> Iterator[plan_pb2.ToScheduler]:
+        """Waits for the plans, their results or faults; abandons those from the first on that awaits masks."""
+        while self._plans and not self.oldest_awaits_masks:
+            yield self.take_result()
+        while self._plans:
+            with suppress(PlanFault):
+                self._plans.popleft()[1].abandon()
