@@ -24,17 +24,17 @@ class BackendForTests(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    vocab_size: int = Field(259, ge=259, description="Vocabulary, in tokens.")
+    vocab_size: int = Field(default=259, ge=259, description="Vocabulary, in tokens.")
     eos_probability: float = Field(
-        1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
+        default=1 / 64, ge=0, le=1, description="Chance that the hash backend ends a sequence, per token."
     )
     poison_token: int | None = Field(
-        None, ge=0, description="Token id that ends a step of the hash backend that computes it."
+        default=None, ge=0, description="Token id that ends a step of the hash backend that computes it."
     )
     poison: Literal["kill", "hang", "error", "broken"] = Field(
-        "kill", description="What it does: SIGKILL, an endless step, an error, an error that ends the process."
+        default="kill", description="What it does: SIGKILL, an endless step, an error, an error that ends the process."
     )
-    step_ms: float = Field(0.0, ge=0, description="Least time of a step, in milliseconds.")
+    step_ms: float = Field(default=0.0, ge=0, description="Least time of a step, in milliseconds.")
 
 
 OLD_NAMES = frozenset(BackendForTests.model_fields)

@@ -98,7 +98,7 @@ class RunnerSettings(ServiceSettings):
         "process ends with status 3, to be started again.",
     )
     test_backend: CliSuppress[BackendForTests] = Field(
-        default_factory=BackendForTests, description="What the test backends do, as a JSON object; for tests."
+        BackendForTests(), description="What the test backends do, as a JSON object; for tests."
     )
     log_format: Literal["console", "json"] = Field("console", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
