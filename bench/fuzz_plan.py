@@ -21,7 +21,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["runner_svc"]):
-    from runner_svc import runner  # noqa: F401
+    from runner_svc.execution import runner  # noqa: F401
 
 from bench.provenance import provenance, write_results
 from tests.support.random_plans import PlanFuzzer
