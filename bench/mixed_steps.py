@@ -23,10 +23,10 @@ from bench.step_backend import DTYPE, backend_of, no_progress
 from bench.step_times import PROMPT
 from bench.steps import Decoding, products_ms
 from roster_protos import plan_pb2
+from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights
-from runner_svc.runner import LaunchedPlan, Runner
 
 DECODING = 32
 """Rows of a step."""

@@ -21,8 +21,8 @@ from bench.on_gpu import require_gpu
 from bench.random_model import SHAPES
 from bench.step_backend import backend_of
 from bench.steps import Decoding
+from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
-from runner_svc.runner import Runner
 
 _STEPS = 20
 # Steps before those, so that they are in the middle of a generation.

@@ -33,10 +33,10 @@ from bench.random_model import SHAPES
 from bench.step_backend import BLOCK_SIZE, DTYPE, VARIANTS, backend_of, no_progress
 from bench.step_times import BATCHES, FIRST, LAST, MAX_STEP_TOKENS, PROMPT, StepTimes, print_header, print_line
 from roster_protos import plan_pb2
+from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
-from runner_svc.runner import LaunchedPlan, Runner
 
 _DEPTH = 2
 
@@ -152,7 +152,7 @@ def measure(
             variant,
             batch,
             bucket,
-            graphs.way(bucket),
+            graphs.variant(bucket),
             step_ms,
             products,
             products + kv_bytes / tb_s / 1e9,

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 PAGE = Path(__file__).resolve().parent / "settings.md"

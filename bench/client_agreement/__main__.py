@@ -37,9 +37,9 @@ from bench.client_agreement.comparison import BAR, Side, compared, overlapping, 
 from bench.client_agreement.witness import CacheListener
 from bench.provenance import provenance, write_results
 from roster_client.stack import Endpoints, Stack
-from runner_svc.byte_tokenizer import build_byte_tokenizer
+from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
 from runner_svc.model.source import model_folder
-from runner_svc.settings import default_cache_folder
+from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.gateway import gateway
 
 READY_TIMEOUT_S = 300.0
@@ -48,7 +48,8 @@ READY_TIMEOUT_S = 300.0
 async def measure(options: argparse.Namespace) -> dict[str, Side]:
     """Both clients at once, by name: the requests that began while both were sending."""
     runner: dict[str, object] = {"device": options.device, "slots": options.slots}
-    runner |= {"step_ms": options.step_ms} if options.device == "hash" else {"model": options.model}
+    test_backend = json.dumps({"step_ms": options.step_ms})
+    runner |= {"test_backend": test_backend} if options.device == "hash" else {"model": options.model}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with Stack(Endpoints.free(), scheduler={}, runner=runner) as stack:

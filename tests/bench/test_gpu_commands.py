@@ -20,7 +20,7 @@ from tests.support.thoroughness import choice
 
 __all__ = ["gpu"]
 ROOT = Path(__file__).parents[2]
-ON_THE_GPU = ("torch.cuda", 'device="cuda"', 'torch.device("cuda")', "runner_svc.cuda.", "runner_svc.cuda_backend")
+ON_THE_GPU = ("torch.cuda", 'device="cuda"', 'torch.device("cuda")', "runner_svc.cuda.", "runner_svc.gpu.backend")
 NOT_ASKED = {
     "bench.provenance",  # prints a commit
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports

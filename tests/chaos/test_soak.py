@@ -54,7 +54,12 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
         "max_waiting_requests": WAITING, "retention_s": 1, "front_workers": 1,
         "tenant_limits": '{"capped": {"running": 2, "waiting": 16}, "heavy": {"weight": 2}}',
     }  # fmt: skip
-    runner = {"device": "hash", "slots": SLOTS, "kv_tokens": 4096, "step_ms": STEP_MS, "eos_probability": 0}
+    runner = {
+        "device": "hash",
+        "slots": SLOTS,
+        "kv_tokens": 4096,
+        "test_backend": {"step_ms": STEP_MS, "eos_probability": 0},
+    }
     with roster_processes(tmp_path_factory.mktemp("soak"), scheduler=scheduler, runner=runner) as processes:
         processes.wait_for_mask_processes()
         yield processes

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.front.rpc import health
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.prometheus import needs_promtool, promtool

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard, RequestView
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings

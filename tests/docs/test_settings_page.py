@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from pydantic_settings import BaseSettings
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant
-from runner_svc.cuda.gated_variant import GatedVariant
-from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.machine_code import arrivals_before_loads_are_done, instructions
 from tests.support.nvrtc import compile_kernel, toolkit_folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.cuda.gated_variant import GatedVariant
-from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 from runner_svc.cuda.sources import kernel_folder
 from tests.support.nvrtc import compile_kernel, toolkit_folder
 from tests.support.thoroughness import choice

@@ -22,6 +22,10 @@ ORDER = {
         "simulator/report front/base front/text front/request front/tracing front/stream front/rpc front/auth "
         "front/gateway front operation ."
     ),
+    "runner_svc": (
+        "interface settings model sampling cuda cuda/products attention decoder batch backends gpu execution link "
+        "startup ."
+    ),
 }
 """Each package's folders, lowest first: files import from their own folder and from lower ones."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roster_common.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]

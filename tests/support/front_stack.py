@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from roster_protos import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from runner_svc.byte_tokenizer import byte_model
+from runner_svc.backends.byte_tokenizer import byte_model
 from scheduler_svc.front.auth.listen_address import reserve
 from scheduler_svc.front.worker import FrontWorker
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings

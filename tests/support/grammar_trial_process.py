@@ -16,7 +16,7 @@ import sys
 import numpy as np
 from llguidance import LLMatcher
 
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.schema.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from tests.support.in_process import Stack, Submitted
 

@@ -12,9 +12,9 @@ import grpc
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.hash_model import expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.failure.runner_lifecycle import RECOVERY_S
 from scheduler_svc.model.sequence import FinishReason

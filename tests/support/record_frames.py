@@ -20,10 +20,10 @@ import threading
 from typing import Any
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from runner_svc.plan_socket import PlanSocket, Rejected
-from runner_svc.runner import Runner
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket, Rejected
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import CONSTRAINTS

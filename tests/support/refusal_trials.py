@@ -29,9 +29,9 @@ import numpy as np
 
 from roster_common.logs import configure_logs
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.model.refusal import EngineRefusal
 from scheduler_svc.model.sequence import FinishReason, Request
 from scheduler_svc.plan.plan_draft import pack

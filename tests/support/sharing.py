@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.scheduler.scheduler import Scheduler
 from tests.support.in_process import Stack, Submitted

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.engine.engine_loop import GC_THRESHOLD
 from tests.support.in_process import Stack
 from tests.support.policies import policy_named

@@ -12,8 +12,8 @@ from collections import Counter
 import grpc
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.model.suspicion import LONE_LOSSES, STRIKES

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.batch_state import BatchState
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.batch.batch_state import BatchState
+from runner_svc.interface.backend import Backend
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.policy import Accept, Load, Policy, PolicyGuard, PolicyParameters, RequestView
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance

@@ -12,9 +12,9 @@ import pytest
 from roster_client.events import FinishReason
 from roster_protos import engine_pb2, plan_pb2
 from roster_protos import inference_pb2 as pb
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.front.text.tokenizer import ModelText
 from scheduler_svc.link.runner_events import Loss
 from tests.support.virtual_client import VirtualService, VirtualStream

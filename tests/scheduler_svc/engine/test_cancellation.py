@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.in_process import Stack
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from roster_protos import admin_pb2, engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.sequence import End, FinishReason
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack

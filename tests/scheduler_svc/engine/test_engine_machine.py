@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
@@ -280,7 +280,7 @@ class EngineMachine(RuleBasedStateMachine):
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
                 assert losses >= STRIKES + LONE_LOSSES
         assert not self.stack.engine.quarantine.active
-        assert not any(backend.roster.strays for backend in self.backends)
+        assert not any(backend.host_slots.strays for backend in self.backends)
         self.stack.assert_clean()
 
 

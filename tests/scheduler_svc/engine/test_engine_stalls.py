@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.in_process import Stack
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.settings.tenant_limits import TenantLimits
 from tests.support.in_process import Stack, Submitted

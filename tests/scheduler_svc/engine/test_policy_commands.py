@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from roster_protos import admin_pb2, engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.policy import available_policies, import_policy
 from scheduler_svc.policy.catalog import describe_policies
 from tests.support.in_process import Stack

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.in_process import Stack
 from tests.support.refusal_trials import FORESEEABLE, MIXES, is_true, trials
 from tests.support.thoroughness import FULL

@@ -14,7 +14,7 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.events import Delta
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend, expected_tokens
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.runner_link import PAUSE_S as LEAST_PAUSE_S
@@ -87,7 +87,7 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not FULL, reason="three processes for what the two tests above show")
 async def test_a_stopped_scheduler_does_not_give_up_waiting_for_a_runner(tmp_path: Path) -> None:
-    runner = {"device": "hash", "eos_probability": 0, "step_ms": 10}
+    runner = {"device": "hash", "test_backend": {"eos_probability": 0, "step_ms": 10}}
     with RosterProcesses(tmp_path, scheduler={"no_runner_s": 3.0}, runner=runner) as roster:
         async with RosterClient(roster.address) as client:
             stream = client.generate([7, 8], max_tokens=400, ignore_eos=True, temperature=0.0)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import HELD_FROM
 from scheduler_svc.link.runner_events import Loss

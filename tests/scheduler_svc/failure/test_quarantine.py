@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend, Poison, expected_tokens
-from runner_svc.plan_columns import PlanFault
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend, Poison, expected_tokens
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.in_process import Stack

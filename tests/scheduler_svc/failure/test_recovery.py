@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend, expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.failure.recovery import UnsoundSnapshot, read_snapshot
 from scheduler_svc.model.sequence import FinishReason, Sequence
 from scheduler_svc.plan.plan_draft import pack

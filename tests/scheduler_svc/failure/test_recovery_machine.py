@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
 from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, EngineMachine

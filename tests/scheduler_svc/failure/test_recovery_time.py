@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.link.runner_events import GotSnapshot
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance

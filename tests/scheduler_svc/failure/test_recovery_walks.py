@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import structlog
 
-from runner_svc.batch_state import BatchState
+from runner_svc.batch.batch_state import BatchState
 from scheduler_svc.policy import VictimChoice, available_policies
 from tests.scheduler_svc.engine.test_engine_machine import STEM
 from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine

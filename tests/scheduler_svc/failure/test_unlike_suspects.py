@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from roster_protos import admin_pb2, engine_pb2, inference_pb2_grpc
 from roster_protos import inference_pb2 as pb
-from runner_svc.byte_tokenizer import byte_model
+from runner_svc.backends.byte_tokenizer import byte_model
 from scheduler_svc.front.auth.listen_address import reserve
 from scheduler_svc.front.worker_process import spawn_worker
 from scheduler_svc.front.worker_start import WorkerStart, start_worker

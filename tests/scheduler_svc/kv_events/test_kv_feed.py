@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.front.gateway import kv_batches
 from scheduler_svc.front.gateway.kv_batches import changes_batch, first_batches
 from scheduler_svc.kv.block_hashes import root_hash

@@ -17,8 +17,8 @@ import pytest
 
 from roster_common.link_protocol import OURS
 from roster_protos import plan_pb2
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted
 from tests.support.linked_stack import LinkedStack

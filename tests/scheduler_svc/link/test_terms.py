@@ -12,8 +12,8 @@ import zmq
 
 from roster_common.link_protocol import CONTEXTS, TERMS
 from roster_protos import plan_pb2
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket
 from scheduler_svc.link.runner_events import Fenced, Joined
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import OwnTerm, Term

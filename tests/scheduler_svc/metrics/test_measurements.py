@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.metrics.histogram import ITL_BUCKETS_S, Histogram
 from scheduler_svc.metrics.measurements import BATCH
 from scheduler_svc.model.sequence import FinishReason

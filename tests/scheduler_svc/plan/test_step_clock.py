@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.plan.step_clock import StepClock
 from tests.support.in_process import Stack
 

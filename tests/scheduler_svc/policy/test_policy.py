@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policies.fcfs import Fcfs
 from scheduler_svc.policies.orca import Orca

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.policy import Budget, Load, Policy, PolicyGuard, PolicyParameters
 from scheduler_svc.policy.watchdog import PolicyInterrupted, PolicyTooSlow, Watchdog
 from tests.support.in_process import Stack

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.sequence import FinishReason, Phase
 from scheduler_svc.policy import Policy, PolicyGuard, PolicyParameters, RequestView
 from scheduler_svc.queue.reordered_queue import ReorderedQueue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roster_protos import admin_pb2, engine_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance
 

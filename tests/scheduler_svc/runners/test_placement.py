@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.queue.waiting_queue import WaitingQueue
 from scheduler_svc.runners.placement import Placement, _landmarks
 from scheduler_svc.scheduler.scheduler import Scheduler

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import expected_tokens
 from scheduler_svc.constrained.process.compiler import grammar_text
 from scheduler_svc.link.runner_events import Joined, Loss
 from scheduler_svc.model.sequence import FinishReason

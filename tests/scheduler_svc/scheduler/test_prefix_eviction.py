@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, prompt, service
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.in_process import Stack
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, prompt, service
 

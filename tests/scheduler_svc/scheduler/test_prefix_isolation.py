@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.model.sequence import FinishReason
 from tests.support.in_process import Stack
 from tests.support.sharing import NO_EOS, OUTPUT, SIZE, Service, prompt, service

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from tests.support.in_process import Stack
 
 

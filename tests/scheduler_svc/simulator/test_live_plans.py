@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -73,7 +74,7 @@ def live_plans(trace: Trace, endpoint: str) -> list[plan_pb2.Plan]:
     engine = Engine(settings, PolicyGuard(load_policy("fcfs", {})), front, recorder)
     flags = {"device": "hash", "slots": SLOTS, "kv_tokens": KV_TOKENS, "max_step_tokens": STEP_TOKENS}
     try:
-        with started_runner(endpoint, flags | {"vocab_size": VOCAB_SIZE}) as alive:
+        with started_runner(endpoint, flags | {"test_backend": json.dumps({"vocab_size": VOCAB_SIZE})}) as alive:
             until_s = time.monotonic() + 120
             while not front.done and time.monotonic() < until_s:
                 alive()

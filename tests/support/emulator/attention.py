@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner_svc.attention import cuda_decode, cuda_prefill, tensor_map
+from runner_svc.attention import cuda_decode, cuda_prefill
+from runner_svc.cuda import tensor_map
 from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.gpu_limits import SHARED_MEMORY
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.process.compiler import REMEMBERED, GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.structural_tag import tagged_text
 from scheduler_svc.constrained.source import MAX_BYTES, UnusableGrammar, any_of

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained import mask_handle
 from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
@@ -239,7 +239,7 @@ def test_it_ends_with_whoever_started_it() -> None:
         processes.client.check("regex", "a", [])
     code = """
 import os, signal
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.mask_client import MaskClient
 client = MaskClient.of(byte_model("hash", "HashModel", NUM_TOKENS, 2048), 1)
 client.start()

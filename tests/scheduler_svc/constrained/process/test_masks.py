@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
 from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from roster_protos import inference_pb2 as pb
-from runner_svc.byte_tokenizer import NUM_TOKENS, byte_model
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS, byte_model
 from scheduler_svc.constrained.source import MAX_BYTES
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.request.preparation import Preparer

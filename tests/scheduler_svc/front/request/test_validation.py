@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from roster_protos import inference_pb2
-from runner_svc.byte_tokenizer import IM_END_ID, byte_model
+from runner_svc.backends.byte_tokenizer import IM_END_ID, byte_model
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.request.prompt_tokens import prompt_tokens
 from scheduler_svc.front.request.validation import ValidRequest, digest, validate

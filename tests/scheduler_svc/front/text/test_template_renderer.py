@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from roster_protos import inference_pb2
-from runner_svc.byte_tokenizer import byte_model
+from runner_svc.backends.byte_tokenizer import byte_model
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.text.chat_template import ChatTemplate, ChatTemplateError, TemplateUnusable
 from scheduler_svc.front.text.template_renderer import GRACE_S, STRIKES, TemplateRenderer

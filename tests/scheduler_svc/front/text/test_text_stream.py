@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roster_protos import inference_pb2
-from runner_svc.byte_tokenizer import byte_alphabet
+from runner_svc.backends.byte_tokenizer import byte_alphabet
 from scheduler_svc.front.text.text_stream import ChoiceText, Piece, TextOptions
 from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support import small_tokenizers

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from roster_protos import inference_pb2, plan_pb2
-from runner_svc.byte_tokenizer import CHAT_TEMPLATE
+from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE
 from scheduler_svc.front.base.refusal import Refusal
 from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support import small_tokenizers
