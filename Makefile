@@ -50,8 +50,8 @@ test: venv ## the whole suite (tests of the dashboard and the alerts want Promet
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Not in .venv, whose torch is for the CPU: the extras are runner, scheduler, cuda and dev. Models' tests are on each device.
-MODEL_TESTS := tests/scheduler_svc/test_engine_parity.py tests/runner_svc/model tests/runner_svc/test_torch_backend.py \
-  tests/runner_svc/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py
+MODEL_TESTS := tests/scheduler_svc/engine/test_engine_parity.py tests/runner_svc/model tests/runner_svc/backends/test_torch_backend.py \
+  tests/runner_svc/execution/test_masks.py tests/chaos/test_real_model.py tests/e2e/test_smollm2.py
 GPU_PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 8
 
 test-gpu: ## with an NVIDIA GPU and PYTHON=an environment for it: kernels, both paths, models, compute-sanitizer

@@ -2,9 +2,9 @@
 
     python -m bench.fuzz_plan --seconds 300
 
-An input is a little program: plans, each either raw bytes for the decoder or columns that mostly fit the roster, with
+An input is a little program: plans, each either raw bytes for the decoder or columns that mostly fit the slots, with
 some values spoilt. A plan may be executed or refused with a PlanFault; anything else (another exception, a slot or
-block out of range reaching the backend, a roster that a refused plan has changed) is a crash, and becomes a test in
+block out of range reaching the backend, slots that a refused plan has changed) is a crash, and becomes a test in
 tests/fuzz/test_plans.py. atheris comes for Python 3.11 to 3.13: `pip install atheris`.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["runner_svc"]):
-    from runner_svc import batch_state, plan_check, plan_columns, runner  # noqa: F401
+    from runner_svc.execution import runner  # noqa: F401
 
 from bench.common.provenance import provenance, write_results
 from tests.support.random_plans import PlanFuzzer

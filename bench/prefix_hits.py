@@ -21,7 +21,7 @@ from typing import Any
 from bench.common.provenance import provenance, write_results
 from bench.common.traces import TRACES
 from roster_common.logs import configure_logs
-from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.simulator.cost_model import load_cost_model
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import HASH_BLOCK_TOKENS, Trace, read_trace

@@ -22,13 +22,13 @@ import numpy as np
 from bench.common.provenance import provenance, write_results
 from bench.scheduler.load import DEPTH, answer
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.intake import build_request
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.prefix_sharing import SharingRules
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import Sequence
-from scheduler_svc.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.queue.waiting_queue import WaitingQueue
+from scheduler_svc.scheduler.prefix_cache import SharingRules
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 512

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where the runner computes: cpu, cuda, hash")
     parser.add_argument("--step-ms", default=100, type=int, help="milliseconds that a step of hash takes")
     arguments = parser.parse_args()
-    hash_runner = {"device": "hash", "step_ms": arguments.step_ms}
+    hash_runner = {"device": "hash", "test_backend": json.dumps({"step_ms": arguments.step_ms})}
     asyncio.run(capture(hash_runner if arguments.device == "hash" else {"device": arguments.device}))
 
 

@@ -1,4 +1,4 @@
-// Penalties, bias and min_tokens of the rows that have some, in place: runner_svc/logit_adjustments.py on the device.
+// Penalties, bias and min_tokens of the rows that have some, in place: runner_svc/sampling/logit_adjustments.py on the device.
 // Then the masks, where given: what they exclude is forbidden too.
 //
 // How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero

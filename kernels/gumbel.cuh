@@ -1,4 +1,4 @@
-// The noise of a draw: runner_svc/noise.py (splitmix64 keys) and runner_svc/gumbel.py, bit for bit up to logarithms.
+// The noise of a draw: runner_svc/sampling/noise.py (splitmix64 keys) and runner_svc/sampling/gumbel.py, bit for bit up to logarithms.
 #pragma once
 
 __device__ inline unsigned long long mix64(unsigned long long value) {

@@ -1,7 +1,7 @@
 // Draws a token per row of logits: a block a row, a handful of passes over it, no sort of the vocabulary.
 //
 // Greedy rows end after the first pass (argmax, finiteness). The others are argmax(scaled + noise) over the ids that
-// top_k, top_p and min_p keep, where scaled = (logit - largest) / temperature: see runner_svc/sampler.py, whose tokens
+// top_k, top_p and min_p keep, where scaled = (logit - largest) / temperature: see runner_svc/sampling/sampler.py, whose tokens
 // these are up to rounding of logarithms and exponentials. Macros: LOGIT; VOCAB.
 
 #include "gumbel.cuh"

@@ -1,4 +1,4 @@
-// One row to sample, as runner_svc/sample_records.py packs it (SAMPLE_RECORD, the same fields in the same order).
+// One row to sample, as runner_svc/sampling/sample_records.py packs it (SAMPLE_RECORD, the same fields in the same order).
 #pragma once
 
 struct SampleRecord {

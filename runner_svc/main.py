@@ -19,15 +19,15 @@ import zmq
 from roster_common.curve_keys import UnusableKey
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
-from runner_svc.backend_factory import build_backend
-from runner_svc.curve import CurveClient
-from runner_svc.device_choice import BrokenGpu, choose_device
-from runner_svc.loading_progress import LoadingProgress
+from runner_svc.execution.runner import Runner
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
-from runner_svc.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
-from runner_svc.runner import Runner
-from runner_svc.runner_name import default_name
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.backend_factory import build_backend
+from runner_svc.startup.device_choice import BrokenGpu, choose_device
+from runner_svc.startup.loading_progress import LoadingProgress
+from runner_svc.startup.runner_name import default_name
 
 # The socket's thread gets the interpreter this soon after a result is there, also while the next plan is prepared.
 _SWITCH_INTERVAL_S = 0.0002

@@ -35,7 +35,7 @@ from roster_protos import inference_pb2, plan_pb2
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.source import model_folder
-from runner_svc.settings import default_cache_folder
+from runner_svc.settings.runner_settings import default_cache_folder
 from scheduler_svc.constrained.mask_client import AwaitedRow, MaskClient
 from tests.support.json_schemas import Schema, random_schema
 from tests.support.processes import RosterProcesses

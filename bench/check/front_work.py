@@ -19,12 +19,12 @@ from google.protobuf.message import Message
 from bench.check.virtual_loop import VirtualLoop
 from bench.check.work import Advance, Work
 from roster_protos import engine_pb2, inference_pb2
-from runner_svc.byte_tokenizer import byte_model
-from scheduler_svc.front.engine_client import EngineClient
-from scheduler_svc.front.inference_service import InferenceService
-from scheduler_svc.front.pacing import MessagePacer
-from scheduler_svc.front.preparation import Preparer
-from scheduler_svc.front.served_model import ServedModel
+from runner_svc.backends.byte_tokenizer import byte_model
+from scheduler_svc.front.request.preparation import Preparer
+from scheduler_svc.front.rpc.inference_service import InferenceService
+from scheduler_svc.front.rpc.pacing import MessagePacer
+from scheduler_svc.front.stream.engine_client import EngineClient
+from scheduler_svc.front.text.served_model import ServedModel
 
 STREAMS = 256
 STEP_S = 0.005

@@ -34,12 +34,12 @@ from urllib.parse import urlsplit
 
 from bench.client_agreement.clients import guidellm, ours
 from bench.client_agreement.comparison import BAR, Side, compared, overlapping, print_rows
-from bench.client_agreement.witness import Witness
+from bench.client_agreement.witness import CacheListener
 from bench.common.provenance import provenance, write_results
 from roster_client.serve.stack import Endpoints, Stack
-from runner_svc.byte_tokenizer import build_byte_tokenizer
+from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
 from runner_svc.model.source import model_folder
-from runner_svc.settings import default_cache_folder
+from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.gateway import gateway
 
 READY_TIMEOUT_S = 300.0
@@ -48,7 +48,8 @@ READY_TIMEOUT_S = 300.0
 async def measure(options: argparse.Namespace) -> dict[str, Side]:
     """Both clients at once, by name: the requests that began while both were sending."""
     runner: dict[str, object] = {"device": options.device, "slots": options.slots}
-    runner |= {"step_ms": options.step_ms} if options.device == "hash" else {"model": options.model}
+    test_backend = json.dumps({"step_ms": options.step_ms})
+    runner |= {"test_backend": test_backend} if options.device == "hash" else {"model": options.model}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with Stack(Endpoints.free(), scheduler={}, runner=runner) as stack:
@@ -60,7 +61,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Side]:
 
 async def side_by_side(options: argparse.Namespace, folder: Path, port: int) -> dict[str, Side]:
     """Ours begins when guidellm, which takes longer to start, sends its first request."""
-    async with Witness(port) as by_theirs, Witness(port) as by_ours:
+    async with CacheListener(port) as by_theirs, CacheListener(port) as by_ours:
         their_run = asyncio.create_task(guidellm(by_theirs.url, options, folder))
         began = asyncio.create_task(by_theirs.began.wait())
         await asyncio.wait((their_run, began), return_when=asyncio.FIRST_COMPLETED)

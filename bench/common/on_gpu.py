@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runner_svc.gpu_probe import gpu_obstacle, torch_obstacle
+from runner_svc.startup.gpu_probe import gpu_obstacle, torch_obstacle
 
 
 def require_gpu(device: str = "cuda", *, kernels: bool = True) -> None:

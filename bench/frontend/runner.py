@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from roster_protos import plan_pb2
-from runner_svc.null_model import NullBackend
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.backends.null_backend import NullBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket
 
 
 class ProbedSocket(PlanSocket):
@@ -26,11 +26,11 @@ class ProbedSocket(PlanSocket):
         self._sent_s: dict[int, float] = {}
         self._file = out.open("a", buffering=1)
 
-    def _take(self, message: plan_pb2.ToRunner) -> None:
+    def _take_message(self, message: plan_pb2.ToRunner) -> None:
         sent_s = self._sent_s.pop(message.number - self._depth, None) if message.HasField("plan") else None
         if sent_s is not None:
             self._file.write(f"{(time.monotonic() - sent_s) * 1000:.3f}\n")
-        super()._take(message)
+        super()._take_message(message)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
         if message.HasField("result"):

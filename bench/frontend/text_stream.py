@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bench.common.provenance import provenance
 from roster_protos import inference_pb2, plan_pb2
-from runner_svc.byte_tokenizer import build_byte_tokenizer
-from scheduler_svc.front.tokenizer import ModelText
+from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
+from scheduler_svc.front.text.tokenizer import ModelText
 
 ENGLISH = "The quick brown fox jumps over the lazy dog; in 1984 it said hello, and so on. "
 MIXED = "naïve 中文字符 👍🏽 family 👩‍👩‍👧‍👦, "

@@ -121,7 +121,7 @@ def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, objec
         write_folder(arguments.shape, folder / arguments.shape)
         flags |= {"model": folder / arguments.shape, "weights": "random", "gpu_memory": arguments.gpu_memory}
     else:
-        flags |= {"vocab_size": TEST_VOCABULARY, "kv_tokens": 1 << 20, "step_ms": 2}
+        flags |= {"kv_tokens": 1 << 20, "test_backend": json.dumps({"vocab_size": TEST_VOCABULARY, "step_ms": 2})}
     return flags | dict(flag.split("=", 1) for flag in arguments.runner_flag)
 
 

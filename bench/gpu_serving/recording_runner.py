@@ -20,11 +20,11 @@ from bench.gpu_serving.step_record import StepRecord
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
 from roster_protos import plan_pb2
-from runner_svc.curve import CurveClient
+from runner_svc.execution.runner import LaunchedPlan, Runner
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.plan_socket import PlanSocket
 from runner_svc.main import serve
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import LaunchedPlan, Runner
-from runner_svc.settings import RunnerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
 Times = dict[int, list[int]]
@@ -78,11 +78,11 @@ class RecordingSocket(PlanSocket):
         runner.launch = recorded_launch  # type: ignore[method-assign]
         super().__init__(runner, endpoint, silence_s, curve, plan_timeout_s)
 
-    def _plan(self, number: int, plan: plan_pb2.Plan) -> None:
+    def _take_plan(self, number: int, plan: plan_pb2.Plan) -> None:
         received, work = time.monotonic_ns(), StepWork.of_plan(plan)
         pairs = int(work.prefill_pairs)
         self._times[number] = [work.sequences, work.tokens, work.context_tokens, pairs, received]
-        super()._plan(number, plan)
+        super()._take_plan(number, plan)
 
     def _post(self, message: plan_pb2.ToScheduler) -> bytes:
         frame = super()._post(message)

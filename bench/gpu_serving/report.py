@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bench.gpu_serving.client import ClientRecord
 from bench.gpu_serving.step_record import StepRecord
-from scheduler_svc.simulator.cost_fit import TimedStep
+from scheduler_svc.simulator.calibration.cost_fit import TimedStep
 from scheduler_svc.simulator.cost_model import StepWork
 
 PERCENTILES = (50, 90, 99)

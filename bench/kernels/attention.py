@@ -16,7 +16,7 @@ from bench.common.gpu_timing import graph_microseconds
 from bench.kernels.attention_cases import DECODE_CASES, PREFILL_CASES, Part, Shape
 from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
-from runner_svc.kv_cache import FP8, KVCache
+from runner_svc.interface.kv_cache import FP8, KVCache
 
 # Caches are copied until a graph reads this many bytes, which no L2 holds.
 _ROTATED_BYTES = 300_000_000

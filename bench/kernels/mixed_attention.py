@@ -21,8 +21,9 @@ from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.kernels.attention import Bench
 from bench.kernels.attention_cases import Shape
-from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
+from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.cuda.module import num_multiprocessors
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 
 SHAPES = {
     "llama-3.1-8b": Shape(32, 8, 128),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.sample_records import SAMPLE_RECORD
 
 BIASED_IDS = 300
 SAMPLING: dict[str, dict[str, float]] = {

@@ -19,7 +19,7 @@ from runner_svc.cuda.gather import GatherInputs
 from runner_svc.cuda.norm import AddRmsNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
-from runner_svc.kv_cache import FP8
+from runner_svc.interface.kv_cache import FP8
 
 _ROTATED_BYTES = 200_000_000
 _MAX_SETS = 24

@@ -25,7 +25,7 @@ from typing import Any
 from bench.common.provenance import provenance, write_results
 from bench.common.traces import TRACES
 from roster_common.logs import configure_logs
-from runner_svc.cuda_graphs import bucket_sizes, token_sizes
+from runner_svc.gpu.graphs import bucket_sizes, token_sizes
 from scheduler_svc.simulator.cost_model import StepWork, load_cost_model
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.step_tallies import StepTallies

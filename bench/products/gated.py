@@ -23,9 +23,9 @@ from bench.common.provenance import provenance, write_results
 from bench.common.random_model import SHAPES
 from bench.products.rotated_weights import rotated_weights
 from runner_svc.cuda.activation import ActivationMul
-from runner_svc.cuda.gated_product import GatedProduct
-from runner_svc.cuda.gated_variant import TILES, GatedVariant
 from runner_svc.cuda.module import load, num_multiprocessors
+from runner_svc.cuda.products.gated_product import GatedProduct
+from runner_svc.cuda.products.gated_variant import TILES, GatedVariant
 from runner_svc.model.config import ModelConfig
 
 ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)

@@ -21,10 +21,10 @@ from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
 from bench.common.random_model import SHAPES
 from bench.products.rotated_weights import rotated_weights
-from runner_svc.cuda.skinny_product import SkinnyProducts
-from runner_svc.cuda.skinny_variant import SkinnyVariant, num_tiles
+from runner_svc.cuda.products.skinny_product import SkinnyProducts
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant, num_tiles
+from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.skinny_decoder import MAX_ROWS, ScaledRows
 
 ROWS = (8, 16, 32, 64, 128)
 BF16 = torch.bfloat16

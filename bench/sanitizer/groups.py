@@ -40,7 +40,7 @@ GROUPS = {
     "rope": Group(("rope_kv_write",), ("test_rope_kv",)),
     "gather": Group(("gather_inputs",), ("test_gather",)),
     "activation": Group(("activation_mul",), ("test_activation",)),
-    "roster": Group(("copy_words", "scatter_segments"), ("test_roster_copies",)),
+    "roster": Group(("copy_words", "scatter_segments"), ("test_slot_copies",)),
     "sampling": Group(("sample", "adjust_logits"), ("test_sampling", "test_masked_sampling"), shards=3),
     "gated": Group(("gated_product",), ("test_gated_product",), shards=2, but_not="14336"),
     "products": Group(
@@ -52,13 +52,13 @@ GROUPS = {
     ),
     "backend": Group(
         ("sample", "adjust_logits", "gather_inputs", "copy_words", "scatter_segments"),
-        ("test_held_rows", "test_cuda_backend"),
+        ("test_masked_rows", "test_cuda_backend"),
         shards=2,
         captures=True,
     ),
     "steps": Group(
         ("paged_decode", "paged_prefill_hopper", "skinny_product", "gated_product", "add_rms_norm", "rope_kv_write"),
-        ("test_mixed_steps", "test_large_decode_ways"),
+        ("test_mixed_steps", "test_large_decode_variants"),
         shards=2,
         captures=True,
     ),

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.engine_loop import GC_THRESHOLD
-from scheduler_svc.intake import build_request
-from scheduler_svc.ledger import Ledger
-from scheduler_svc.observation import observation
+from scheduler_svc.engine.engine_loop import GC_THRESHOLD
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.ledger import Ledger
+from scheduler_svc.model.sequence import Phase
+from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import Ended, PolicyGuard
-from scheduler_svc.rank import Rank
-from scheduler_svc.request_view import request_view
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.plan_line import PlannedStep
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import Phase
-from scheduler_svc.waiting.tenant_queues import Queue, queue_for
+from scheduler_svc.policy.rank import Rank
+from scheduler_svc.queue.tenant_queues import Queue, queue_for
+from scheduler_svc.scheduler.policy_views import observation, request_view
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 DEPTH = 2
@@ -126,7 +125,7 @@ def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -
     applied = scheduler.apply(number, plan_pb2.Result.FromString(frame))
     if applied is None:
         raise RuntimeError("a result came twice")
-    scheduler.ledger.charge_sampled(applied.flight.lineup.tenants, applied.rows)
+    scheduler.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
     ended = []
     for sequence, _ in applied.ends:
         scheduler.leave(sequence, "length")

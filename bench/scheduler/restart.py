@@ -33,7 +33,13 @@ STAGES = {
     "the front worker listens": "a front worker listens",
 }
 SCHEDULER = {"retention_s": 1}
-RUNNER = {"device": "hash", "slots": 64, "kv_tokens": 1 << 19, "context_length": 1 << 16, "step_ms": 8}
+RUNNER = {
+    "device": "hash",
+    "slots": 64,
+    "kv_tokens": 1 << 19,
+    "context_length": 1 << 16,
+    "test_backend": {"step_ms": 8},
+}
 TOKENS = 60_000
 BETWEEN_S = 2.0
 LINE = re.compile(r"^(?P<time>\S+Z) \[\w+ *\] (?P<event>.*?)(?:  |$)", re.MULTILINE)

@@ -32,11 +32,11 @@ from roster_client.client.events import Delta
 from roster_client.commands.calibrate import started_runner
 from roster_client.serve.stack import Endpoints, Stack
 from roster_common.logs import configure_logs
-from scheduler_svc.simulator.calibration import Calibration, Calibrator
-from scheduler_svc.simulator.cost_fit import fit_cost_model
+from scheduler_svc.simulator.calibration.calibration import Calibration, Calibrator
+from scheduler_svc.simulator.calibration.cost_fit import fit_cost_model
 from scheduler_svc.simulator.cost_model import CostModel
 from scheduler_svc.simulator.prompts import prompt_tokens
-from scheduler_svc.simulator.report import Percentiles
+from scheduler_svc.simulator.report.report import Percentiles
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, read_trace
 

@@ -28,7 +28,7 @@ import numpy as np
 from bench.common.random_model import SHAPES
 from bench.gpu_serving.report import timed_step
 from bench.steps.times import FIRST, LAST, MAX_STEP_TOKENS, PROMPT
-from scheduler_svc.simulator.cost_fit import FitError, TimedStep, fit_cost_model
+from scheduler_svc.simulator.calibration.cost_fit import FitError, TimedStep, fit_cost_model
 from scheduler_svc.simulator.cost_model import SHIPPED, CostModel, RunnerShape, StepWork
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -32,10 +32,10 @@ from bench.steps.backend import DTYPE, VARIANTS, backend_of, no_progress
 from bench.steps.decoding import Decoding
 from bench.steps.floors import products_ms
 from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_header, print_line
+from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import LayerWeights, ModelWeights
-from runner_svc.runner import Runner
 
 
 def measure(
@@ -68,7 +68,7 @@ def measure(
             variant,
             batch,
             bucket,
-            graphs.way(bucket),
+            graphs.variant(bucket),
             step_ms,
             products,
             products + kv_bytes / tb_s / 1e9,

@@ -11,8 +11,8 @@ from bench.common.random_model import SHAPES
 from bench.steps.times import BATCHES, LAST, MAX_STEP_TOKENS, PROMPT
 from roster_protos import plan_pb2
 from runner_svc.cuda.device import GpuDevice
-from runner_svc.cuda.launchers import CudaLaunchers
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.gpu.backend import CudaBackend, CudaSizes
+from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights

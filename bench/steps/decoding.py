@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.steps.backend import BLOCK_SIZE
 from bench.steps.times import MAX_STEP_TOKENS, PROMPT
 from roster_protos import plan_pb2
-from runner_svc.runner import LaunchedPlan, Runner
+from runner_svc.execution.runner import LaunchedPlan, Runner
 
 _DEPTH = 2
 

@@ -24,10 +24,10 @@ from bench.steps.decoding import Decoding
 from bench.steps.floors import products_ms
 from bench.steps.times import PROMPT
 from roster_protos import plan_pb2
+from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights
-from runner_svc.runner import LaunchedPlan, Runner
 
 DECODING = 32
 """Rows of a step."""

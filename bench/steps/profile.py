@@ -21,8 +21,8 @@ from bench.common.random_model import SHAPES
 from bench.steps.backend import backend_of
 from bench.steps.decoding import Decoding
 from bench.steps.mixed import DECODING, Mixing
+from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
-from runner_svc.runner import Runner
 
 _STEPS = 20
 # Steps before those, so that they are in the middle of a generation.

@@ -36,7 +36,7 @@ def calibrate(
     """Measure a runner's step times and fit a cost model to them. Leave the machine alone meanwhile."""
     try:
         from roster_common.logs import configure_logs
-        from scheduler_svc.simulator.calibration import Calibrator
+        from scheduler_svc.simulator.calibration.calibration import Calibrator
     except ImportError as error:
         raise ValueError(f"{MISSING} ({error})") from error
     configure_logs("console", "warning")

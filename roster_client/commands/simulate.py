@@ -114,9 +114,9 @@ def _setups(options: SimulateOptions) -> dict[str, Setup]:
 def _run(trace: Trace, setups: dict[str, Setup], options: SimulateOptions, recorder: RecordingWriter | None) -> None:
     from roster_common.logs import configure_logs
     from scheduler_svc.policy import load_policy
-    from scheduler_svc.simulator.comparison_plot import check_plot, plot_comparison
-    from scheduler_svc.simulator.report import Targets, report
-    from scheduler_svc.simulator.report_table import report_table
+    from scheduler_svc.simulator.report.comparison_plot import check_plot, plot_comparison
+    from scheduler_svc.simulator.report.report import Targets, report
+    from scheduler_svc.simulator.report.report_table import report_table
     from scheduler_svc.simulator.simulation import simulate as run
 
     configure_logs("console", "warning")

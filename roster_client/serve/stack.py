@@ -43,7 +43,7 @@ class Endpoints:
 
         Raises ValueError for settings that can't be used.
         """
-        from scheduler_svc.settings import SchedulerSettings
+        from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
         settings = SchedulerSettings.read(**{name: value for name, value in given.items() if value is not None})
         return cls(settings.listen, settings.admin_listen, settings.link, settings.metrics_listen)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 
 # A row joins a group of longer rows while the padding of the whole group stays below this many positions, or a quarter
 # of what the group attends to: reading them costs about what one more group does.

@@ -38,10 +38,11 @@ from torch import Tensor
 from runner_svc.attention.cuda_decode import DecodeKernel
 from runner_svc.attention.cuda_kernels import AttentionShape, DecodeVariant, SharedMemory
 from runner_svc.attention.cuda_prefill import compile_prefill
-from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
+from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.cuda.module import DTYPE_DEFINES
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.kv_cache import KVCache
 
 _NO_WINDOW = 2**30
 # Batches up to this use one large block a multiprocessor.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from runner_svc.attention.decode_plan import TILE
-from runner_svc.attention.tensor_map import PLANE
+from runner_svc.cuda.tensor_map import PLANE
 
 # A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
 _WIDE_COLUMNS_HEAD_DIM = 128

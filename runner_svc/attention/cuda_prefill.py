@@ -8,10 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.attention.cuda_kernels import AttentionShape, HopperPrefillVariant, PrefillVariant
-from runner_svc.attention.tensor_map import bytes_map, heads_map
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import is_hopper, load, num_multiprocessors
-from runner_svc.kv_cache import KVCache
+from runner_svc.cuda.tensor_map import bytes_map, heads_map
+from runner_svc.interface.kv_cache import KVCache
 
 # Queries whose place and number differ need a map each; this many are kept.
 _MAX_QUERY_MAPS = 4096

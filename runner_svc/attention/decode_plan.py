@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 TILE = 16
 ROW_WORDS = 8
 RANGE_WORDS = 16
+# Columns of a row: the fields of `Row` in kernels/decode_line.cuh.
+ROW_START, ROW_TILES, ROW_LENGTH, ROW_FIRST, ROW_TABLE, ROW_QUERY, ROW_INDEX = range(7)
+# Columns of a range behind those of the row in which it begins: the fields of `Range` there, head and tail its splits.
+RANGE_BEGIN, RANGE_END = ROW_WORDS, ROW_WORDS + 1
+HEAD_FIRST_SLOT, HEAD_LAST_BLOCK, TAIL_FIRST_SLOT, TAIL_LAST_BLOCK = range(ROW_WORDS + 2, ROW_WORDS + 6)
 # Columns of a planner's line.
 _TILE_START, _COST_START, _TILES, _COST = range(4)
 
@@ -75,20 +80,20 @@ class DecodePlanner:
         rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
         if self.window is None:
             tiles = (lengths + (TILE - 1)) // TILE
-            rows[:, 3] = 0
+            rows[:, ROW_FIRST] = 0
         else:
             firsts = np.maximum(lengths - self.window, 0)
             tiles = (lengths - firsts // TILE * TILE + (TILE - 1)) // TILE
-            rows[:, 3] = firsts
+            rows[:, ROW_FIRST] = firsts
         np.maximum(tiles, 1, out=tiles)
         starts = np.cumsum(tiles, dtype=np.int32)
         starts -= tiles
-        rows[:, 0] = starts
-        rows[:, 1] = tiles
-        rows[:, 2] = lengths
-        rows[:, 4] = table_rows
-        rows[:, 5] = query_rows
-        rows[:, 6] = self._indexes[:num_rows]
+        rows[:, ROW_START] = starts
+        rows[:, ROW_TILES] = tiles
+        rows[:, ROW_LENGTH] = lengths
+        rows[:, ROW_TABLE] = table_rows
+        rows[:, ROW_QUERY] = query_rows
+        rows[:, ROW_INDEX] = self._indexes[:num_rows]
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
         self._write_ranges(self._line(starts, tiles), rows, ranges, blocks or self.grid)
 
@@ -134,10 +139,10 @@ class DecodePlanner:
         last_blocks -= 1
         last_blocks //= cost
         ranges[:, :ROW_WORDS] = rows.take(row_of_edge[: self.grid], axis=0)
-        ranges[:, 8] = bounds[:-1]
-        ranges[:, 9] = bounds[1:]
-        ranges[:, 10], ranges[:, 12] = first_slots.reshape(2, self.grid)
-        ranges[:, 11], ranges[:, 13] = last_blocks.reshape(2, self.grid)
+        ranges[:, RANGE_BEGIN] = bounds[:-1]
+        ranges[:, RANGE_END] = bounds[1:]
+        ranges[:, HEAD_FIRST_SLOT], ranges[:, TAIL_FIRST_SLOT] = first_slots.reshape(2, self.grid)
+        ranges[:, HEAD_LAST_BLOCK], ranges[:, TAIL_LAST_BLOCK] = last_blocks.reshape(2, self.grid)
 
     def _bounds(self, line: NDArray[np.int32], costs: NDArray[np.int32]) -> NDArray[np.int32]:
         """Places on the line of tiles that lie at `costs` on that of costs; in the end of a unit, at its last tile."""

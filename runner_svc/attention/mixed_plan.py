@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from runner_svc.attention.cuda_kernels import BLOCKS_BESIDE_PREFILL
 from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 
 # Fitted to times of an H200 with heads of 128 (`bench.kernels.mixed_attention`).
 # What a piece of prefill takes a multiprocessor, in tiles of decode: for each 128 keys, and beside that.
@@ -26,25 +27,6 @@ _BEGIN, _BESIDE = 50.0, 1.1
 # All multiprocessors together read no faster than this share of them would, if none was in another's way: a tile takes
 # one of them as long with half the bytes.
 _READING_SHARE, _READING_SHARE_FP8 = 0.43, 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """Rows of one position each, int32 [N]: their lengths with it, rows of the block tables, rows of the queries."""
-
-    lengths: NDArray[np.int32]
-    table_rows: NDArray[np.int32]
-    query_rows: NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRows:
-    """Rows of `counts` positions from `starts`, int32 [R]; rows of the block tables, and of their first queries."""
-
-    starts: NDArray[np.int32]
-    counts: NDArray[np.int32]
-    table_rows: NDArray[np.int32]
-    query_rows: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

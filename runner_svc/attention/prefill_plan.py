@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 HEADER_WORDS = 8
 TILE_WORDS = 8
+# Columns of a tile: the fields of `PrefillTile` in kernels/prefill_tile.cuh.
+_QUERY, _ROWS, _POSITION, _FIRST, _LENGTH, _TABLE = range(6)
+# Words of the header.
+NUM_TILES, NUM_BLOCKS = range(2)
 # What a tile's keys are counted in, for the order of tiles and for costs; a kernel may take fewer at once.
 KEYS = 128
 
@@ -53,21 +57,21 @@ class PrefillPlanner:
         firsts = np.zeros_like(positions) if self.window is None else np.maximum(positions - (self.window - 1), 0)
         order = np.argsort(firsts // KEYS - (positions + sizes + KEYS - 1) // KEYS, kind="stable")
         words = HEADER_WORDS + TILE_WORDS * num_tiles
-        plan[:2] = num_tiles, self.grid
+        plan[NUM_TILES], plan[NUM_BLOCKS] = num_tiles, self.grid
         tiles = plan[HEADER_WORDS:words].reshape(num_tiles, TILE_WORDS)
-        tiles[:, 0] = (query_rows[rows] + offsets)[order]
-        tiles[:, 1] = sizes[order]
-        tiles[:, 2] = positions[order]
-        tiles[:, 3] = firsts[order]
-        tiles[:, 4] = (starts + counts)[rows][order]
-        tiles[:, 5] = table_rows[rows][order]
+        tiles[:, _QUERY] = (query_rows[rows] + offsets)[order]
+        tiles[:, _ROWS] = sizes[order]
+        tiles[:, _POSITION] = positions[order]
+        tiles[:, _FIRST] = firsts[order]
+        tiles[:, _LENGTH] = (starts + counts)[rows][order]
+        tiles[:, _TABLE] = table_rows[rows][order]
         return words
 
     def key_tiles(self, plan: NDArray[np.int32]) -> NDArray[np.int32]:
         """Tiles of KEYS keys that each tile of a plan sees, the most first."""
-        tiles = plan[HEADER_WORDS : HEADER_WORDS + TILE_WORDS * int(plan[0])].reshape(-1, TILE_WORDS)
-        return (tiles[:, 2] + tiles[:, 1] + (KEYS - 1)) // KEYS - tiles[:, 3] // KEYS
+        tiles = plan[HEADER_WORDS : HEADER_WORDS + TILE_WORDS * int(plan[NUM_TILES])].reshape(-1, TILE_WORDS)
+        return (tiles[:, _POSITION] + tiles[:, _ROWS] + (KEYS - 1)) // KEYS - tiles[:, _FIRST] // KEYS
 
     def deal(self, plan: NDArray[np.int32], blocks: int) -> None:
         """Gives all work of a plan to the first `blocks` of the grid."""
-        plan[1] = blocks
+        plan[NUM_BLOCKS] = blocks

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from runner_svc.pool_size import MemoryProfile
+from runner_svc.interface.pool_size import MemoryProfile
 
 # While the host launches a step kernel by kernel it takes no result, of which a client waits for the one before:
 # tolerated where that is at most this part of the step's own time.

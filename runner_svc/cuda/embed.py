@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load
-from runner_svc.model.skinny_decoder import ScaledRows
+from runner_svc.interface.skinny_launchers import ScaledRows
 
 _MAX_THREADS = 512
 

@@ -1,4 +1,4 @@
-"""Draws tokens on the device, with the sampler's semantics and noise: `runner_svc/sampler.py` is the slow twin.
+"""Draws tokens on the device with the semantics and noise of `runner_svc/sampling/sampler.py`, the slow twin.
 
 The host packs a record per sampled row (`sample_records`) into what it copies to the device anyway; nothing about a
 row is kept on the device but the token buffer. Two launches, the first only where some row has penalties, bias,

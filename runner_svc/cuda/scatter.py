@@ -1,4 +1,4 @@
-"""Launches kernels/scatter_segments.cu: brings the device's roster up to date."""
+"""Launches kernels/scatter_segments.cu: brings the device's slots up to date."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner_svc.cuda.module import load
 
 
 class ScatterSegments:
-    """Copies segments (see `DeviceRoster.encode`) into the roster's words."""
+    """Copies segments (see `DeviceSlots.encode`) into their words."""
 
     def __init__(self) -> None:
         self._kernel = Kernel(load("scatter_segments", {}), "scatter_segments", "PPi", 128, overlap=True)

@@ -6,8 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-import runner_svc
-
+PACKAGE = Path(__file__).resolve().parents[1]
 # Known to be there: a folder that only happens to be called "kernels" is not taken.
 _PROBE = "vector.cuh"
 
@@ -15,11 +14,10 @@ _PROBE = "vector.cuh"
 @cache
 def kernel_folder() -> Path:
     """The folder of the .cu and .cuh files: inside the package in a wheel, beside it in a checkout."""
-    package = Path(runner_svc.__file__).resolve().parent
-    for parent in (package, package.parent):
+    for parent in (PACKAGE, PACKAGE.parent):
         if (parent / "kernels" / _PROBE).is_file():
             return parent / "kernels"
-    raise FileNotFoundError(f"no folder of CUDA sources in {package} or beside it: is the package installed whole?")
+    raise FileNotFoundError(f"no folder of CUDA sources in {PACKAGE} or beside it: is the package installed whole?")
 
 
 @cache

@@ -14,9 +14,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokenizer
-from runner_svc.model.weights import Progress, sample_bytes
+from runner_svc.model.weights import sample_bytes
 
 # Part of the cache folder's name: raise it when a change here makes older conversions wrong.
 CONVERSION_VERSION = 3

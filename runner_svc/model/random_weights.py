@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights, Progress
+from runner_svc.model.weights import LayerWeights, ModelWeights
 
 # As transformers initialises matrices; sums over a layer stay small enough for 16 bits.
 _SCALE = 0.02

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
 
@@ -28,9 +29,6 @@ FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

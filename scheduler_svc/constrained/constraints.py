@@ -19,18 +19,20 @@ import grpc
 import structlog
 
 from roster_protos import plan_pb2
-from scheduler_svc.background import Background
+from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.compile_line import CompileLine
 from scheduler_svc.constrained.fork_server import MasksUnavailable
-from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient, OutputState
+from scheduler_svc.constrained.mask_client import AwaitedRow, MadeMasks, MaskClient
 from scheduler_svc.constrained.source import UnusableGrammar
-from scheduler_svc.intake import EngineRefusal
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.link.links import Runners
+from scheduler_svc.model.output_state import OutputState
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
+from scheduler_svc.model.sequence import End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
 
 if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
-    from scheduler_svc.roster.plan_line import PlannedStep
+    from scheduler_svc.plan.plan_builder import PlannedStep
 
 START_AFTER_S = 2.0
 """From the first runner to the start of the processes, unless a request needs them before: others begin first."""
@@ -72,9 +74,11 @@ class _Prepared:
 class Constraints:
     """One engine's. Called by the engine's thread."""
 
-    def __init__(self, engine: Engine, threads: int) -> None:
+    def __init__(self, requests: Requests, pool: RunnerPool, runners: Runners, threads: int) -> None:
         """`threads`: for the masks of one plan."""
-        self._engine = engine
+        self._requests = requests
+        self._pool = pool
+        self._runners = runners
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
         """Ends the engine's wait; called by other threads."""
@@ -86,7 +90,7 @@ class Constraints:
         self._new_client: Callable[[plan_pb2.Model, int], MaskClient] = MaskClient.of
         self._client: MaskClient | None = None
         self._clock = time.monotonic
-        self._line: CompileLine[_Job] = CompileLine()
+        self._plans: CompileLine[_Job] = CompileLine()
         self._waiting: Counter[str] = Counter()
         self._at_work = False
         self._released: list[int] = []
@@ -107,7 +111,7 @@ class Constraints:
     def expect(self) -> None:
         """The model is known: the processes are started beside the engine, if that was asked for."""
         if self.starts_early and self._client is None and self._starts_s == math.inf:
-            self._starts_s = self._engine.ledger.now_s + START_AFTER_S
+            self._starts_s = self._requests.ledger.now_s + START_AFTER_S
 
     def _start(self) -> None:
         self._starts_s = math.inf
@@ -128,7 +132,7 @@ class Constraints:
 
     def is_crowded(self, tenant: str) -> bool:
         """So many grammars wait to be compiled that no more of this tenant's may."""
-        return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._line) >= MOST
+        return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._plans) >= MOST
 
     def prepare(self, request: Request, then: Callable[[Request], None]) -> None:
         """Calls `then(request)` once its grammar is compiled and its sequences have their matchers.
@@ -136,17 +140,17 @@ class Constraints:
         A request whose grammar can't be used is refused, or ends if it was accepted before; one that has ended
         meanwhile is forgotten. Tenants take turns, by the time that their grammars take.
         """
-        self._line.push(request.tenant, _Job(request, then))
+        self._plans.push(request.tenant, _Job(request, then))
         self._waiting[request.tenant] += 1
         self._compile_next()
 
     def _compile_next(self) -> None:
-        while not self._at_work and (job := self._line.pop()) is not None:
+        while not self._at_work and (job := self._plans.pop()) is not None:
             self._waiting[job.request.tenant] -= 1
             if not self._waiting[job.request.tenant]:
                 del self._waiting[job.request.tenant]
             if job.request.finished:
-                self._line.charge(job.request.tenant, 0.0)
+                self._plans.charge(job.request.tenant, 0.0)
                 continue
             self._at_work = True
             self._compile(job)
@@ -165,7 +169,7 @@ class Constraints:
     def _take_prepared(self, job: _Job, prepared: _Prepared) -> None:
         self._at_work = False
         request = job.request
-        self._line.charge(request.tenant, prepared.seconds)
+        self._plans.charge(request.tenant, prepared.seconds)
         outputs = prepared.outputs or []
         if request.finished:
             self._released.extend(output.id for output in outputs)
@@ -178,7 +182,7 @@ class Constraints:
                     self._released.append(output.id)
                     continue
                 sequence.output, sequence.num_matched = output, 0
-                self._engine.rank_anew(sequence)  # the policy may have changed meanwhile
+                self._requests.rank_anew(sequence)  # the policy may have changed meanwhile
             job.then(request)
         self._compile_next()
 
@@ -205,9 +209,9 @@ class Constraints:
         """A thread compiles or makes masks: `settle` will have something to take."""
         return self._compiling.busy or self._masking.busy
 
-    def settle(self) -> None:
+    def collect(self) -> None:
         """Takes what the threads have brought, between two steps."""
-        if self._engine.ledger.now_s >= self._starts_s:
+        if self._requests.ledger.now_s >= self._starts_s:
             self._start()
         self._compiling.collect()
         self._masking.collect()
@@ -215,14 +219,14 @@ class Constraints:
     def send(self) -> None:
         """Sends the masks that are made."""
         for session, number, masks in self._made:
-            self._engine.runners.send_masks(session, number, masks)
+            self._runners.send_masks(session, number, masks)
         self._made.clear()
 
     def _take(self, session: int, number: int, sequences: list[Sequence], made: MadeMasks) -> None:
         self._made.append((session, number, made.masks))
         for index, problem in made.failures:
             if index in made.unavailable:
-                self._engine.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
+                self._requests.finish(sequences[index], End(FinishReason.UNAVAILABLE, message=problem))
             else:
                 self._fail(sequences[index], problem)
 
@@ -234,7 +238,7 @@ class Constraints:
         known = request.prompt_len + request.num_received
         if request.rebuilt or any(len(each.tokens) > known for each in request.sequences):
             message = f"the output can't go on to match its constraint: {problem}"
-            self._engine.finish(sequence, End(FinishReason.ERROR, message=message))
+            self._requests.finish(sequence, End(FinishReason.ERROR, message=message))
         elif not request.finished:
             self._refuse(request, _Problem(problem, _field(request.grammar_kind)))
 
@@ -242,27 +246,26 @@ class Constraints:
         """None of the request's sequences can begin: it is refused, or ends if it was accepted before."""
         if request.accepted:
             end = End(FinishReason.ERROR, message=f"constraint: {problem.message}")
-            self._engine.finish_request(request, end)
+            self._requests.finish_request(request, end)
         else:
             self._refuse(request, problem)
 
     def _refuse(self, request: Request, problem: _Problem) -> None:
         """Takes the request back; its client hears why, and nothing of its ends."""
-        engine = self._engine
         if problem.field:
             message = f"{problem.field}: {problem.message}"
             refusal = EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, problem.field)
         else:
             refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, problem.message, retry_after_s=1.0)
-        engine.totals.refuse(RefusalReason.CONSTRAINT)
-        engine.outbox.message(request.owner, refusal.to_message(request.handle))
-        engine.book.abandon(request)
-        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        self._requests.totals.refuse(RefusalReason.CONSTRAINT)
+        self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
+        self._requests.book.abandon(request)
+        self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     @property
     def _the_client(self) -> MaskClient:
         if self._client is None:
-            model = self._engine.pool.model
+            model = self._pool.model
             if model is None:
                 raise RuntimeError("a constrained request came before the first runner")
             self._client = self._new_client(model, self._threads)

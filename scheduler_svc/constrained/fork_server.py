@@ -61,7 +61,7 @@ class ForkServer:
         """Forks a mask process; returns its id. Raises MasksUnavailable.
 
         `role` is its name for whoever looks at the processes. `threads`: for the masks of one plan. `descriptors`: its
-        ends of two sockets, and the shared memory.
+        ends of a socket and of two pipes, and the shared memory.
         """
         asked = json.dumps({"role": role, "threads": threads, **asdict(limits)}).encode()
         with self._lock:
@@ -94,7 +94,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "scheduler_svc.constrained.mask_process", str(theirs.fileno())],
+                [sys.executable, "-m", "scheduler_svc.constrained.process.mask_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what a crash says may quote what a client sent
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ}

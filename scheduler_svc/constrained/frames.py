@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import socket
 import struct
+from typing import Protocol
 
 LENGTH = struct.Struct(">I")
 CHUNK = 1 << 14
 
 
-def send_frame(stream: socket.socket, body: bytes) -> None:
-    """Sends one frame. Raises OSError when the other end is gone, or the socket's timeout has passed."""
+class Stream(Protocol):
+    """A socket, or an end of two pipes."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, most: int, /) -> bytes: ...
+
+
+def send_frame(stream: Stream, body: bytes) -> None:
+    """Sends one frame. Raises OSError when the other end is gone, or the stream's timeout has passed."""
     stream.sendall(LENGTH.pack(len(body)) + body)
 
 
-def receive_frame(stream: socket.socket) -> bytes | None:
+def receive_frame(stream: Stream) -> bytes | None:
     """One frame; None when the other end is gone. Raises OSError. Nothing may follow the frame."""
     data = stream.recv(CHUNK)
     while len(data) < LENGTH.size:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import mmap
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,8 +21,10 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk, first_places
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore, MaskHandle
+from scheduler_svc.constrained.open_matchers import OpenMatchers, open_request
 from scheduler_svc.constrained.packed_rows import PackedRows
 from scheduler_svc.constrained.source import UnusableGrammar
+from scheduler_svc.model.output_state import OutputState
 
 GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)
@@ -32,23 +33,6 @@ CHANCES = 2
 """A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class OutputState:
-    """Where one sequence stands in its grammar: all that it takes to make its matcher, in whichever process."""
-
-    id: int
-    """Of its matcher."""
-    grammar: str
-    """As llguidance takes it."""
-    min_tokens: int
-    """No stop token comes before this many, as long as anything else may."""
-    stop_ids: list[int]
-    log: array[int] = field(default_factory=lambda: array("i"))
-    """Generated tokens that its matcher was told."""
-    generation: int = 0
-    """The process that has its matcher; 0: none has."""
 
 
 @dataclass(slots=True)
@@ -86,7 +70,18 @@ class Handle(Protocol):
 
     def start(self) -> int: ...
 
-    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes: ...
+    @property
+    def running(self) -> int: ...
+
+    def ask(
+        self,
+        channel: Channel,
+        generation: int,
+        body: bytes,
+        *,
+        alone: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes: ...
 
     def reserve(self, num_bytes: int) -> None: ...
 
@@ -107,6 +102,8 @@ class MaskClient:
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
         self._dropped: list[int] = []
+        self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
+        self._open = OpenMatchers(-1, [])
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
@@ -147,7 +144,7 @@ class MaskClient:
         """So many sequences at the beginning of a grammar that was checked. Raises as `check` does."""
         outputs = [OutputState(next(self._ids), grammar, min_tokens, stop_ids) for _ in range(count)]
         generation = self._masks.start()
-        self._grammar(self._masks, _opening(outputs))
+        self._grammar(self._masks, open_request(outputs))
         for output in outputs:
             output.generation = generation
         return outputs
@@ -200,46 +197,56 @@ class MaskClient:
         self, indices: Sequence[int], rows: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool = False
     ) -> None:
         """Adds these rows to `made`. Raises Died, having added nothing, and MasksUnavailable."""
-        generation = self._masks.start()
-        lacking = [index for index in indices if rows[index].output.generation != generation]
-        problems = [(index, self._open_again(rows[index].output, generation, alone)) for index in lacking]
-        problems = [(index, problem) for index, problem in problems if problem]
-        failed = {index for index, _ in problems}
-        asked = [index for index in indices if index not in failed] if failed else indices
-        if asked:
-            self._ask(asked, rows, forced, made, generation, alone)
-        for index, problem in problems:
+        chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
+        outputs, problems = [row.output for row in chosen], dict[int, str]()
+        if self._masks.running != self._open.generation or outputs != self._open.outputs:
+            generation = self._masks.start()
+            problems = self._open_lacking(dict(zip(indices, outputs, strict=True)), generation, alone)
+            if problems:
+                indices = [index for index in indices if index not in problems]
+                chosen = [rows[index] for index in indices]
+            self._open = OpenMatchers(generation, [row.output for row in chosen])
+        if chosen:
+            self._ask(indices, chosen, forced, made, alone)
+        for index, problem in problems.items():
             self._fail(index, rows, problem, made)
 
     def _ask(
-        self,
-        indices: Sequence[int],
-        rows: list[AwaitedRow],
-        forced: bool,
-        made: MadeMasks,
-        generation: int,
-        alone: bool,
+        self, indices: Sequence[int], chosen: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool
     ) -> None:
-        """Asks for the masks of these rows, whose matchers are there, and copies them out of the shared memory."""
-        chosen = rows if len(indices) == len(rows) else [rows[index] for index in indices]
-        dropped, self._dropped = self._dropped, []
-        outputs, tokens = [row.output for row in chosen], [row.tokens for row in chosen]
+        """Asks for the masks of these rows, the lineup's, and copies them out of the shared memory."""
+        handle, lineup, dropped = self._masks, self._open, self._dropped
+        if dropped:
+            self._dropped = []
+        tokens = [row.tokens for row in chosen]
         drafts: Sequence[Sequence[int]] = [row.draft for row in chosen]
         if not any(drafts):
             drafts = ()
-        ask = MaskAsk([output.id for output in outputs], tokens, drafts, forced, dropped)
-        size, handle = self._mask_bytes, self._masks
-        handle.reserve(ask.num_positions * size)
-        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, generation, ask.encode(), alone=alone))
-        for output, told in zip(outputs, tokens, strict=True):
-            output.log.fromlist(told)
+        ask = MaskAsk(lineup.ids, tokens, drafts, forced, dropped)
+        handle.reserve(ask.num_positions * self._mask_bytes)
+        body, numbers = ask.encode(), list[int]()
+
+        def prepare() -> None:
+            self._log_told()
+            numbers.extend([row.row for row in chosen])
+            self._packed.prepare(numbers)
+
+        answer = MaskAnswer.decode(handle.ask(Channel.MASKS, lineup.generation, body, alone=alone, meanwhile=prepare))
+        self._told.extend(zip(lineup.outputs, tokens, strict=True))
         places = first_places(len(chosen), drafts)
         if drafts:
             self._add_ahead(indices, drafts, places, answer.positions, made)
-        self._packed.add(made.masks, [row.row for row in chosen], handle.memory, places)
-        made.failures.extend((indices[place], why) for place, why in answer.failures)
+        self._packed.add(made.masks, numbers, handle.memory, places)
+        if answer.failures:
+            made.failures.extend((indices[place], why) for place, why in answer.failures)
         if forced:
             made.forced.update(zip(indices, answer.forced, strict=True))
+
+    def _log_told(self) -> None:
+        """Writes the logs of the plan before, while the process makes the masks of this one."""
+        for output, tokens in self._told:
+            output.log.fromlist(tokens)
+        self._told.clear()
 
     def _add_ahead(
         self,
@@ -266,32 +273,27 @@ class MaskClient:
             made.unavailable.add(index)
             self._fail(index, rows, str(error), made)
 
-    def _open_again(self, output: OutputState, generation: int, alone: bool) -> str:
-        """Makes the matcher in this process from the sequence's tokens; why it can't be, "" if it can. Raises Died."""
-        body = json.dumps(_opening([output])).encode()
-        answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
-        output.generation = generation
-        problem: str = answer.get("error", "")
-        return problem
+    def _open_lacking(self, outputs: dict[int, OutputState], generation: int, alone: bool) -> dict[int, str]:
+        """Makes the matchers that this process lacks from the tokens of their sequences, which are by index.
+
+        Returns by index why one can't be made. Raises Died.
+        """
+        self._log_told()
+        problems = {}
+        for index, output in outputs.items():
+            if output.generation == generation:
+                continue
+            body = json.dumps(open_request([output])).encode()
+            answer = json.loads(self._masks.ask(Channel.GRAMMARS, generation, body, alone=alone))
+            output.generation = generation
+            if "error" in answer:
+                problems[index] = answer["error"]
+        return problems
 
     def _fail(self, index: int, rows: list[AwaitedRow], problem: str, made: MadeMasks) -> None:
         """The row's sequence can't go on; its runner gets a mask that allows everything."""
         made.masks.rows.add(row=rows[index].row, bits=b"\xff" * self._mask_bytes)
         made.failures.append((index, problem))
-
-
-def _opening(outputs: list[OutputState]) -> dict[str, Any]:
-    """The frame that opens matchers which stand at the same place."""
-    first = outputs[0]
-    return {
-        "open": {
-            "grammar": first.grammar,
-            "ids": [output.id for output in outputs],
-            "min_tokens": first.min_tokens,
-            "stop_ids": first.stop_ids,
-            "tokens": first.log.tolist(),
-        }
-    }
 
 
 def _then_alone(ask: Callable[[bool], T]) -> T:

@@ -12,14 +12,15 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import structlog
 
 from scheduler_svc.constrained.fork_server import ForkServer, Limits, MasksUnavailable, limit
-from scheduler_svc.constrained.frames import receive_frame, send_frame
+from scheduler_svc.constrained.frames import Stream, receive_frame, send_frame
+from scheduler_svc.constrained.pipes import AskingPipes, pipes
 
 GRACE_S = 5.0
 """Beyond its limit, for a process to end itself."""
@@ -61,23 +62,24 @@ class DiedBefore(Died):
 @dataclass(slots=True, eq=False)
 class _Running:
     pid: int
-    sockets: tuple[socket.socket, socket.socket]
+    grammars: socket.socket
+    masks: AskingPipes
+    has_answered: bool = False
     _ends: select.poll = field(default_factory=select.poll)
 
     def __post_init__(self) -> None:
-        self._ends.register(self.sockets[0], select.POLLRDHUP)
+        self._ends.register(self.grammars, select.POLLRDHUP)
 
     @property
     def has_hung_up(self) -> bool:
-        """It has closed its sockets: it is dead, or will be in a moment."""
+        """It has closed its socket: it is dead, or will be in a moment."""
         return bool(self._ends.poll(0))
 
     def close(self) -> None:
         """Whoever waits for an answer gets none; the process ends when it notices."""
-        for each in self.sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with contextlib.suppress(OSError):
+            self.grammars.shutdown(socket.SHUT_RDWR)
+        self.grammars.close()
 
 
 class MaskHandle:
@@ -101,6 +103,11 @@ class MaskHandle:
         """Processes that ended by themselves, or were killed."""
 
     @property
+    def running(self) -> int:
+        """The number of the process that runs, as far as is known; 0: none does."""
+        return self._generation if self._running is not None else 0
+
+    @property
     def pid(self) -> int | None:
         """Of the process, if one runs."""
         running = self._running
@@ -114,12 +121,21 @@ class MaskHandle:
             if self._running is not None and self._running.has_hung_up:
                 self._end(self._running, GRACE_S)
             if self._running is None:
-                self._running = self._fork()
-                self._generation += 1
+                running = self._fork()
+                self._generation += 1  # before another thread sees the process
+                self._running = running
             return self._generation
 
-    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
-        """The answer to one frame. `alone`: nothing else is asked meanwhile.
+    def ask(
+        self,
+        channel: Channel,
+        generation: int,
+        body: bytes,
+        *,
+        alone: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes:
+        """The answer to one frame. `alone`: nothing else is asked meanwhile. `meanwhile` is called before the wait.
 
         Raises Died if the process of this number has died, before or over this.
         """
@@ -127,16 +143,25 @@ class MaskHandle:
             running = self._running
             if running is None or generation != self._generation:
                 raise DiedBefore(-signal.SIGKILL)
-            patience_s = GRACE_S  # its sockets are closed: so is the rest of it, in a moment
+            patience_s = GRACE_S  # its ends are closed: so is the rest of it, in a moment
+            stream: Stream = running.masks if channel is Channel.MASKS else running.grammars
             try:
-                send_frame(running.sockets[channel], body)
-                answer = receive_frame(running.sockets[channel])
-            except BlockingIOError:  # its time is over
+                send_frame(stream, body)
+                if meanwhile is not None:
+                    meanwhile()
+                answer = receive_frame(stream)
+            except (BlockingIOError, TimeoutError):  # its time is over
                 answer, patience_s = None, 0.0
+            except BrokenPipeError as error:
+                status = self._bury(generation, patience_s)
+                if stream is running.masks and running.has_answered:  # tries must end where each process goes at once
+                    raise DiedBefore(status) from error
+                raise Died(status) from error
             except OSError:
                 answer = None
             if answer is None:
                 raise Died(self._bury(generation, patience_s))
+            running.has_answered = True
             return answer
 
     def reserve(self, num_bytes: int) -> None:
@@ -170,16 +195,16 @@ class MaskHandle:
     def _fork(self) -> _Running:
         if self._memory < 0:
             self._memory = os.memfd_create("roster-masks")
-        pairs = [socket.socketpair() for _ in Channel]
-        ours, theirs = (pairs[0][0], pairs[1][0]), [pair[1] for pair in pairs]
-        try:
-            descriptors = [*(each.fileno() for each in theirs), self._memory]
+        limit_s = self._limits.limit_s + GRACE_S
+        with contextlib.ExitStack() as theirs:
+            grammars, answering = socket.socketpair()
+            theirs.enter_context(answering)
+            masks, making = pipes(limit_s, grammars)
+            theirs.callback(making.close)
+            descriptors = [answering.fileno(), *making.descriptors, self._memory]
             pid = self._server.fork(self._role, self._threads, self._limits, descriptors)
-        finally:
-            for each in theirs:
-                each.close()
-        limit(ours, self._limits.limit_s + GRACE_S)
-        return _Running(pid, ours)
+        limit((grammars,), limit_s)
+        return _Running(pid, grammars, masks)
 
     def _bury(self, generation: int, patience_s: float) -> int:
         """The process of this number is dead, or will be; returns its status."""

@@ -35,6 +35,11 @@ class PackedRows:
         self._lines = np.zeros((0, len(self._head) + mask_bytes), np.uint8)
         self._numbers: list[int] = []
 
+    def prepare(self, rows: list[int]) -> None:
+        """What `add` of these rows will need, where that is known before their masks are."""
+        if len(rows) >= FEW_ROWS and self._size <= LONG_MASK:
+            self._lines_of(rows)
+
     def add(self, masks: plan_pb2.Masks, rows: list[int], memory: mmap.mmap | bytes, places: Sequence[int]) -> None:
         """Adds these rows, whose masks lie in `memory` at `places`, counted in masks."""
         size = self._size

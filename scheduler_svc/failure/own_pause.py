@@ -6,19 +6,18 @@ promises to clients, and stand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
 
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
 
-
-def forgive(engine: Engine, pause_s: float) -> None:
+def forgive(lifecycle: RunnerLifecycle, requests: Requests, pool: RunnerPool, pause_s: float) -> None:
     """Puts off by `pause_s` seconds: the end of waiting for a runner, for clients to attach, and the age of plans."""
-    engine.attendance.forgive(pause_s)
-    for request in engine.book.live():
+    lifecycle.forgive(pause_s)
+    for request in requests.book.live():
         if request.gone_until_s is not None:
             request.gone_until_s += pause_s
-            engine.book.remind(request.gone_until_s, request)
-    for scheduler in engine.pool.schedulers.values():
+            requests.book.remind(request.gone_until_s, request)
+    for scheduler in pool.schedulers.values():
         for flight in scheduler.in_flight:
             flight.sent_s += pause_s

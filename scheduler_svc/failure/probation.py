@@ -3,7 +3,7 @@
 A runner that comes back after a loss with plans under way is not in the pool: nothing is placed on it, no suspect is
 tried there, and readiness does not count it. It waits for the end of its hold (see `RunnerIllness`), and then computes
 a prompt of one token, which belongs to no client and is in no count. If a token comes back, the runner joins the pool;
-if the session is lost again, or the token does not come, its hold doubles. A probe that is lost also acquits what ran
+if the session is lost again, or the token does not come, its hold doubles. A probe that is lost also clears what ran
 on that runner when it was lost before.
 
 What passes its probe is still watched: only a plan of requests that it finishes ends the row of its losses.
@@ -12,19 +12,20 @@ What passes its probe is still watched: only a plan of requests that it finishes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from roster_protos import engine_pb2, plan_pb2
+from scheduler_svc.failure.quarantine import Quarantine
 from scheduler_svc.failure.runner_illness import Illness, RunnerIllness
+from scheduler_svc.link.links import Runners
 from scheduler_svc.link.runner_events import GotResult, Loss, Lost
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 PROBE_ID = 0
 """Id of the probe's sequence: no sequence of a request has it."""
@@ -34,7 +35,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Patient:
+class HeldRunner:
     """A session on probation."""
 
     hello: plan_pb2.Hello
@@ -43,41 +44,63 @@ class Patient:
     """Its probe is under way."""
 
 
+@dataclass(slots=True, frozen=True)
+class Proven:
+    """A runner that has computed its probe; `last_plan` of its session was no client's."""
+
+    session: int
+    hello: plan_pb2.Hello
+    last_plan: int
+
+
 class Probation:
     """Holds runners back and probes them. One per engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.illness = RunnerIllness()
-        self._patients: dict[int, Patient] = {}
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        runners: Runners,
+        illness: RunnerIllness,
+        quarantine: Quarantine,
+        announce: Callable[[], None],
+    ) -> None:
+        """`announce` is called when which runners serve may have changed."""
+        self._requests = requests
+        self._pool = pool
+        self._runners = runners
+        self._quarantine = quarantine
+        self._announce = announce
+        self.illness = illness
+        self._held: dict[int, HeldRunner] = {}
 
     @property
     def active(self) -> bool:
         """Some runner is on probation."""
-        return bool(self._patients)
+        return bool(self._held)
 
     @property
     def next_due_s(self) -> float:
         """When the next hold ends; infinity where nothing is held."""
-        if not self._patients:
+        if not self._held:
             return math.inf
-        dues = (patient.illness.until_s for patient in self._patients.values() if not patient.probing)
+        dues = (held.illness.until_s for held in self._held.values() if not held.probing)
         return min(dues, default=math.inf)
 
     def holds(self, runner_id: str) -> bool:
         """Is this runner there, on probation?"""
-        return any(patient.hello.runner_id == runner_id for patient in self._patients.values())
+        return any(held.hello.runner_id == runner_id for held in self._held.values())
 
     def held_back(self) -> list[Illness]:
         """The runners that have lost plans several times in a row, and do not serve; connected or not."""
         self._forget()
-        serving = {scheduler.hello.runner_id for scheduler in self._engine.pool.schedulers.values()}
+        serving = {scheduler.hello.runner_id for scheduler in self._pool.schedulers.values()}
         return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]
 
     def _forget(self) -> None:
         """Drops what no longer counts against runners."""
-        self.illness.forget(self._engine.ledger.now_s)
-        for scheduler in self._engine.pool.schedulers.values():
+        self.illness.forget(self._requests.ledger.now_s)
+        for scheduler in self._pool.schedulers.values():
             if scheduler.has_finished:
                 self.illness.recovered(scheduler.hello.runner_id)
 
@@ -95,9 +118,9 @@ class Probation:
             if not self.illness:
                 return False
             illness = Illness(hello.runner_id)
-        self._patients[session] = Patient(hello, illness)
-        self._engine.pool.expect(session, hello)
-        self._engine.workers.announce()
+        self._held[session] = HeldRunner(hello, illness)
+        self._pool.expect(session, hello)
+        self._announce()
         log.info("a runner is probed", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
         return True
 
@@ -107,22 +130,22 @@ class Probation:
         if scheduler.has_finished:
             self.illness.recovered(runner_id)
         if scheduler.in_flight and event.loss is not Loss.LEFT:
-            illness = self.illness.lost(runner_id, event.reason, self._engine.ledger.now_s)
+            illness = self.illness.lost(runner_id, event.reason, self._requests.ledger.now_s)
             illness.session = event.session
 
     def lost(self, event: Lost) -> None:
         """A session that may be on probation has ended."""
-        patient = self._discharge(event.session)
-        if patient is None:
+        held = self._discharge(event.session)
+        if held is None:
             return
-        self._engine.workers.announce()
-        if event.loss is Loss.LEFT or not patient.probing:
-            log.info("a runner on probation is gone", runner=patient.hello.runner_id, reason=event.reason)
+        self._announce()
+        if event.loss is Loss.LEFT or not held.probing:
+            log.info("a runner on probation is gone", runner=held.hello.runner_id, reason=event.reason)
             return
-        former = patient.illness.session
-        illness = self.illness.lost(patient.hello.runner_id, event.reason, self._engine.ledger.now_s)
+        former = held.illness.session
+        illness = self.illness.lost(held.hello.runner_id, event.reason, self._requests.ledger.now_s)
         illness.session = former
-        self._engine.totals.losses[event.loss] += 1
+        self._requests.totals.losses[event.loss] += 1
         log.error(
             "a runner is ill: it has lost the probe too",
             runner=illness.runner_id,
@@ -130,45 +153,46 @@ class Probation:
             losses=illness.losses,
             hold_s=illness.hold_s,
         )
-        self._engine.quarantine.acquit(former)
+        self._quarantine.clear(former)
 
     def leave(self, session: int) -> None:
         """A runner says goodbye that may be on probation."""
         if self._discharge(session) is not None:
-            self._engine.workers.announce()
-            self._engine.runners.dismiss(session)
+            self._announce()
+            self._runners.dismiss(session)
 
-    def _discharge(self, session: int) -> Patient | None:
+    def _discharge(self, session: int) -> HeldRunner | None:
         """The session is on probation no longer; None if it was not."""
-        self._engine.pool.remove(session)
-        return self._patients.pop(session, None)
+        self._pool.remove(session)
+        return self._held.pop(session, None)
 
     def end(self) -> None:
         """Nothing more is done here: a successor has taken over."""
-        for session in list(self._patients):
+        for session in list(self._held):
             self.leave(session)
 
     # ------------------------------------------------------------------ probes
 
-    def settle(self) -> None:
+    def send_probes(self) -> None:
         """Sends the probes that are due."""
-        for session, patient in self._patients.items():
-            if not patient.probing and patient.illness.until_s <= self._engine.ledger.now_s:
-                patient.probing = True
-                self._engine.runners.send_plan(session, _PROBE, _probe())
+        for session, held in self._held.items():
+            if not held.probing and held.illness.until_s <= self._requests.ledger.now_s:
+                held.probing = True
+                self._runners.send_plan(session, _PROBE, _probe())
 
-    def take(self, event: GotResult) -> None:
-        """A result of a session that may be on probation: its probe's, or what was under way when it ended."""
-        patient = self._patients.get(event.session)
-        if patient is None:
-            return
+    def take_result(self, event: GotResult) -> Proven | None:
+        """A result of a session that may be on probation: its probe's, or what was under way when it ended. Returns
+        the runner if it may serve from now on."""
+        held = self._held.get(event.session)
+        if held is None:
+            return None
         if event.number != _PROBE or not _has_token(event.result):
-            self._engine.runners.drop(event.session, "its probe brought no token")
-            return
+            self._runners.drop(event.session, "its probe brought no token")
+            return None
         self._discharge(event.session)
-        self._engine.runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
-        log.info("a runner has computed its probe", runner=patient.hello.runner_id)
-        self._engine.attendance.admit(event.session, patient.hello, _RELEASE)
+        self._runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
+        log.info("a runner has computed its probe", runner=held.hello.runner_id)
+        return Proven(event.session, held.hello, _RELEASE)
 
 
 def _has_token(result: plan_pb2.Result) -> bool:

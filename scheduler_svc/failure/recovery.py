@@ -17,23 +17,25 @@ What a sequence keeps of what the runner holds:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from roster_protos import engine_pb2, plan_pb2
+from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.failure.disconnected_requests import DisconnectedRequests
 from scheduler_svc.failure.probation import PROBE_ID
-from scheduler_svc.intake import EngineRefusal, build_request
-from scheduler_svc.roster.applied import end_of
-from scheduler_svc.roster.token_log import logged
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.sequence import NOBODY, End, FinishReason, Phase, Request, Sequence
+from scheduler_svc.model.sequence_ids import SequenceIds
+from scheduler_svc.model.token_log import logged
+from scheduler_svc.plan.applied_result import end_of
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 class UnsoundSnapshot(ValueError):
@@ -93,11 +95,25 @@ def _read_resident(entry: plan_pb2.ResidentSequence, hello: plan_pb2.Hello) -> R
 class Recovery:
     """Takes over what runners hold. One per engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        requests: Requests,
+        constraints: Constraints,
+        disconnected: DisconnectedRequests,
+        ids: SequenceIds,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`ids` passes by those that runners hold. `wall_clock`: seconds since 1970, which schedulers on several
+        machines have in common."""
+        self._requests = requests
+        self._constraints = constraints
+        self._disconnected = disconnected
+        self._wall_clock = wall_clock
+        self._ids = ids
 
     def adopt(self, scheduler: Scheduler, residents: list[Resident]) -> int:
         """Fills the fresh roster with the residents; returns how many go on. The others' slots are released."""
+        self._ids.pass_by(resident.sequence_id for resident in residents)
         scheduler.pool.restore(resident.blocks for resident in residents)
         residents = sorted(residents, key=lambda resident: (resident.context.arrival_unix_s, resident.sequence_id))
         requests: dict[int, Request] = {}
@@ -111,14 +127,14 @@ class Recovery:
                 and self._goes_on(sequence, resident)
                 and self._may_run(sequence, requests)
             ):
-                scheduler.seating.resume(sequence, resident.slot, resident.blocks, resident.computed)
+                scheduler.admission.resume(sequence, resident.slot, resident.blocks, resident.computed)
                 self._charge(sequence)
                 going_on += 1
             else:
-                scheduler.expel(resident.slot, resident.blocks)
+                scheduler.drop_slot(resident.slot, resident.blocks)
         for request in requests.values():
             if request.grammar:  # they keep their tokens, and are computed again with their matchers
-                self._engine.constraints.prepare(request, self._queue_missing)
+                self._constraints.prepare(request, self._queue_missing)
             else:
                 self._queue_missing(request)
         return going_on
@@ -135,8 +151,9 @@ class Recovery:
         request = self._known(context.submit, first_id)
         if request is None:
             request = requests[first_id] = self._rebuild(resident, first_id)
-            self._engine.enter(request)
-            self._engine.shares.submitted(request)
+            self._requests.enter(request)
+            self._disconnected.detach(request)
+            self._requests.shares.submitted(request)
         sequence = request.sequences[context.index] if context.index < len(request.sequences) else None
         if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
             return None
@@ -157,15 +174,14 @@ class Recovery:
 
         A runner that was out of reach may still hold what its client has cancelled, or sent again.
         """
-        engine = self._engine
-        request = engine.book.by_key(submit.tenant, submit.request_id)
+        request = self._requests.book.by_key(submit.tenant, submit.request_id)
         if request is None or not request.rebuilt or request.sequences[0].id >= first_id:
             return request
         refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
-        engine.outbox.message(request.owner, refusal.to_message(request.handle))
-        engine.book.abandon(request)  # whoever listened has heard all
+        self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
+        self._requests.book.abandon(request)  # whoever listened has heard all
         request.is_left = True
-        engine.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
+        self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
         return None
 
     def _goes_on(self, sequence: Sequence, resident: Resident) -> bool:
@@ -173,41 +189,41 @@ class Recovery:
 
         What was sampled behind an end never counted.
         """
-        engine, known, tokens = self._engine, len(sequence.log), resident.tokens
+        known, tokens = len(sequence.log), resident.tokens
         end = None
         for count in range(known + 1, len(tokens) + 1):
             end = end_of(sequence, tokens[count - 1], count)
             if end is not None:
                 tokens = tokens[:count]
                 break
-        engine.discard_waiting(sequence)
-        engine.outbox.more(sequence, tokens[known:])
+        self._requests.discard_waiting(sequence)
+        self._requests.outbox.more(sequence, tokens[known:])
         sequence.log, sequence.hashes = logged(tokens), []
         sequence.cached_tokens = resident.context.cached_tokens
         if end is not None:
-            engine.finish(sequence, end)
+            self._requests.finish(sequence, end)
         return end is None
 
     def _may_run(self, sequence: Sequence, requests: dict[int, Request]) -> bool:
         """Does it go on in its slot, as far as its matcher and its tenant's limit are concerned? Else it waits."""
-        request, shares = sequence.request, self._engine.shares
+        request, shares = sequence.request, self._requests.shares
         if request.grammar:
             return False
         if shares.resume(sequence):
             return True
         if requests.get(request.sequences[0].id) is not request:  # its other choices are queued already
-            shares.enter(sequence, self._engine.queue)
+            shares.enter(sequence, self._requests.queue)
         return False
 
     def _charge(self, sequence: Sequence) -> None:
         """The tenant's account begins with what its running sequences were served by the former scheduler."""
         served = sequence.prompt_len - sequence.cached_tokens
-        self._engine.ledger.restore(sequence.request.tenant, served, sequence.num_generated)
+        self._requests.ledger.restore(sequence.request.tenant, served, sequence.num_generated)
 
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
         """The request as it was, with all its choices at their beginning, waiting for its client."""
-        engine, context = self._engine, resident.context
-        now_s, unix_s = engine.ledger.now_s, engine.wall_clock()
+        context = resident.context
+        now_s, unix_s = self._requests.ledger.now_s, self._wall_clock()
         known = resident.prompt_len + context.num_received
         submit = engine_pb2.Submit()
         submit.CopyFrom(context.submit)
@@ -224,4 +240,4 @@ class Recovery:
         """Choices that no runner has told of (yet) begin again."""
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
-                self._engine.shares.enter(sequence, self._engine.queue)
+                self._requests.shares.enter(sequence, self._requests.queue)

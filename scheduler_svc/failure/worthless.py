@@ -11,7 +11,7 @@ import numpy as np
 
 from roster_protos import plan_pb2
 from scheduler_svc.link.runner_events import GotResult
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 NOT_FINITE = plan_pb2.ROW_STATUS_NOT_FINITE
 

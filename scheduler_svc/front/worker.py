@@ -24,12 +24,13 @@ from grpc_reflection.v1alpha import reflection
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
-from scheduler_svc.front.admin_service import AdminService
-from scheduler_svc.front.decoding import DecodingInterceptor
-from scheduler_svc.front.doors import Doors, TokenGate
-from scheduler_svc.front.engine_client import EngineClient
-from scheduler_svc.front.gateway_door import gateway_is_served
-from scheduler_svc.front.health import (
+from scheduler_svc.front.auth.server_credentials import ServerCredentials, TokenInterceptor
+from scheduler_svc.front.gateway.gateway_service import gateway_is_served
+from scheduler_svc.front.request.preparation import Preparer
+from scheduler_svc.front.request.tenant import Tenants
+from scheduler_svc.front.rpc.admin_service import AdminService
+from scheduler_svc.front.rpc.decoding import DecodingInterceptor
+from scheduler_svc.front.rpc.health import (
     ADMIN_SERVICE,
     ENGINE,
     HEALTH_SERVICE,
@@ -38,18 +39,17 @@ from scheduler_svc.front.health import (
     RUNNER,
     WorkerHealth,
 )
-from scheduler_svc.front.heartbeat import Heartbeat
-from scheduler_svc.front.inference_service import InferenceService
-from scheduler_svc.front.pacing import MessagePacer
-from scheduler_svc.front.preparation import Preparer
-from scheduler_svc.front.served_model import ServedModel
-from scheduler_svc.front.tenant import Tenants
+from scheduler_svc.front.rpc.heartbeat import Heartbeat
+from scheduler_svc.front.rpc.inference_service import InferenceService
+from scheduler_svc.front.rpc.pacing import MessagePacer
+from scheduler_svc.front.stream.engine_client import EngineClient
+from scheduler_svc.front.text.served_model import ServedModel
 from scheduler_svc.front.tracing.tracing import Tracing
 from scheduler_svc.front.worker_start import WorkerStart
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    from scheduler_svc.front.vllm_engine.service import VllmEngineService
+    from scheduler_svc.front.gateway.service import VllmEngineService
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,7 @@ class FrontWorker:
     def __init__(self, settings: SchedulerSettings, worker: int, engine_endpoint: str) -> None:
         self._settings = settings
         self._worker = worker
-        self._doors = Doors.open(settings)
+        self._doors = ServerCredentials.open(settings)
         self._health = WorkerHealth()
         self._served = ServedModel(self._tell_health)
         self._preparer = Preparer(self._served)
@@ -144,7 +144,7 @@ class FrontWorker:
 
     def _make_gateway_service(self) -> VllmEngineService:
         """The service that OpenAI gateways speak; its stubs are an extra of the installation."""
-        from scheduler_svc.front.vllm_engine.service import VllmEngineService
+        from scheduler_svc.front.gateway.service import VllmEngineService
 
         tenants = Tenants() if self._settings.gateway_listen else self._doors.tenants
         return VllmEngineService(
@@ -204,7 +204,7 @@ class FrontWorker:
 def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
     return grpc.aio.server(
         maximum_concurrent_rpcs=settings.max_calls,
-        interceptors=[*([TokenGate(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
+        interceptors=[*([TokenInterceptor(tenants)] if tenants.need_tokens else []), DecodingInterceptor()],
         options=(
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", settings.max_message_bytes),

@@ -7,7 +7,7 @@ import subprocess
 
 from pydantic import BaseModel
 
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class WorkerStart(BaseModel):

@@ -13,20 +13,19 @@ broke is usually made again at once, and then lacks little. Kept changes are bou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 
 from roster_protos import engine_pb2
-from scheduler_svc.intake import EngineRefusal
 from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, Catalog
-from scheduler_svc.kv_events.pool_recorder import PoolRecorder
-from scheduler_svc.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 LINGER_S = 60.0
 """Recording goes on for so long without a subscriber."""
@@ -41,7 +40,7 @@ class _Recording:
     """What is known while somebody follows."""
 
     catalog: Catalog = field(default_factory=Catalog)
-    recorders: dict[int, PoolRecorder] = field(default_factory=dict)
+    recorders: dict[int, PoolEventRecorder] = field(default_factory=dict)
     """By session."""
     partial: bool = False
     """Something was cached before it began whose content is not known."""
@@ -84,10 +83,12 @@ class _Recording:
 class KvFeed:
     """One per engine, in its thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, requests: Requests, pool: RunnerPool, wall_clock: Callable[[], float]) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._wall_clock = wall_clock
         self._recording: _Recording | None = None
-        self._number = int(engine.wall_clock() * 1e6)
+        self._number = int(wall_clock() * 1e6)
         """Of the last changes. Turns take more than a microsecond: a former scheduler's numbers are all smaller."""
         self._subscribers: dict[bytes, set[int]] = {}
         self._asking: list[tuple[bytes, engine_pb2.KvSubscribe]] = []
@@ -127,7 +128,7 @@ class KvFeed:
     def join(self, session: int, scheduler: Scheduler) -> None:
         """A runner has come; its pool names nothing yet."""
         if self._recording is not None:
-            recorder = PoolRecorder(scheduler.pool, self._recording.catalog)
+            recorder = PoolEventRecorder(scheduler.pool, self._recording.catalog)
             self._recording.recorders[session] = recorder
             scheduler.prefix.record(recorder)
 
@@ -141,7 +142,7 @@ class KvFeed:
 
     def publish(self) -> None:
         """Tells what the turn changed, then answers those who have just subscribed."""
-        now_s = self._engine.ledger.now_s
+        now_s = self._requests.ledger.now_s
         recording = self._recording or self._begin()
         self._tell_changes(recording)
         for worker, ask in self._asking:
@@ -154,10 +155,9 @@ class KvFeed:
 
     def _begin(self) -> _Recording:
         """From now on changes are recorded. Their numbers leave one out: what happened meanwhile."""
-        engine = self._engine
         recording = self._recording = _Recording()
-        sequences = [sequence for request in engine.book.known() for sequence in request.sequences]
-        for session, scheduler in engine.pool.schedulers.items():
+        sequences = [sequence for request in self._requests.book.known() for sequence in request.sequences]
+        for session, scheduler in self._pool.schedulers.items():
             self.join(session, scheduler)
             for sequence in sequences:
                 scheduler.prefix.describe(sequence)
@@ -168,7 +168,7 @@ class KvFeed:
         return recording
 
     def _end(self) -> None:
-        for scheduler in self._engine.pool.schedulers.values():
+        for scheduler in self._pool.schedulers.values():
             scheduler.prefix.record(None)
         self._recording = None
         log.info("nobody follows the prefix cache any more")
@@ -179,11 +179,11 @@ class KvFeed:
             return
         self._number += 1
         told = engine_pb2.KvChanges(
-            number=self._number, unix_s=self._engine.wall_clock(), changes=recording.catalog.take_changes()
+            number=self._number, unix_s=self._wall_clock(), changes=recording.catalog.take_changes()
         )
         recording.keep(told, size)
         for worker in self._subscribers:
-            self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_changes=told))
+            self._requests.outbox.message(worker, engine_pb2.FromEngine(kv_changes=told))
 
     def _answer(self, recording: _Recording, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
         answer = engine_pb2.KvSubscribed(handle=ask.handle, number=self._number)
@@ -192,13 +192,13 @@ class KvFeed:
             answer.snapshot.partial = recording.partial
             recording.note_snapshot(self._number)
         elif recording.may_lack(ask.after, self._number):
-            self._engine.outbox.message(worker, _too_old(ask.after).to_message(ask.handle))
+            self._requests.outbox.message(worker, _too_old(ask.after).to_message(ask.handle))
             return
         else:
             answer.replay.changes.extend(changes for changes in recording.kept if changes.number > ask.after)
             answer.replay.SetInParent()
         self._subscribers.setdefault(worker, set()).add(ask.handle)
-        self._engine.outbox.message(worker, engine_pb2.FromEngine(kv_subscribed=answer))
+        self._requests.outbox.message(worker, engine_pb2.FromEngine(kv_subscribed=answer))
 
 
 def _too_old(after: int) -> EngineRefusal:

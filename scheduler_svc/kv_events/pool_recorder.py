@@ -7,12 +7,12 @@ unknown, and nobody misses it.
 
 from __future__ import annotations
 
-from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.kv.block_hashes import TOKEN_BYTES
+from scheduler_svc.kv.block_pool import BlockPool
 from scheduler_svc.kv_events.catalog import CachedBlock, Catalog
-from scheduler_svc.roster.block_hashes import TOKEN_BYTES
 
 
-class PoolRecorder:
+class PoolEventRecorder:
     """One runner's part in the catalog."""
 
     def __init__(self, pool: BlockPool, catalog: Catalog) -> None:

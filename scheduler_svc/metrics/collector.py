@@ -20,8 +20,8 @@ from scheduler_svc.metrics.gateway_names import gateway_families
 from scheduler_svc.metrics.histogram import HistogramState
 from scheduler_svc.metrics.snapshot import Snapshot
 from scheduler_svc.metrics.step_phases import StepPhase
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.refusal import RefusalReason
+from scheduler_svc.model.sequence import FinishReason
 
 TENANTS_SHOWN = 20
 """Tenants with a sample of their own, those with the most that waits; the others are summed up."""

@@ -19,8 +19,8 @@ from scheduler_svc.metrics.histogram import (
     TTFT_BUCKETS_S,
     Histogram,
 )
-from scheduler_svc.roster.applied import Applied
-from scheduler_svc.sequence import FinishReason, Sequence
+from scheduler_svc.model.sequence import FinishReason, Sequence
+from scheduler_svc.plan.applied_result import AppliedResult
 
 BATCH = 32
 """Results that are counted together. They are held until then, with their plans."""
@@ -41,10 +41,10 @@ class Measurements:
         self.idle_s = 0.0
         """Runner time between a step's end and the next plan, where none was in flight."""
         self.ends: Counter[FinishReason] = Counter()
-        self._results: list[Applied] = []
+        self._results: list[AppliedResult] = []
         self._lifetimes_s: list[float] = []
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, applied: AppliedResult) -> None:
         """A result has been applied."""
         self._results.append(applied)
 
@@ -85,7 +85,7 @@ class Measurements:
         self.step_positions.add(np.array([applied.flight.positions for applied in results], np.float64))
 
 
-def _first_tokens_s(applied: Applied) -> list[float]:
+def _first_tokens_s(applied: AppliedResult) -> list[float]:
     """Seconds from arrival of those whose first token this was.
 
     A sequence taken over from a former scheduler has no token before either; its first one came long ago.

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 import queue
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from scheduler_svc.metrics.snapshot import Snapshot, take_snapshot
-
-if TYPE_CHECKING:
-    from scheduler_svc.engine import Engine
+from scheduler_svc.metrics.snapshot import Snapshot
 
 PATIENCE_S = 5.0
 
@@ -50,12 +47,12 @@ class SnapshotExchange:
         os.close(self.reader)
         os.close(self._writer)
 
-    def answer(self, engine: Engine) -> None:
+    def answer(self, take: Callable[[], Snapshot]) -> None:
         """Gives everybody who waits the same snapshot. For the engine's thread, between two steps."""
         if self._asked.empty():
             return
         with suppress(BlockingIOError):  # asked, not yet written: that wakes the engine once for nothing
             os.read(self.reader, 4096)
-        snapshot = take_snapshot(engine)
+        snapshot = take()
         while not self._asked.empty():
             self._asked.get().set_result(snapshot)

@@ -19,16 +19,16 @@ import zmq
 
 from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
-from scheduler_svc.engine_loop import EngineLoop
-from scheduler_svc.front.doors import Doors
-from scheduler_svc.front.gateway_door import check_gateway
-from scheduler_svc.front.listen_address import ReservedAddress, reserve
+from scheduler_svc.engine.engine_loop import EngineLoop
+from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve
+from scheduler_svc.front.auth.server_credentials import ServerCredentials
+from scheduler_svc.front.gateway.gateway_service import check_gateway
 from scheduler_svc.front.tracing.tracing import check_tracing
 from scheduler_svc.metrics.collector import RosterCollector
 from scheduler_svc.metrics.server import MetricsServer
-from scheduler_svc.operation.exposure import exposed
 from scheduler_svc.operation.worker_supervisor import WorkerSupervisor
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.exposure import exposed
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 FENCED = 3
 GRPC = ("listen", "admin_listen", "gateway_listen")
@@ -61,7 +61,7 @@ def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) ->
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
             check_tracing(settings)
-            Doors.open(settings)  # a file that can't be used is told here, not by each worker
+            ServerCredentials.open(settings)  # a file that can't be used is told here, not by each worker
             check_gateway(settings)
             addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
             if reason := exposed(settings):

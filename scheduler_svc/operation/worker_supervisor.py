@@ -9,7 +9,7 @@ import structlog
 
 from scheduler_svc.front.worker_process import spawn_worker
 from scheduler_svc.front.worker_start import WorkerStart, start_worker
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 RESTART_S = 1.0
 STOP_S = 5.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from scheduler_svc.policies.promises import Pace, Promises
+from scheduler_svc.policies.pending_deadlines import Pace, PendingDeadlines
 from scheduler_svc.policies.step_time_model import StepTimeModel
 from scheduler_svc.policy import (
     Accept,
@@ -56,7 +56,7 @@ class Deadline(Policy):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
         self._model = StepTimeModel()
-        self._promises = Promises()
+        self._pending = PendingDeadlines()
         self._mean_output = 0.0
         self._num_ended = 0
 
@@ -66,19 +66,19 @@ class Deadline(Policy):
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
         """Refuses a request whose first token can't be in time."""
-        self._promises.expire(load.now_s)
+        self._pending.expire(load.now_s)
         due_s = self._due_s(request)
         if self.parameters.refuse and request.ttft_target_ms is not None and self._has_learnt:
             pace = self._pace(load)
-            late_s = self._promises.wait_s(due_s, request.prompt_tokens, pace) * self.parameters.safety
+            late_s = self._pending.wait_s(due_s, request.prompt_tokens, pace) * self.parameters.safety
             late_s -= due_s - load.now_s
             if late_s > 0:
                 reason = f"its first token can't be there within {request.ttft_target_ms} ms: try again later"
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, late_s)))
-            if self._promises.breaks(due_s, request.prompt_tokens, pace, load.now_s):
+            if self._pending.breaks(due_s, request.prompt_tokens, pace, load.now_s):
                 reason = "its prompt would make first tokens late that others were promised: try again later"
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, request.prompt_tokens / pace.tokens_per_s)))
-        self._promises.add(request, due_s)
+        self._pending.add(request, due_s)
         return Accept()
 
     def budget(self, load: Load) -> Budget:
@@ -93,7 +93,7 @@ class Deadline(Policy):
         """Learns steps' times and outputs' lengths; notes which promises were met."""
         self._model.observe(report)
         for first in report.first_tokens:
-            self._promises.keep(first.request, self._due_s(first.request))
+            self._pending.keep(first.request, self._due_s(first.request))
         for ended in report.ended:
             self._num_ended += 1
             self._mean_output += (ended.generated - self._mean_output) / min(self._num_ended, 100)

@@ -138,7 +138,7 @@ def _is_key(key: Any) -> bool:
 def _is_budget(budget: Any) -> bool:
     if not isinstance(budget, Budget):
         return False
-    return _is_count(budget.prefill_tokens) and _is_count(budget.max_new) and _is_count(budget.stretch)
+    return _is_count(budget.prefill_tokens) and _is_count(budget.max_new) and _is_count(budget.overflow)
 
 
 def _is_count(number: Any) -> bool:

@@ -7,6 +7,7 @@ unused function costs nothing.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,24 +18,50 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scheduler_svc.policy.views import LedgerView, Load, RequestView, RunningView, StepReport, WaitingView
 
 
-class Budget(NamedTuple):
-    """What a step may do besides decoding.
-
-    prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).
-    max_new: most sequences admitted. admit_ahead: sequences may take slots before the budget reaches them.
-    stretch: positions beyond prefill_tokens for a prompt that they complete, as the last of the step.
-    """
-
+class _Budget(NamedTuple):
     prefill_tokens: int
     may_chunk: bool = True
     max_new: int = 1 << 30
     admit_ahead: bool = False
-    stretch: int = 0
+    overflow: int = 0
+
+
+class Budget(_Budget):
+    """What a step may do besides decoding.
+
+    prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).
+    max_new: most sequences admitted. admit_ahead: sequences may take slots before the budget reaches them.
+    overflow: positions beyond prefill_tokens for a prompt that they complete, as the last of the step. Its former name,
+    `stretch`, is still understood, with a warning.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        prefill_tokens: int,
+        may_chunk: bool = True,
+        max_new: int = 1 << 30,
+        admit_ahead: bool = False,
+        overflow: int = 0,
+        *,
+        stretch: int | None = None,
+    ) -> Self:
+        if stretch is not None:
+            warnings.warn("Budget(stretch=...) is now called overflow", FutureWarning, stacklevel=2)
+            overflow = stretch
+        return tuple.__new__(cls, (prefill_tokens, may_chunk, max_new, admit_ahead, overflow))
+
+    @property
+    def stretch(self) -> int:
+        """The former name of `overflow`."""
+        warnings.warn("Budget.stretch is now called overflow", FutureWarning, stacklevel=2)
+        return self.overflow
 
     def within(self, tokens: float) -> Budget:
         """Of these, `tokens` prompt positions at most, those that complete a prompt among them."""
         prefill_tokens = int(min(self.prefill_tokens, tokens))
-        return self._replace(prefill_tokens=prefill_tokens, stretch=int(min(self.stretch, tokens - prefill_tokens)))
+        return self._replace(prefill_tokens=prefill_tokens, overflow=int(min(self.overflow, tokens - prefill_tokens)))
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,7 +170,7 @@ class Policy:
         step_tokens = min(self.parameters.step_tokens or max_step_tokens, max_step_tokens)
         prefill_tokens = max(1, step_tokens - decoding)
         finish_tokens = self.parameters.finish_tokens or step_tokens
-        return Budget(prefill_tokens, stretch=max(0, finish_tokens - decoding - prefill_tokens))
+        return Budget(prefill_tokens, overflow=max(0, finish_tokens - decoding - prefill_tokens))
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
         """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.rank import Rank
+from scheduler_svc.policy.rank import Rank
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from roster_protos import admin_pb2, engine_pb2, plan_pb2
-from scheduler_svc.operation.completed_steps import CompletedSteps
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.reports.completed_steps import CompletedSteps
 from scheduler_svc.simulator.prompts import blank_prompt, prompt_tokens
 from scheduler_svc.simulator.simulated_runners import STOP_TOKEN
 from scheduler_svc.simulator.trace import Trace, TraceRequest

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from roster_common.link_protocol import PROTOCOL_VERSION
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.leap import Leap
 from scheduler_svc.link.runner_events import GotResult, Joined, RunnerEvent
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
+from scheduler_svc.simulator.fast_forward import FastForward
 from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
@@ -127,14 +127,15 @@ class SimulatedRunners:
             heapq.heappush(self._done, (end_s + link_s, self._serial, event))
         self._sent.clear()
 
-    def leap(self, leap: Leap, until_s: float, scheduler_s: float) -> list[float]:
-        """Computes as many plans of the leap as the engine makes before `until_s`, each in a turn of `scheduler_s` that
+    def fast_forward(self, chance: FastForward, until_s: float, scheduler_s: float) -> list[float]:
+        """Computes as many plans of the turns to skip as the engine makes before `until_s`, each in a turn of
+        `scheduler_s` that
         begins with the oldest result. Returns when these turns begin, the first of them at the earliest now."""
-        now_s, free_at_s, link_s = self._clock.now_s, self._free_at_s[leap.session], self._link_s
-        work = StepWork(leap.num_rows, leap.num_rows, leap.context_tokens + leap.num_rows, 0.0)
+        now_s, free_at_s, link_s = self._clock.now_s, self._free_at_s[chance.session], self._link_s
+        work = StepWork(chance.num_rows, chance.num_rows, chance.context_tokens + chance.num_rows, 0.0)
         arrivals_s = deque(time_s for time_s, _, _ in sorted(self._done))
         times_s: list[float] = []
-        while len(times_s) < leap.turns:
+        while len(times_s) < chance.turns:
             now_s = max(now_s, arrivals_s[0])
             if now_s >= until_s or (len(arrivals_s) > 1 and arrivals_s[1] <= now_s):  # a turn of another kind
                 break
@@ -145,14 +146,14 @@ class SimulatedRunners:
             self.tallies.add(work, seconds)
             arrivals_s.popleft()
             arrivals_s.append(free_at_s + link_s)
-            work.context_tokens += leap.num_rows
+            work.context_tokens += chance.num_rows
         if times_s:
-            self._free_at_s[leap.session] = free_at_s
+            self._free_at_s[chance.session] = free_at_s
             self._serial += len(times_s)
-            later, result = 1 - len(arrivals_s), self._result_of(leap.flags)
-            last = leap.last_number + len(times_s)
+            later, result = 1 - len(arrivals_s), self._result_of(chance.flags)
+            last = chance.last_number + len(times_s)
             self._done = [
-                (time_s, self._serial + later + index, GotResult(leap.session, last + later + index, result))
+                (time_s, self._serial + later + index, GotResult(chance.session, last + later + index, result))
                 for index, time_s in enumerate(arrivals_s)
             ]
         return times_s

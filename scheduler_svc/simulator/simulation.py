@@ -5,7 +5,7 @@ turn, as it would when its sockets wake it; the turn itself takes `scheduler_s` 
 waits for the next turn. So a scheduler that can't keep up with its runners shows as one here.
 
 Most turns of a simulation are alike: a result, and the plan that follows from the last. The engine takes those between
-two events at once (`scheduler_svc/leap.py`), with the same outcome.
+two events at once (`scheduler_svc/simulator/fast_forward.py`), with the same outcome.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roster_protos import admin_pb2
-from scheduler_svc.engine import Engine
-from scheduler_svc.leap import possible_leap
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.policy import Policy, PolicyGuard, load_policy
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.engine_time import EngineTime
+from scheduler_svc.simulator.fast_forward import fast_forward, possible_fast_forward
 from scheduler_svc.simulator.outcome import Counters, Outcome, outcome_of
 from scheduler_svc.simulator.simulated_front import WORKER, SimulatedFront, early_stops
 from scheduler_svc.simulator.simulated_runners import SimulatedRunners
@@ -64,8 +64,8 @@ class Setup:
     spread: float = 0.0
     """Standard deviation of the logarithm of a step's time around the cost model."""
     seed: int = 0
-    leaps: bool = True
-    """Turns that are alike are taken at once (see `scheduler_svc/leap.py`); the outcome is the same without."""
+    fast_forwards: bool = True
+    """Turns that are alike are taken at once (see `fast_forward`); the outcome is the same without."""
     check: bool = False
     """Prove the roster's invariants after every plan (slow)."""
 
@@ -114,7 +114,7 @@ class Simulation:
         self.engine = Engine(setup.settings(), PolicyGuard(policy), self.front, self.runners, self.clock)
         if on_step is not None:
             self.front.on_step = on_step
-            self.engine.watchers.add(WORKER)
+            self.engine.watchers.of_steps.add(WORKER)
         self.engine_time = EngineTime()
         self._idle_turns = 0
 
@@ -125,12 +125,12 @@ class Simulation:
             self.turn()  # runners join
             while not self.front.done:
                 self._advance()
-                if not self._leap():
+                if not self._fast_forward():
                     self.turn()
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
 
     def turn(self, *, is_sample: bool = False) -> None:
-        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been leapt."""
+        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been skipped."""
         begin = time.perf_counter()
         self.engine.step()
         self.engine_time.took(time.perf_counter() - begin, is_sample)
@@ -139,23 +139,23 @@ class Simulation:
         self.runners.dispatch()
         self.front.stamp()
 
-    def _leap(self) -> bool:
+    def _fast_forward(self) -> bool:
         """Takes as many turns at once as are alike; False where the next one is of its own kind.
 
-        Everything that comes is as of single turns (`Setup.leaps`).
+        Everything that comes is as of single turns (`Setup.fast_forwards`).
         """
-        leap = possible_leap(self.engine) if self.setup.leaps else None
-        if leap is None:
+        chance = possible_fast_forward(self.engine) if self.setup.fast_forwards else None
+        if chance is None:
             return False
-        scheduler_s, until_s = self.setup.scheduler_s, min(self.front.next_s, leap.before_s)
+        scheduler_s, until_s = self.setup.scheduler_s, min(self.front.next_s, chance.before_s)
         if self.engine_time.wants_sample and self.runners.next_s <= self.clock.now_s < until_s:
             self.turn(is_sample=True)
             return True
-        times_s = self.runners.leap(leap, until_s, scheduler_s)
+        times_s = self.runners.fast_forward(chance, until_s, scheduler_s)
         if not times_s:
             return False
-        self.engine_time.leapt(len(times_s))
-        self.engine.leap(leap, times_s, self.runners.tokens(leap.num_rows, len(times_s)))
+        self.engine_time.skipped(len(times_s))
+        fast_forward(self.engine, chance, times_s, self.runners.tokens(chance.num_rows, len(times_s)))
         left_s = [time_s + scheduler_s for time_s in times_s]
         self.clock.now_s = left_s[-1]
         self.front.stamp_each(left_s)
@@ -164,7 +164,7 @@ class Simulation:
     def _advance(self) -> None:
         """Moves the clock to the next event, unless one has come while the engine was busy."""
         due_s = min(self.front.next_s, self.runners.next_s)
-        reminder_s = self.engine.book.next_due_s
+        reminder_s = self.engine.requests.book.next_due_s
         if reminder_s is not None:
             due_s = min(due_s, reminder_s)
         if self.setup.plan_lead_ms is not None:
@@ -175,8 +175,9 @@ class Simulation:
             due_s = self.engine.wake_s
             self._idle_turns += 1
             if self._idle_turns > MOST_IDLE_TURNS:
+                waiting = len(self.engine.requests.queue)
                 raise SimulationStuck(
-                    f"{len(self.engine.queue)} sequences wait and nothing happens any more: does the policy admit "
+                    f"{waiting} sequences wait and nothing happens any more: does the policy admit "
                     "nobody, or is the KV cache smaller than a request?"
                 )
         self.clock.now_s = max(self.clock.now_s, due_s)
@@ -191,8 +192,8 @@ class Simulation:
             busy_s=tallies.busy_s,
             slots=self.setup.shape.slots,
             runners=self.setup.runners,
-            preemptions=engine.totals.preemptions + sum(s.preemptions for s in schedulers),
-            cached_tokens=engine.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
+            preemptions=engine.requests.totals.preemptions + sum(s.preemptions for s in schedulers),
+            cached_tokens=engine.requests.totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
             policy_failures=engine.policy.failures,
             virtual_s=self.clock.now_s,
             engine_s=self.engine_time.total_s,

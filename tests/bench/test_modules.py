@@ -10,9 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages([str(ROOT / "bench")], "bench.")
-    if "__main__" not in module.name
+    module.name for module in pkgutil.walk_packages([str(ROOT / "bench")], "bench.") if "__main__" not in module.name
 )
 
 

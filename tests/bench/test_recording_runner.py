@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.gpu_serving.recording_runner import RecordingSocket
 from bench.gpu_serving.step_record import StepRecord
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from tests.support.garbage import circles_left_by, in_own_process
 from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, PLANS, linked_runner
 

@@ -173,7 +173,7 @@ def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkey
     for name in ("backend", "roster"):
         checked(imitation.says([CLEAN]), "memcheck", name)
     cached = {next(word for word in words if word.startswith("tests/")): words[-1] for words in imitation.calls}
-    assert cached == {"tests/gpu/test_held_rows.py": "uncached ", "tests/gpu/test_roster_copies.py": "uncached 1"}
+    assert cached == {"tests/gpu/test_masked_rows.py": "uncached ", "tests/gpu/test_slot_copies.py": "uncached 1"}
 
 
 @pytest.mark.parametrize(

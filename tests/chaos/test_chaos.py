@@ -28,8 +28,8 @@ RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 SEED = int(os.environ.get("ROSTER_CHAOS_SEED", random.randrange(1 << 32)))
 RUNNERS = ("runner", "runner-2", "runner-3")
 RUNNER = {
-    "device": "hash", "slots": 32, "step_ms": 8, "kv_tokens": 8192, "max_step_tokens": 256, "silence_s": 1.0,
-    "eos_probability": EOS_PROBABILITY,
+    "device": "hash", "slots": 32, "kv_tokens": 8192, "max_step_tokens": 256, "silence_s": 1.0,
+    "test_backend": {"step_ms": 8, "eos_probability": EOS_PROBABILITY},
 }  # fmt: skip
 SMALL = {"slots": 8, "kv_tokens": 256, "context_length": LONG, "max_step_tokens": 64}
 """The third runner: its sequences displace one another, and large requests don't fit."""

@@ -16,16 +16,17 @@ from roster_client.client import RosterClient
 from roster_client.client.events import Delta
 from roster_client.client.requests import OnDisconnect
 from roster_client.serve.free_ports import free_ports
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from scheduler_svc.operation.service import FENCED
 from tests.support.chaos import Load, settled
 from tests.support.chaos_requests import EOS_PROBABILITY
 from tests.support.link_proxies import FrameProxy, Meddler, TcpProxy, double, lose, reorder, truncate
 from tests.support.processes import RosterProcesses
 
+TEST_BACKEND = {"step_ms": 8, "eos_probability": EOS_PROBABILITY}
 RUNNER = {
-    "device": "hash", "slots": 16, "step_ms": 8, "kv_tokens": 4096, "max_step_tokens": 256, "silence_s": 0.5,
-    "eos_probability": EOS_PROBABILITY,
+    "device": "hash", "slots": 16, "kv_tokens": 4096, "max_step_tokens": 256, "silence_s": 0.5,
+    "test_backend": TEST_BACKEND,
 }  # fmt: skip
 SCHEDULER = {"flush_ms": 5, "runner_timeout_s": 1.5, "check": True}
 
@@ -89,7 +90,7 @@ async def test_messages_go_wrong(tmp_path: Path, meddle: Meddler) -> None:
     seed = new_seed()
     with FrameProxy(f"tcp://127.0.0.1:{port}", meddle, seed) as proxy:
         scheduler = {**SCHEDULER, "link": f"tcp://127.0.0.1:{port}", "runner_timeout_s": 5, "plan_timeout_s": 20}
-        runner = {**RUNNER, "link": proxy.endpoint, "step_ms": 2}
+        runner = {**RUNNER, "link": proxy.endpoint, "test_backend": {**TEST_BACKEND, "step_ms": 2}}
         with RosterProcesses(tmp_path, scheduler=scheduler, runner=runner) as roster:
             await loaded(roster, 40, seed)
             await settled(roster, 1)

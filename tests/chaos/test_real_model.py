@@ -27,10 +27,11 @@ from roster_client.client.events import Choice, Delta
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 from tests.support.tested_device import NEEDS_DEVICE, PROCESS_DEVICE, PROCESS_DTYPE
+from tests.support.thoroughness import count
 from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parting, parting
 
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", "12"))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=8)))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))

@@ -25,7 +25,7 @@ from roster_client.client import RosterClient
 from roster_client.client.errors import NotFoundError, OverloadedError, RequestCancelledError
 from roster_client.client.events import Completion, Delta, FinishReason
 from roster_client.client.requests import Message, OnDisconnect
-from scheduler_svc.front.preparation import THREADS
+from scheduler_svc.front.request.preparation import THREADS
 from tests.support.idle import wait_idle_at
 from tests.support.process_watch import Usage, growth, quarters, usage
 from tests.support.processes import RosterProcesses, roster_processes
@@ -34,7 +34,7 @@ from tests.support.thoroughness import count
 SOAK_S = float(os.environ.get("ROSTER_SOAK_S", "12"))
 RESULT = os.environ.get("ROSTER_SOAK_RESULT")
 SEED = int(os.environ.get("ROSTER_SOAK_SEED", random.randrange(1 << 32)))
-SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=24)
+SLOTS, STEP_MS, WAITING = 8, 10, count(64, in_ci=16)
 MEAN_TOKENS = 20
 CAPACITY = SLOTS * 1000 / STEP_MS / MEAN_TOKENS
 """Requests per second, if the machine keeps up; if it does not, the load is more than twice what it can do."""
@@ -54,7 +54,12 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
         "max_waiting_requests": WAITING, "retention_s": 1, "front_workers": 1,
         "tenant_limits": '{"capped": {"running": 2, "waiting": 16}, "heavy": {"weight": 2}}',
     }  # fmt: skip
-    runner = {"device": "hash", "slots": SLOTS, "kv_tokens": 4096, "step_ms": STEP_MS, "eos_probability": 0}
+    runner = {
+        "device": "hash",
+        "slots": SLOTS,
+        "kv_tokens": 4096,
+        "test_backend": {"step_ms": STEP_MS, "eos_probability": 0},
+    }
     with roster_processes(tmp_path_factory.mktemp("soak"), scheduler=scheduler, runner=runner) as processes:
         processes.wait_for_mask_processes()
         yield processes

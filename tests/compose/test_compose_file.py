@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 import yaml
 
-from scheduler_svc.front.tenant import Tenants
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.front.request.tenant import Tenants
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.compose_file import compose_variables, read_compose
 from tests.support.local_stack import LocalStack
 

@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from runner_svc.settings import RunnerSettings
-from scheduler_svc.front import health
-from scheduler_svc.settings import SchedulerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
+from scheduler_svc.front.rpc import health
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.prometheus import needs_promtool, promtool
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -169,7 +169,7 @@ def environment(roster: RosterProcesses) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "ROSTER_SERVER": roster.address,
         "ROSTER_ADMIN": roster.admin_address,
-        "ROSTER_STEP_MS": "20",
+        "ROSTER_TEST_BACKEND": '{"step_ms": 20}',
     }
 
 

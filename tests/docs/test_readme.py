@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runner_svc.settings import RunnerSettings
-from scheduler_svc.ledger import Ledger
+from runner_svc.settings.runner_settings import RunnerSettings
+from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import PolicyGuard, RequestView
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.processes import RosterProcesses
 
 ROOT = Path(__file__).resolve().parents[2]

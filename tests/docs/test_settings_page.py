@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from pydantic_settings import BaseSettings
 
-from runner_svc.settings import RunnerSettings
-from scheduler_svc.settings import SchedulerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -32,3 +32,16 @@ def test_page_is_fresh(generator: ModuleType) -> None:
 @pytest.mark.parametrize("settings", [SchedulerSettings, RunnerSettings])
 def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
     assert [name for name, field in settings.model_fields.items() if not field.description] == []
+
+
+def test_few_settings_are_for_everyone(generator: ModuleType) -> None:
+    counts = {
+        level: sum(len(generator.names(cls, level)) for cls in generator.COMMANDS.values())
+        for level in generator.LEVELS
+    }
+    assert counts["everyone"] <= 15 and counts["operators"] <= 25, counts
+
+
+def test_what_is_hidden_is_for_tests(generator: ModuleType) -> None:
+    hidden = {name for cls in generator.COMMANDS.values() for name in generator.names(cls, None)}
+    assert hidden == {"check", "weights", "test_backend"}

@@ -14,7 +14,7 @@ from roster_client.client import EventStream, RosterClient
 from roster_client.client.errors import InvalidRequestError, NotFoundError, RosterError
 from roster_client.client.events import Delta, FinishReason, Started
 from roster_client.client.requests import OnDisconnect, Options
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 TOKENS = 150
@@ -22,7 +22,7 @@ TOKENS = 150
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 16, "step_ms": 2}
+    runner = {"device": "hash", "slots": 16, "test_backend": {"step_ms": 2}}
     scheduler = {"check": True, "front_workers": 2, "flush_ms": 0}
     with roster_processes(tmp_path_factory.mktemp("attach"), scheduler=scheduler, runner=runner) as processes:
         yield processes

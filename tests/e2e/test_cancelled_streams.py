@@ -14,8 +14,9 @@ from roster_client.client import RosterClient
 from roster_client.client.errors import NotFoundError
 from roster_client.client.events import Delta, Finish, FinishReason
 from tests.support.processes import RosterProcesses, roster_processes
+from tests.support.thoroughness import count
 
-STREAMS = int(os.environ.get("E2E_CANCELLED_STREAMS", "500"))
+STREAMS = int(os.environ.get("E2E_CANCELLED_STREAMS", count(500, in_ci=240)))
 AT_ONCE = 32
 ROUNDS = 4
 MEMORY_SLACK = 12 << 20
@@ -23,7 +24,13 @@ MEMORY_SLACK = 12 << 20
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 8, "kv_tokens": 4096, "max_step_tokens": 64, "eos_probability": 0}
+    runner = {
+        "device": "hash",
+        "slots": 8,
+        "kv_tokens": 4096,
+        "max_step_tokens": 64,
+        "test_backend": {"eos_probability": 0},
+    }
     # Finished requests are kept for Attach on purpose: not here, where memory is looked at.
     scheduler = {"check": True, "retention_s": 0, "flush_ms": 0}
     with roster_processes(tmp_path_factory.mktemp("cancel"), scheduler=scheduler, runner=runner) as processes:

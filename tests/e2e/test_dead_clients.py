@@ -22,7 +22,7 @@ with SyncRosterClient(sys.argv[1]) as client:
 
 
 async def test_a_stopped_client_does_not_hold_its_slot(tmp_path: Path, wait_idle: WaitIdle) -> None:
-    runner = {"device": "hash", "slots": 1, "kv_tokens": 16384, "step_ms": 5, "eos_probability": 0}
+    runner = {"device": "hash", "slots": 1, "kv_tokens": 16384, "test_backend": {"step_ms": 5, "eos_probability": 0}}
     with roster_processes(tmp_path, scheduler={"keepalive_s": 1}, runner=runner) as roster:
         command = [sys.executable, "-c", STREAM, roster.address]
         client = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()})

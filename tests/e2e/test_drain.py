@@ -18,7 +18,7 @@ from roster_client.client.health import check_health
 from roster_client.client.sync_client import SyncRosterClient
 from tests.support.processes import RosterProcesses
 
-SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}
+SLOW = {"device": "hash", "test_backend": {"step_ms": 40, "eos_probability": 0}}
 
 
 class Reader:

@@ -12,8 +12,8 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.client.events import Completion, FinishReason
 from roster_client.client.requests import Options
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.thoroughness import count
 

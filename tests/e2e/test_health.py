@@ -74,7 +74,7 @@ def stopped(pid: int) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     scheduler = {"stall_s": STALL_S, "runner_timeout_s": 30, "plan_timeout_s": 60}
-    runner = {"device": "hash", "step_ms": 20, "eos_probability": 0}
+    runner = {"device": "hash", "test_backend": {"step_ms": 20, "eos_probability": 0}}
     with roster_processes(tmp_path_factory.mktemp("health"), scheduler=scheduler, runner=runner) as processes:
         yield processes
 

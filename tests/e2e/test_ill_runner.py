@@ -11,7 +11,7 @@ import pytest
 
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.e2e.test_health import Watches
 from tests.e2e.test_poison import revive
 from tests.support.metrics_scrape import scrape, value
@@ -25,7 +25,13 @@ TOKENS = 40
 AT_ONCE = 16
 """As many as there are slots: the ill runner is sent some."""
 SCHEDULER = {"flush_ms": 5, "check": True}
-RUNNER = {"device": "hash", "slots": 8, "kv_tokens": 4096, "step_ms": 5, "silence_s": 0.5, "eos_probability": 0}
+RUNNER = {
+    "device": "hash",
+    "slots": 8,
+    "kv_tokens": 4096,
+    "test_backend": {"step_ms": 5, "eos_probability": 0},
+    "silence_s": 0.5,
+}
 
 
 async def check(client: RosterClient, rng: random.Random) -> None:
@@ -46,7 +52,7 @@ async def test_an_ill_runner_is_held_back_and_comes_back(tmp_path: Path, effect:
     print(f"seed {seed}")
     rng = random.Random(seed)
     roster = RosterProcesses(tmp_path, scheduler=SCHEDULER, runner=RUNNER, runners=2)
-    roster.change(ILL, poison_token=EVERYWHERE, poison=effect)
+    roster.change(ILL, test_backend={"poison_token": EVERYWHERE, "poison": effect})
     with roster:
         reviving = asyncio.create_task(revive(roster, Counter()))
         async with RosterClient(roster.address) as client, AdminClient(roster.admin_address) as admin:
@@ -59,7 +65,7 @@ async def test_an_ill_runner_is_held_back_and_comes_back(tmp_path: Path, effect:
                 await asyncio.to_thread(only_the_ill_one_is_left, roster)
                 waiting = [asyncio.create_task(check(client, rng)) for _ in range(4)]
                 reviving.cancel()
-                roster.change(ILL, poison_token=None, poison=None)
+                roster.change(ILL, test_backend={"poison_token": None})
                 await asyncio.to_thread(roster.end, ILL)
                 assert not any(task.done() for task in waiting)
                 roster.start_one(ILL)

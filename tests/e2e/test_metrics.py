@@ -18,7 +18,7 @@ from tests.support.metrics_scrape import scrape, value
 from tests.support.processes import RosterProcesses, roster_processes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8")
-RUNNER = {"device": "hash", "step_ms": 5, "eos_probability": 0, "slots": 2}
+RUNNER = {"device": "hash", "test_backend": {"step_ms": 5, "eos_probability": 0}, "slots": 2}
 REQUESTS, TOKENS = 6, 40
 
 

@@ -46,7 +46,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
     processes = RosterProcesses(
         tmp_path_factory.mktemp("openai"),
         scheduler={"max_waiting_requests": WAITING},
-        runner={"device": "hash", "slots": SLOTS, "eos_probability": 0, "step_ms": 5},
+        runner={"device": "hash", "slots": SLOTS, "test_backend": {"eos_probability": 0, "step_ms": 5}},
     )
     with processes:
         yield processes

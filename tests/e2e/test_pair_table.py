@@ -43,7 +43,7 @@ EVENTS = {
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 4, "step_ms": 8, "silence_s": 1.0, "max_step_tokens": 32}
+    runner = {"device": "hash", "slots": 4, "test_backend": {"step_ms": 8}, "silence_s": 1.0, "max_step_tokens": 32}
     scheduler = {"check": True, "flush_ms": 0}
     folder = tmp_path_factory.mktemp("pairs")
     with RosterProcesses(folder, scheduler=scheduler, runner=runner, runners=2) as processes:

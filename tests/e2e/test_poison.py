@@ -16,11 +16,13 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.client.errors import RosterError
 from roster_client.client.events import Completion, Delta, FinishReason
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
+from tests.support.thoroughness import count
 
 POISON = 201
+NEIGHBOURS = count(9, in_ci=6)
 TOKENS = 120
 STATUS = {"kill": -signal.SIGKILL, "hang": 3, "broken": 3}
 """How the process ends that computes the poison."""
@@ -31,8 +33,7 @@ EFFECTS = os.environ.get("ROSTER_TEST_POISON", "kill,hang").split(",")
 
 SCHEDULER = {"flush_ms": 5, "check": True, "plan_timeout_s": 2}
 RUNNER = {
-    "device": "hash", "slots": 8, "kv_tokens": 4096, "step_ms": 5, "silence_s": 0.5, "eos_probability": 0,
-    "poison_token": POISON, "plan_timeout_s": 2,
+    "device": "hash", "slots": 8, "kv_tokens": 4096, "silence_s": 0.5, "plan_timeout_s": 2,
 }  # fmt: skip
 
 
@@ -71,17 +72,18 @@ async def test_only_the_request_that_ends_its_runner_is_refused(tmp_path: Path, 
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    innocent = [drawn(rng, range(0)) for _ in range(9)]
+    innocent = [drawn(rng, range(0)) for _ in range(NEIGHBOURS)]
     guilty = [[1, POISON, 2], drawn(rng, range(8, TOKENS - 1))]  # at once; after some tokens that stay valid
     ended: Counter[int] = Counter()
-    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner={**RUNNER, "poison": effect}) as roster:
+    test_backend = {"step_ms": 5, "eos_probability": 0, "poison_token": POISON, "poison": effect}
+    with RosterProcesses(tmp_path, scheduler=SCHEDULER, runner={**RUNNER, "test_backend": test_backend}) as roster:
         reviving = asyncio.create_task(revive(roster, ended))
         async with RosterClient(roster.address) as client:
             async with asyncio.timeout(150):
-                neighbours = [asyncio.create_task(read(client, prompt)) for prompt in innocent[:6]]
+                neighbours = [asyncio.create_task(read(client, prompt)) for prompt in innocent[: NEIGHBOURS - 3]]
                 await asyncio.sleep(0.2)
                 poisonous = [asyncio.create_task(read(client, prompt)) for prompt in guilty]
-                neighbours += [asyncio.create_task(read(client, prompt)) for prompt in innocent[6:]]
+                neighbours += [asyncio.create_task(read(client, prompt)) for prompt in innocent[NEIGHBOURS - 3 :]]
                 answers = await asyncio.gather(*neighbours)
                 refusals = await asyncio.gather(*poisonous)
         await settled(roster, 1)

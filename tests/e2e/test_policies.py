@@ -16,7 +16,7 @@ from roster_client.cli import app
 from roster_client.client.events import Completion
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.terminal.exit_codes import ExitCode
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "roster-shortest"
@@ -38,7 +38,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def roster(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Iterator[RosterProcesses]:
     """Both services; the scheduler starts with the policy from outside."""
     settings = {"policy": "shortest", "policy_parameters": '{"tokens_per_s": 7}'}
-    runner = {"device": "hash", "step_ms": 5, "eos_probability": 0, "slots": 4}
+    runner = {"device": "hash", "test_backend": {"step_ms": 5, "eos_probability": 0}, "slots": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{REPOSITORY}:{installed}")
         with roster_processes(tmp_path_factory.mktemp("policies"), scheduler=settings, runner=runner) as processes:

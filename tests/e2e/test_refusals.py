@@ -17,7 +17,7 @@ from roster_client.client.errors import AlreadyExistsError, InvalidRequestError,
 from roster_client.client.events import Delta
 from roster_client.client.requests import Message, build_request
 from roster_protos import inference_pb2 as pb
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 VOCABULARY = 259
@@ -32,7 +32,8 @@ NEIGHBOUR_TOKENS = 300
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     runner = {
-        "device": "hash", "slots": 2, "kv_tokens": POOL_TOKENS, "context_length": CONTEXT, "step_ms": 10,
+        "device": "hash", "slots": 2, "kv_tokens": POOL_TOKENS, "context_length": CONTEXT,
+        "test_backend": {"step_ms": 10},
     }  # fmt: skip
     scheduler = {"max_waiting_requests": WAITING, "max_waiting_tokens": 200, "check": True}
     with roster_processes(tmp_path_factory.mktemp("refusals"), scheduler=scheduler, runner=runner) as processes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from roster_client.client import RosterClient
 from roster_client.client.admin import AdminClient
 from roster_protos import admin_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.chaos import settled
 from tests.support.processes import RosterProcesses
 
@@ -20,7 +20,7 @@ TOKENS = 300
 FULL_S = 5.0
 """A second is promised, and a tenth is usual; the rest is for machines whose cores others hold."""
 SCHEDULER = {"flush_ms": 5, "check": True}
-RUNNER = {"device": "hash", "slots": SLOTS, "kv_tokens": 8192, "step_ms": 10, "eos_probability": 0}
+RUNNER = {"device": "hash", "slots": SLOTS, "kv_tokens": 8192, "test_backend": {"step_ms": 10, "eos_probability": 0}}
 
 
 async def check(client: RosterClient, prompt: list[int], tokens: int) -> None:

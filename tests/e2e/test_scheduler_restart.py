@@ -15,7 +15,7 @@ from roster_client.client import RosterClient
 from roster_client.client.events import Completion, FinishReason
 from roster_client.client.requests import Options
 from roster_client.client.sync_client import SyncRosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 
 TOKENS = 400
@@ -24,7 +24,7 @@ STEP_MS = 5
 
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
-    runner = {"device": "hash", "slots": 8, "step_ms": STEP_MS, "silence_s": 1.0, "kv_tokens": 16384}
+    runner = {"device": "hash", "slots": 8, "test_backend": {"step_ms": STEP_MS}, "silence_s": 1.0, "kv_tokens": 16384}
     scheduler = {"check": True, "flush_ms": 0, "retention_s": 30}
     with roster_processes(tmp_path_factory.mktemp("restart"), scheduler=scheduler, runner=runner) as processes:
         yield processes

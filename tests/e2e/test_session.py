@@ -18,8 +18,8 @@ from roster_client.client.events import FinishReason, Started
 from roster_client.client.requests import build_request
 from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.processes import RosterProcesses, roster_processes
 from tests.support.session_client import SessionClient, TagState
 

@@ -36,7 +36,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses
     processes = RosterProcesses(
         tmp_path_factory.mktemp("constrained"),
         scheduler={"check": True},
-        runner={"device": "hash", "slots": 8, "eos_probability": 0.01},
+        runner={"device": "hash", "slots": 8, "test_backend": {"eos_probability": 0.01}},
     )
     with processes:
         yield processes

@@ -24,7 +24,12 @@ TENANTS = ("acme", "beta")
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     """Both services, with three requests that run for as long as the tests do, on two slots."""
-    runner = {"device": "hash", "step_ms": 20, "eos_probability": 0, "slots": 2, "context_length": 65536}
+    runner = {
+        "device": "hash",
+        "test_backend": {"step_ms": 20, "eos_probability": 0},
+        "slots": 2,
+        "context_length": 65536,
+    }
     settings = {"drain_s": 0}
     with (
         roster_processes(tmp_path_factory.mktemp("top"), scheduler=settings, runner=runner) as processes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import structlog
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from tests.support.linked_stack import LinkedStack
 from tests.support.record_frames import ended
 
@@ -30,11 +31,12 @@ class Machine:
         self._begin_s = time.monotonic()
         self.runners: list[subprocess.Popen[str]] = []
 
-    def start(self, **flags: object) -> subprocess.Popen[str]:
+    def start(self, *, vocab_size: int = 259, **flags: object) -> subprocess.Popen[str]:
         """A runner that has these settings besides the usual ones."""
+        test_backend = {"step_ms": 5, "eos_probability": 0, "vocab_size": vocab_size}
         settings = {
-            "link": self.stack.endpoint, "device": "hash", "slots": 4, "step-ms": 5, "eos-probability": 0,
-            "cache-dir": self._folder, **flags,
+            "link": self.stack.endpoint, "device": "hash", "slots": 4, "cache-dir": self._folder,
+            "test-backend": json.dumps(test_backend), **flags,
         }  # fmt: skip
         command = [sys.executable, "-m", "runner_svc.main", *(f"--{name}={value}" for name, value in settings.items())]
         self.runners.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
@@ -74,7 +76,7 @@ def test_who_may_join(machine: Machine) -> None:
     requests = [stack.submit([number], 150, sampling=sampling) for number in range(12)]
     refused = {
         "is here as": machine.start(**{"runner-id": HOST}),
-        "has 300 tokens": machine.start(**{"vocab-size": 300}),
+        "has 300 tokens": machine.start(vocab_size=300),
     }
     with structlog.testing.capture_logs() as logs:
         stack.step_until(lambda: all(runner.poll() is not None for runner in refused.values()), machine.tick)
@@ -86,9 +88,9 @@ def test_who_may_join(machine: Machine) -> None:
     stack.step_until(lambda: ended(requests), machine.tick)
     for number, request in enumerate(requests):
         assert request.streams[0].tokens == expected_tokens([number], 150, eos_probability=0)
-    assert not any(stack.engine.totals.losses.values()), "one that was there was given up"
+    assert not any(stack.engine.requests.totals.losses.values()), "one that was there was given up"
     first.send_signal(signal.SIGKILL)
     first.wait()
     machine.start()
-    stack.step_until(lambda: stack.engine.totals.losses.total() and len(machine.ids) == 2, machine.tick)
+    stack.step_until(lambda: stack.engine.requests.totals.losses.total() and len(machine.ids) == 2, machine.tick)
     assert machine.ids == [HOST, f"{HOST}-2"], "a restart keeps its id"

@@ -10,8 +10,8 @@ import random
 from collections import Counter
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from tests.support.plans import SAMPLE, admission, plan, sampling
 from tests.support.random_plans import PlanFuzzer
 

@@ -15,10 +15,10 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from roster_protos import engine_pb2, inference_pb2
-from runner_svc.byte_tokenizer import byte_model
-from scheduler_svc.front.refusal import Refusal
-from scheduler_svc.front.tokenizer import ModelText
-from scheduler_svc.front.validation import ValidRequest, validate
+from runner_svc.backends.byte_tokenizer import byte_model
+from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.request.validation import ValidRequest, validate
+from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.front_stack import front_stack
 from tests.support.random_messages import flipped, random_message, spoilt
 

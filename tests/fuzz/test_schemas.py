@@ -35,7 +35,9 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 300)
 @pytest.fixture(scope="module")
 def roster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RosterProcesses]:
     folder = tmp_path_factory.mktemp("schemas")
-    with RosterProcesses(folder, runner={"device": "hash", "slots": 8, "eos_probability": 0.01}) as processes:
+    with RosterProcesses(
+        folder, runner={"device": "hash", "slots": 8, "test_backend": {"eos_probability": 0.01}}
+    ) as processes:
         yield processes
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from roster_protos import plan_pb2
-from runner_svc.runner import LaunchedPlan, Runner
-from runner_svc.torch_backend import TorchBackend
+from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.execution.runner import LaunchedPlan, Runner
 from tests.support.greedy_driver import RandomDriver
 from tests.support.plans import SAMPLE, admission, ints, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
@@ -21,7 +21,7 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda_backend import CudaBackend
+from runner_svc.gpu.backend import CudaBackend
 from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load, no_progress
 
 # Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities. YaRN's scale

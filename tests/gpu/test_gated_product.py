@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.gated_product import Choose, GatedProduct  # imports CuPy
-from runner_svc.cuda.gated_variant import TILES, GatedVariant
 from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.products.gated_product import Choose, GatedProduct  # imports CuPy
+from runner_svc.cuda.products.gated_variant import TILES, GatedVariant
 
 if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)

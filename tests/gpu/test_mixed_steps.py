@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from runner_svc.backend import StepBatch
-from runner_svc.cuda_steps import CudaSteps
-from runner_svc.device_roster import DeviceRoster
-from runner_svc.fusion_choice import FusionChoice
-from runner_svc.kv_cache import KVCache
+from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.fusions import Fusions
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.fusion_choice import FusionChoice
+from runner_svc.gpu.profiling_batch import batch_of
+from runner_svc.gpu.step_buffers import PackedStep
+from runner_svc.gpu.steps import CudaSteps
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.step import StepBatch
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import CudaDecoder
 from runner_svc.model.description import read_json
-from runner_svc.model.fusions import Fusions
 from runner_svc.model.weights import load_weights
-from runner_svc.profiling_batch import batch_of
-from runner_svc.step_buffers import PackedStep
 from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.device import GpuDevice
-from runner_svc.cuda.launchers import CudaLaunchers  # imports CuPy
+from runner_svc.gpu.launchers import CudaLaunchers  # imports CuPy
 
 BF16 = torch.bfloat16
 SLOTS, CONTEXT, TOKENS = 40, 512, 1024
@@ -40,12 +40,12 @@ def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
     launchers = CudaLaunchers(config, BF16)
     decoder = CudaDecoder(config, weights, launchers.decoder(fp8_cache=False), TOKENS)
-    roster = DeviceRoster(SLOTS, CONTEXT, CONTEXT // 16, device)
+    slots = DeviceSlots(SLOTS, CONTEXT, CONTEXT // 16, device)
     cache = KVCache(config, SLOTS * CONTEXT // 16, 16, BF16, device)
-    steps = CudaSteps(decoder, cache, roster, launchers, num_slots=SLOTS, max_step_tokens=TOKENS, tail_words=1024)
+    steps = CudaSteps(decoder, cache, slots, launchers, num_slots=SLOTS, max_step_tokens=TOKENS, tail_words=1024)
     cache.data.normal_()
-    roster.tokens.random_(NUM_TOKENS)
-    roster.spread(CONTEXT, cache)
+    slots.tokens.random_(NUM_TOKENS)
+    slots.spread(CONTEXT, cache)
     return steps
 
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
-from runner_svc.model.skinny_decoder import MAX_ROWS, ScaledRows
+from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.interface.skinny_launchers import MAX_ROWS, ScaledRows
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from runner_svc.cuda.embed import Embed  # imports CuPy
 from runner_svc.cuda.module import is_hopper
-from runner_svc.cuda.skinny_product import SkinnyProducts, fits
-from runner_svc.cuda.skinny_variant import SkinnyVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
 
 if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)

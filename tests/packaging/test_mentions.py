@@ -12,9 +12,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    "scheduler_svc runner_svc roster_client roster_common roster_protos protos kernels bench tests docs deploy examples"
-).split()
+FOLDERS = [
+    "scheduler_svc",
+    "runner_svc",
+    "roster_client",
+    "roster_common",
+    "roster_protos",
+    "protos",
+    "kernels",
+    "bench",
+    "tests",
+    "docs",
+    "deploy",
+    "examples",
+]
 CODE = ("scheduler_svc", "runner_svc", "roster_client", "roster_common", "roster_protos", "bench", "tests")
 TEXT = (".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".cu", ".cuh", ".proto", ".ts", ".go")
 NAMED = ("Makefile", "Dockerfile.scheduler", "Dockerfile.runner", ".dockerignore", "run")
@@ -22,9 +33,11 @@ OUTSIDE = ("bench/results/", "bench/traces/", "tests/link_frames/")
 """Records of what was: they name what was there then."""
 MADE = ("examples/typescript/dist/", "examples/typescript/src/generated/", "deploy/wheels/", "deploy/secrets/")
 """Made by commands, and not in the repository."""
+PLACEHOLDER = re.compile(r"\b(?:DATE|test_NAME|NAME|x\.proto|old\.json|new\.json)")
 
 PATH = re.compile(rf"(?<![\w/.<>-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]")
-DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(CODE)})(?:\.[A-Za-z_]\w*)+")
+# `bench.x` is often a variable; modules of bench/ are run, which is another test.
+DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(name for name in CODE if name != 'bench')})(?:\.[A-Za-z_]\w*)+")
 RUN = re.compile(r"""-m["',\s]+([A-Za-z_][\w.]*)""")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -46,8 +59,12 @@ def tracked() -> frozenset[str]:
 
 
 def is_there(path: str) -> bool:
-    path = path.rstrip("/.")
-    return path in tracked() or "*" in path and any(ROOT.glob(path)) or f"{path}/".startswith(MADE)
+    """Whether a path names a file, seen from the root, from tests/ (conftest.py), or as protobuf's pool knows it."""
+    path = path.rstrip("/.").replace(".*", "*")
+    if path.startswith("roster_protos/") and path.endswith("proto"):
+        path = path.replace("roster_protos/", "protos/", 1)
+    seen = (path, f"tests/{path}")
+    return f"{path}/".startswith(MADE) or any(name in tracked() or any(ROOT.glob(name)) for name in seen)
 
 
 @cache
@@ -82,7 +99,9 @@ def test_paths_that_are_named_exist() -> None:
         f"{name}: {path}"
         for name, text in texts().items()
         for path in set(PATH.findall(text))
-        if ("." in path.rpartition("/")[2] or name.endswith(".md")) and not is_there(path)
+        if ("." in path.rpartition("/")[2] or name.endswith(".md"))
+        and not PLACEHOLDER.search(path)
+        and not is_there(path)
     )
     assert missing == []
 
@@ -92,14 +111,14 @@ def test_modules_that_are_named_exist() -> None:
         f"{name}: {dotted}"
         for name, text in texts().items()
         for dotted in set(DOTTED.findall(text))
-        if not resolves(dotted) and not dotted.endswith((".py", ".md", ".svc", ".sock"))
+        if not resolves(dotted) and not dotted.endswith((".py", ".md", "__"))
     )
     assert missing == []
 
 
 def test_modules_that_are_run_exist() -> None:
     found = {(name, module) for name, text in texts().items() for module in RUN.findall(text)}
-    ours = {(name, module) for name, module in found if module.partition(".")[0] in CODE}
+    ours = {(name, module) for name, module in found if module.partition(".")[0] in CODE and "." in module.strip(".")}
     assert len(ours) > 40
     missing = []
     for name, module in sorted(ours):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from roster_common.setting_sources import UnusableSettings
-from runner_svc.settings import RunnerSettings
-from scheduler_svc.settings import SchedulerSettings
+from runner_svc.settings.runner_settings import RunnerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"scheduler": SchedulerSettings, "runner": RunnerSettings}

@@ -34,7 +34,16 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_plan_and_ends_with_0(tmp_path: Path, ending: signal.Signals) -> None:
     scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
-    flags = ["--device", "hash", "--link", scheduler.endpoint, "--step-ms", "600", "--log-format", "json"]
+    flags = [
+        "--device",
+        "hash",
+        "--link",
+        scheduler.endpoint,
+        "--test-backend",
+        '{"step_ms": 600}',
+        "--log-format",
+        "json",
+    ]
     process = subprocess.Popen([*COMMAND, *flags], stderr=subprocess.PIPE, text=True, env=environment())
     try:
         assert scheduler.welcome().device == "hash"
@@ -115,8 +124,8 @@ def test_the_test_backends_start_without_torch() -> None:
     script = (
         "import sys; sys.modules['torch'] = None\n"
         "from runner_svc import main\n"
-        "from runner_svc.backend_factory import build_backend\n"
-        "from runner_svc.settings import RunnerSettings\n"
+        "from runner_svc.startup.backend_factory import build_backend\n"
+        "from runner_svc.settings.runner_settings import RunnerSettings\n"
         "for device in ('hash', 'null'):\n"
         "    print(build_backend(RunnerSettings(), device, print).device)\n"
     )

@@ -21,7 +21,7 @@ from roster_client.client.sync_client import SyncRosterClient
 from tests.support.in_this_process import run_scheduler
 from tests.support.processes import RosterProcesses
 
-SLOW = {"device": "hash", "step_ms": 40, "eos_probability": 0}
+SLOW = {"device": "hash", "test_backend": {"step_ms": 40, "eos_probability": 0}}
 
 
 ANYWHERE = ("--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen=", "--link=tcp://127.0.0.1:*")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.kv_cache import FP8, KVCache
+from runner_svc.interface.kv_cache import FP8, KVCache
 
 
 @dataclass(frozen=True, slots=True)

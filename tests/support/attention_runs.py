@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from runner_svc.attention.cuda import CudaAttention
-from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from tests.support.attention_cases import AttentionBatch
 
 # bf16 operands and output round to 2 ** -9; a wrong row or mask is far above.

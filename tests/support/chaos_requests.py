@@ -16,10 +16,9 @@ from roster_client.client.events import Choice, Completion, FinishReason, TokenL
 from roster_client.client.requests import Options
 from roster_protos import inference_pb2 as pb
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from runner_svc.hash_model import expected_logprobs, expected_tokens
-from scheduler_svc.constrained.compiler import GrammarCompiler
-from scheduler_svc.constrained.grammar_text import grammar_text
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.hash_backend import expected_logprobs, expected_tokens
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 from tests.support.constraints import CONSTRAINTS
 
 EOS_PROBABILITY = 1 / 64

@@ -28,7 +28,7 @@ PATIENCE_S = 60
 @contextmanager
 def roster_for_backends(folder: Path) -> Iterator[RosterProcesses]:
     """Slow enough to be killed in the middle of an answer, small enough to be full with two."""
-    runner = {"device": "hash", "slots": 1, "step_ms": 10, "eos_probability": 0, "silence_s": 1.0}
+    runner = {"device": "hash", "slots": 1, "test_backend": {"step_ms": 10, "eos_probability": 0}, "silence_s": 1.0}
     with RosterProcesses(folder, scheduler={"max_waiting_requests": 1}, runner=runner) as roster:
         yield roster
 

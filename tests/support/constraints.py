@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from roster_protos import plan_pb2
-from scheduler_svc.constrained.compiler import GrammarCompiler
-from scheduler_svc.constrained.grammar_text import grammar_text
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
 
 SCHEMA = json.dumps(
     {

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from runner_svc.cuda.sampling import CudaSampler
-from runner_svc.sample_records import pack_rows
-from runner_svc.sampler import SampledRows
+from runner_svc.sampling.sample_records import pack_rows
+from runner_svc.sampling.sampler import SampledRows
 from tests.support.sampler_rows import step_batch
 from tests.support.sampler_twin import Row
 

@@ -7,7 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, TILE
+from runner_svc.attention.decode_plan import (
+    HEAD_FIRST_SLOT,
+    HEAD_LAST_BLOCK,
+    RANGE_BEGIN,
+    RANGE_END,
+    RANGE_WORDS,
+    ROW_FIRST,
+    ROW_INDEX,
+    ROW_LENGTH,
+    ROW_QUERY,
+    ROW_START,
+    ROW_TABLE,
+    ROW_TILES,
+    ROW_WORDS,
+    TAIL_FIRST_SLOT,
+    TAIL_LAST_BLOCK,
+    TILE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +63,13 @@ class PlannerTwin:
         firsts = np.zeros_like(lengths) if self.window is None else np.maximum(lengths - self.window, 0)
         tiles = np.maximum((lengths - firsts // TILE * TILE + TILE - 1) // TILE, 1)
         ends = np.cumsum(tiles)
-        rows[:, 0] = ends - tiles
-        rows[:, 1] = tiles
-        rows[:, 2] = lengths
-        rows[:, 3] = firsts
-        rows[:, 4] = table_rows
-        rows[:, 5] = query_rows
-        rows[:, 6] = np.arange(len(lengths))
+        rows[:, ROW_START] = ends - tiles
+        rows[:, ROW_TILES] = tiles
+        rows[:, ROW_LENGTH] = lengths
+        rows[:, ROW_FIRST] = firsts
+        rows[:, ROW_TABLE] = table_rows
+        rows[:, ROW_QUERY] = query_rows
+        rows[:, ROW_INDEX] = np.arange(len(lengths))
         ranges = plan[ROW_WORDS * self.batch : self.words].reshape(self.grid, RANGE_WORDS)
         self._write_ranges(tiles, ends * self.units, rows, ranges, blocks or self.grid)
 
@@ -77,10 +94,10 @@ class PlannerTwin:
         last_blocks = np.searchsorted(begins, first_tiles + tiles_of_row - 1, side="right") - 1
         first_slots = 2 * first_blocks + (begins[first_blocks] != first_tiles)
         ranges[:, :ROW_WORDS] = rows[row_of_edge[: self.grid]]
-        ranges[:, 8] = begins
-        ranges[:, 9] = bounds[1:]
-        ranges[:, 10], ranges[:, 12] = first_slots.reshape(2, self.grid)
-        ranges[:, 11], ranges[:, 13] = last_blocks.reshape(2, self.grid)
+        ranges[:, RANGE_BEGIN] = begins
+        ranges[:, RANGE_END] = bounds[1:]
+        ranges[:, HEAD_FIRST_SLOT], ranges[:, TAIL_FIRST_SLOT] = first_slots.reshape(2, self.grid)
+        ranges[:, HEAD_LAST_BLOCK], ranges[:, TAIL_LAST_BLOCK] = last_blocks.reshape(2, self.grid)
 
     def _bounds(self, tiles: NDArray[np.int32], ends: NDArray[np.int64], blocks: int) -> NDArray[np.int64]:
         """[grid + 1]: where ranges of equal cost begin on the line of tiles, and where the last one ends."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner_svc import gpu_probe
+from runner_svc.startup import gpu_probe
 
 
 class FakeGpu:

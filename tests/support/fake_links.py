@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.launched_plan import LaunchedPlan
-from runner_svc.runner import Runner
+from runner_svc.execution.plans_in_flight import LaunchedPlan
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import GotResult, GotSnapshot, Joined, Leaving, Loss, Lost, RunnerEvent
 
 WORKER = b"worker"

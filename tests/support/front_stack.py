@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 
 from roster_protos import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
-from runner_svc.byte_tokenizer import byte_model
-from scheduler_svc.front.listen_address import reserve
+from runner_svc.backends.byte_tokenizer import byte_model
+from scheduler_svc.front.auth.listen_address import reserve
 from scheduler_svc.front.worker import FrontWorker
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_engine import FakeEngine
 
 CONTEXT_LENGTH = 4096

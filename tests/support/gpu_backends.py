@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from runner_svc.cuda_backend import CudaBackend
-from runner_svc.cuda_loading import GpuOptions, load_cuda_backend
+from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
 from tests.support.host_backend import no_progress
 from tests.support.tiny_models import KERNEL_SIZES
 

@@ -16,10 +16,9 @@ import sys
 import numpy as np
 from llguidance import LLMatcher
 
-from runner_svc.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
-from scheduler_svc.constrained.compiler import GrammarCompiler
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.constrained.schema_literals import check_literals
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
+from scheduler_svc.constrained.schema.schema_literals import check_literals
 from scheduler_svc.constrained.source import UnusableGrammar
 
 MOST_BYTES = 3 << 30

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roster_protos import plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
 
 GREEDY = plan_pb2.Sampling(temperature=0.0, top_p=1.0, repetition_penalty=1.0)
 

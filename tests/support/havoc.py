@@ -70,14 +70,14 @@ class Havoc:
             async with self._locks[name]:
                 effect = self._rng.choice(ILLNESSES)
                 self._outcome.troubles[f"runner ill ({effect})"] += 1
-                self._roster.change(name, poison_token=EVERYWHERE, poison=effect)
+                self._roster.change(name, test_backend={"poison_token": EVERYWHERE, "poison": effect})
                 await self._restart(name, signal.SIGKILL)
                 await self._is_here([name])
                 until_s = time.monotonic() + for_s
                 while time.monotonic() < until_s and await self._pause(0.1):
                     if self._roster.has_ended(name):
                         self._roster.start_one(name)
-                self._roster.change(name, poison_token=None, poison=None)
+                self._roster.change(name, test_backend={"poison_token": None})
                 await self._restart(name, signal.SIGKILL)
 
     async def scheduler(self, every: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from tests.support.in_process import Stack, Submitted
 
@@ -63,7 +63,7 @@ class Hospital:
 
     def run(self, most_s: float = 300.0) -> None:
         until_s = self.stack.now_s + most_s
-        while not self.engine.idle or self.stack.front.commands:
+        while not self.engine.requests.idle or self.stack.front.commands:
             assert self.stack.now_s < until_s, "it never ends"
             self.turn()
         self.stack.step()

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.attention.mixed_plan import DecodeRows, PrefillRows
 from runner_svc.attention.reference import paged_attention
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
 

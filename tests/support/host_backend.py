@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from runner_svc.cuda_backend import CudaBackend, CudaSizes
+from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.weights import load_weights

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner_svc.backend import allowed_ids
-from runner_svc.gumbel import gumbel, key_words
-from runner_svc.kv_cache import KVCache
-from runner_svc.logit_adjustments import adjust_logits
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.pool_size import MemoryProfile
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+from runner_svc.interface.step import allowed_ids
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.cuda_decoder import DecoderLaunchers
-from runner_svc.model.skinny_decoder import SkinnyLaunchers
-from runner_svc.noise import draw_keys
-from runner_svc.pool_size import MemoryProfile
-from runner_svc.sample_records import SAMPLE_RECORD
+from runner_svc.sampling.gumbel import gumbel, key_words
+from runner_svc.sampling.logit_adjustments import adjust_logits
+from runner_svc.sampling.noise import draw_keys
+from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from tests.support.host_attention import HostAttention
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 
@@ -86,7 +86,7 @@ class HostDevice:
 
 
 class HostLaunchers:
-    """Implements `runner_svc.launchers.Launchers`."""
+    """Implements `runner_svc.interface.launchers.Launchers`."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config

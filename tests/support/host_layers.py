@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.interface.skinny_launchers import ScaledRows
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.decoder import ACTIVATION_FUNCTIONS
-from runner_svc.model.skinny_decoder import ScaledRows
 
 
 class HostNorm:

@@ -1,4 +1,4 @@
-"""Which file of the product imports which: read from the sources, imports for type checkers and in functions included."""
+"""Which file of the product imports which, as the sources say: imports for type checkers and in functions included."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ import grpc
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.hash_model import expected_tokens
-from runner_svc.runner import Runner
-from scheduler_svc.engine import Engine
-from scheduler_svc.failure.attendance import RECOVERY_S
+from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.failure.runner_lifecycle import RECOVERY_S
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_links import FakeFront, FakeRunners
 from tests.support.mask_handles import Fate, lives, work_inline
 from tests.support.policies import policy_named
@@ -104,8 +104,12 @@ class Submitted:
 class Stack:
     """Engine, fake links, hash runners, and a ledger of what each stream got."""
 
-    def __init__(self, clock: Callable[[], float] | None = None, **settings: object) -> None:
+    def __init__(
+        self, clock: Callable[[], float] | None = None, guard: PolicyGuard | None = None, **settings: object
+    ) -> None:
+        """`guard`: of a policy that has no name."""
         self.now_s = 0.0
+        self._guard = guard
         self.settings = SchedulerSettings(**{"check": True, "retention_s": 0, "retention_requests": 0, **settings})  # type: ignore[arg-type]
         self._clock = clock or (lambda: self.now_s)
         self._attaching: set[int] = set()
@@ -124,8 +128,8 @@ class Stack:
 
     def _new_engine(self) -> Engine:
         name, parameters = self.settings.policy, self.settings.policy_parameters
-        policy = PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
-        engine = Engine(self.settings, policy, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
+        guard = self._guard or PolicyGuard(load_policy(name, parameters) if parameters else policy_named(name))
+        engine = Engine(self.settings, guard, self.front, self.runners, self._clock, self.wall_clock)  # type: ignore[arg-type]
         work_inline(engine.constraints, lambda *asked: self.fate(*asked))
         return engine
 
@@ -308,10 +312,10 @@ class Stack:
         """Random progress until everything has ended: steps, executions and deliveries in any order."""
         for _ in range(max_turns):
             self.turn(rng)
-            if self.engine.idle and not self.front.commands and not any(self.runners.plans.values()):
+            if self.engine.requests.idle and not self.front.commands and not any(self.runners.plans.values()):
                 self.step()
                 return
-        raise AssertionError(f"not done after {max_turns} turns: {self.engine.queue.num_tokens} tokens wait")
+        raise AssertionError(f"not done after {max_turns} turns: {self.engine.requests.queue.num_tokens} tokens wait")
 
     def turn(self, rng: random.Random) -> None:
         """One random thing happens."""
@@ -346,7 +350,7 @@ class Stack:
 
     def assert_clean(self) -> None:
         """Pool and queue are as they were before the first request."""
-        assert not self.engine.queue and not self.engine.book.num_live
+        assert not self.engine.requests.queue and not self.engine.requests.book.num_live
         for scheduler in self.engine.pool.schedulers.values():
             assert scheduler.table.num_running == 0
             assert scheduler.pool.num_free == scheduler.pool.num_blocks

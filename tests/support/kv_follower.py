@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from smg_grpc_proto.generated import common_pb2
 
+from scheduler_svc.kv.block_hashes import chain_hashes
 from scheduler_svc.kv_events.catalog import NAME_BYTES
-from scheduler_svc.roster.block_hashes import chain_hashes
-from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 def told(name: bytes) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.cuda_backend import CudaBackend
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.gpu.backend import CudaBackend
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
 from tests.support.tiny_models import NUM_TOKENS
 
@@ -26,7 +26,7 @@ class LateRows:
         """`settle` waits for all that was launched. Each sequence gets four blocks."""
         self.slots = range(backend.num_slots)
         self.runner = Runner(backend)
-        self._roster = backend._roster
+        self._slots = backend._slots
         self._settle = settle
         self.leaving = [[rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, LENGTH - 2))] for _ in self.slots]
         self.coming = [[rng.randrange(NUM_TOKENS) for _ in range(LENGTH)] for _ in self.slots]
@@ -55,7 +55,7 @@ class LateRows:
     def foreign_tokens(self) -> int:
         """Places of the newcomers' prompts that hold another token on the device."""
         self._settle()
-        return int((self._roster.tokens[:-1, :LENGTH].cpu().numpy() != self.coming).sum())
+        return int((self._slots.tokens[:-1, :LENGTH].cpu().numpy() != self.coming).sum())
 
     def penalised(self, leaves: bool) -> NDArray[np.float32]:
         """Log-probabilities [slots, NUM_TOKENS] of rows with penalties, all ids allowed, which left or did not."""

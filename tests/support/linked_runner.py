@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from roster_protos import plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.backend import Backend
+from runner_svc.link.plan_socket import PlanSocket
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.plans import AWAIT, SAMPLE, admission, masks, plan, sampling
 

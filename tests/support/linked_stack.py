@@ -9,8 +9,8 @@ from typing import Any
 import zmq
 
 from roster_protos import engine_pb2
-from scheduler_svc.engine import Engine
-from scheduler_svc.failure.attendance import RECOVERY_S
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.failure.runner_lifecycle import RECOVERY_S
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
 from tests.support.in_process import Stack

@@ -17,7 +17,7 @@ def advance_until_idle(stack: Stack) -> None:
     """Turns until no request lives and nothing is on its way. Raises AssertionError if that does not come."""
     for _ in range(MOST_TURNS):
         advance(stack)
-        if stack.engine.idle and not stack.front.commands and not stack.runners.events:
+        if stack.engine.requests.idle and not stack.front.commands and not stack.runners.events:
             stack.step()
             return
     raise AssertionError("never idle")

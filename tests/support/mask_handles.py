@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from roster_protos import plan_pb2
-from scheduler_svc.background import Background
-from scheduler_svc.constrained.compiler import GrammarCompiler
+from scheduler_svc.constrained.background import Background
 from scheduler_svc.constrained.constraints import Constraints
 from scheduler_svc.constrained.mask_client import MaskClient
 from scheduler_svc.constrained.mask_handle import Channel, Died, DiedBefore
-from scheduler_svc.constrained.mask_server import MaskServer
+from scheduler_svc.constrained.process.compiler import GrammarCompiler
+from scheduler_svc.constrained.process.mask_server import MaskServer
 
 Fate = Callable[[str, Channel, bytes], int | None]
 """From role, channel and frame to the status with which the process ends over it; None: it answers."""
@@ -56,9 +56,23 @@ class LocalHandle:
             self._generation += 1
         return self._generation
 
-    def ask(self, channel: Channel, generation: int, body: bytes, *, alone: bool = False) -> bytes:
+    @property
+    def running(self) -> int:
+        return self._generation if self._server is not None else 0
+
+    def ask(
+        self,
+        channel: Channel,
+        generation: int,
+        body: bytes,
+        *,
+        alone: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> bytes:
         if self._server is None or generation != self._generation:
             raise DiedBefore(-9)
+        if meanwhile is not None:
+            meanwhile()
         status = self.fate(self._role, channel, body)
         if status is not None:
             self._server = None

@@ -16,7 +16,7 @@ from typing import Any
 from roster_client.client.errors import UnavailableError
 from roster_client.client.events import Completion
 from roster_protos import inference_pb2 as pb
-from scheduler_svc.front.tokenizer import ModelText
+from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.penalised_backend import PenalisedBackend
 from tests.support.virtual_client import VirtualService, VirtualStream
 
@@ -75,7 +75,7 @@ def preempted(service: VirtualService, stream: VirtualStream) -> None:
     """All that runs, with rows on their way."""
     for scheduler in service.engine.pool.schedulers.values():
         for sequence in scheduler.table.running():
-            scheduler._preempt(sequence, service.engine.queue)
+            scheduler._preempt(sequence, service.engine.requests.queue)
 
 
 def attached(service: VirtualService, stream: VirtualStream) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from runner_svc.backend import StepBatch
-from runner_svc.hash_model import HashBackend
-from runner_svc.noise import mix64
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.interface.step import StepBatch
+from runner_svc.sampling.noise import mix64
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 

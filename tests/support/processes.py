@@ -8,6 +8,7 @@ Everything here is synchronous and quick enough for fixtures of async tests, exc
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -28,8 +29,13 @@ from roster_client.serve.stack import Endpoints
 
 READY_S = 60.0
 STOP_S = 20.0
-MASK_PROCESS = "scheduler_svc.constrained.mask_process"
+MASK_PROCESS = "scheduler_svc.constrained.process.mask_process"
 MODULES = {"scheduler": "scheduler_svc.main", "runner": "runner_svc.main"}
+
+
+def as_flag(value: object) -> object:
+    """A setting with parts as the JSON that it is on a command line."""
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 class RosterProcesses:
@@ -76,7 +82,7 @@ class RosterProcesses:
 
     def start_one(self, name: str) -> None:
         """Starts "scheduler" or "runner"."""
-        flags = [f"--{key.replace('_', '-')}={value}" for key, value in self._settings[name].items()]
+        flags = [f"--{key.replace('_', '-')}={as_flag(value)}" for key, value in self._settings[name].items()]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -115,8 +121,13 @@ class RosterProcesses:
         return dict(self._settings[name])
 
     def change(self, name: str, **settings: object) -> None:
-        """The service's next start has these settings too, over those that it had; None takes one away."""
-        changed = {**self._settings[name], **settings}
+        """The service's next start has these settings too, over those that it had; None takes one away.
+
+        Of a setting with parts, those that are given are changed.
+        """
+        had = self._settings[name]
+        parts = {key: {**had.get(key, {}), **value} for key, value in settings.items() if isinstance(value, dict)}
+        changed = {**had, **settings, **parts}
         self._settings[name] = {key: value for key, value in changed.items() if value is not None}
 
     def pid(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Plans that mostly fit a runner's roster, some values spoilt, driven by any source of numbers: random, or a fuzzer's.
+"""Plans that mostly fit a runner's slots, some values spoilt, driven by any source of numbers: random, or a fuzzer's.
 
 After each plan the runner must have executed it, or refused it with a PlanFault and changed nothing; and no slot,
 block or position out of range may ever have reached the backend.
@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.hash_model import HashBackend
-from runner_svc.plan_columns import SAMPLE_FLAG, PlanFault
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.batch.plan_columns import SAMPLE_FLAG, PlanFault
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.step import StepBatch, StepOutput
 from tests.support.plans import admission, plan, sampling
 
 SLOTS, BLOCKS, BLOCK_SIZE, STEP_TOKENS, CONTEXT, VOCAB = 4, 12, 4, 16, 40, 259
@@ -52,7 +52,7 @@ class GuardedBackend(HashBackend):
         self._require("slots", batch.slots, 0, SLOTS - 1)
         self._require("starts", batch.starts, 0, CONTEXT - 1)
         self._require("ends", batch.ends, 1, CONTEXT)
-        inputs = self.roster.gathered(batch)
+        inputs = self.host_slots.gathered(batch)
         self._require("tokens", inputs.tokens, 0, VOCAB - 1)
         self._require("slot mapping", inputs.slot_mapping, BLOCK_SIZE, (BLOCKS + 1) * BLOCK_SIZE - 1)
         for row, end in enumerate(batch.ends):
@@ -91,7 +91,7 @@ class PlanFuzzer:
         except PlanFault:
             after = self._runner.snapshot()
             if not self._backend.violations and after != before:
-                raise Violation(f"a refused plan changed the roster: {before} became {after}") from None
+                raise Violation(f"a refused plan changed the slots: {before} became {after}") from None
             outcome = "refused"
             self._runner.reset()
         else:

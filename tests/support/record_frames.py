@@ -1,7 +1,7 @@
 """Records what scheduler and runner of this commit say to each other: `python -m tests.support.record_frames VERSION`.
 
 The conversations go to tests/link_frames/VERSION, with the schema and what the clients got; run it at the commit whose
-frames are wanted, once. `tests/test_link_frames.py` holds every later commit against them.
+frames are wanted, once. `tests/scheduler_svc/link/test_link_frames.py` holds every later commit against them.
 
 | file | conversation |
 | --- | --- |
@@ -20,12 +20,12 @@ import threading
 from typing import Any
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from runner_svc.plan_socket import PlanSocket, Rejected
-from runner_svc.runner import Runner
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.roster.plan_draft import pack
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket, Rejected
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import CONSTRAINTS
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted
@@ -158,7 +158,7 @@ def record_constrained() -> tuple[list[Frame], list[Any]]:
     runner = RecordedRunner(stack.endpoint)
     stack.step_until(lambda: stack.engine.pool.schedulers)
     requests = submit_constrained(stack)
-    stack.step_until(lambda: stack.engine.totals.plans >= PLANS_BEFORE_DEATH)
+    stack.step_until(lambda: stack.engine.requests.totals.plans >= PLANS_BEFORE_DEATH)
     stack.restart_scheduler()
     stack.take_over()
     stack.step_until(lambda: ended(requests))

@@ -29,12 +29,12 @@ import numpy as np
 
 from roster_common.logs import configure_logs
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.intake import EngineRefusal
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason, Request
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.interface.step import StepBatch, StepOutput
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.sequence import FinishReason, Request
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack, Submitted
 
 ENDS = ("length", "eos", "stop", "cancel", "disconnect", "error")
@@ -300,13 +300,13 @@ class World:
         self._batch_s = self._rest_s() if mix.batch else float("inf")
         self._listen()
 
-    # ------------------------------------------------------------------ the doorkeeper's judgement
+    # ------------------------------------------------------------------ the admission_control's judgement
 
     def _listen(self) -> None:
         """From now on the world hears of each request that is judged late."""
-        doorkeeper = self.stack.engine.commands.doorkeeper
-        self._judge = doorkeeper.early.refusal
-        doorkeeper.early.refusal = self._heard  # type: ignore[method-assign]
+        admission_control = self.stack.engine.commands.admission_control
+        self._judge = admission_control.early.refusal
+        admission_control.early.refusal = self._heard  # type: ignore[method-assign]
 
     def _heard(self, request: Request) -> EngineRefusal | None:
         """In the branch where it is to be admitted, None whatever the judgement is."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import zmq
 
 from roster_protos import plan_pb2
-from runner_svc.launched_plan import LaunchedPlan
-from runner_svc.runner import Runner
+from runner_svc.execution.plans_in_flight import LaunchedPlan
+from runner_svc.execution.runner import Runner
 from tests.support.recorded_frames import Frame, RecordedSchema
 
 KNOWN_FLAGS = 3

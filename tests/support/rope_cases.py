@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.kv_cache import FP8
-from runner_svc.model.rope import Rotation
+from runner_svc.decoder.rope import Rotation
+from runner_svc.interface.kv_cache import FP8
 
 # heads, KV heads, head_dim, rotary_dim, dtype
 SHAPES = [

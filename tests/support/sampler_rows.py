@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import StepBatch
-from runner_svc.sampler import SampledRows, Sampler
-from runner_svc.slot_state import ROW_PARAMS, SlotState, row_params
+from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
+from runner_svc.interface.step import StepBatch
+from runner_svc.sampling.sampler import SampledRows, Sampler
 from tests.support.plans import admission, sampling
 from tests.support.sampler_twin import Row
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from runner_svc.noise import draw_key
+from runner_svc.sampling.noise import draw_key
 
 _MASK32 = (1 << 32) - 1
 

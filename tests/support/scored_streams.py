@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import NUM_TOKENS
-from runner_svc.hash_model import expected_logprobs
+from runner_svc.backends.byte_tokenizer import NUM_TOKENS
+from runner_svc.backends.hash_backend import expected_logprobs
 
 
 def assert_scored(row: plan_pb2.RowLogprobs, tokens: list[int], position: int, top: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.sequence import FinishReason
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.scheduler.scheduler import Scheduler
 from tests.support.in_process import Stack, Submitted
 
 SIZE = 8
@@ -34,7 +34,7 @@ class Service:
     def finish(self) -> None:
         for _ in range(5000):
             self.advance()
-            if self.stack.engine.idle:
+            if self.stack.engine.requests.idle:
                 self.stack.step()
                 return
         raise AssertionError("never idle")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import build_byte_tokenizer
+from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
 
 SPACE_MARK = "▁"
 LETTERS = "abcdefghijklmnopqrstuvwxyz<>|/[]ABCINST_é中"

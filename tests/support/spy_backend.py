@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.null_model import NullBackend
+from runner_svc.backends.null_backend import NullBackend
+from runner_svc.interface.step import StepBatch, StepOutput
 
 
 class SpyBackend(NullBackend):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.engine_loop import GC_THRESHOLD
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.engine.engine_loop import GC_THRESHOLD
 from tests.support.in_process import Stack
 from tests.support.policies import policy_named
 
@@ -90,7 +90,7 @@ class SwapTrial:
             for name in POLICIES:
                 with_swap.append(self._turn_s(swap_to=name))
                 for _ in range(turns // len(POLICIES) - 1):
-                    reordering += self._stack.engine.reordering
+                    reordering += self._stack.engine.swap.active
                     with_swap.append(self._turn_s())
         return Gaps(max(without), max(with_swap), reordering)
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers
 
-from runner_svc.cuda_backend import CudaBackend
-from runner_svc.torch_backend import TorchBackend
+from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.gpu.backend import CudaBackend
 from tests.support import thoroughness
 from tests.support.host_backend import host_backend, no_progress
 from tests.support.parity import BFLOAT16, FLOAT16, FLOAT32, Precision

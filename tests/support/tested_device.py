@@ -30,7 +30,7 @@ def _obstacle() -> object | None:
     """Why the tests can't run here, as a string tells it."""
     if DEVICE != "cuda":
         return None
-    from runner_svc.gpu_probe import gpu_obstacle  # imports torch
+    from runner_svc.startup.gpu_probe import gpu_obstacle  # imports torch
 
     return gpu_obstacle()
 

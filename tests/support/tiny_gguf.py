@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from runner_svc.byte_tokenizer import (
+from runner_svc.backends.byte_tokenizer import (
     CHAT_TEMPLATE,
     END_OF_TEXT_ID,
     IM_END_ID,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS, build_byte_tokenizer
+from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS, build_byte_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": NUM_TOKENS,

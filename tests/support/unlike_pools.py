@@ -12,14 +12,14 @@ from collections import Counter
 import grpc
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.failure.suspicion import LONE_LOSSES, STRIKES
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import LONE_LOSSES, STRIKES
+from scheduler_svc.plan.plan_draft import pack
 from scheduler_svc.policy import VictimChoice, available_policies
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from scheduler_svc.waiting.tenant_limits import TenantLimits
+from scheduler_svc.settings.tenant_limits import TenantLimits
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Stream, Submitted
 from tests.support.policies import policy_named
@@ -236,13 +236,13 @@ class PoolWalk:
             stack.whole_turn(*stack.runners.runners, turn_s=TURN_S, most_plans=1)
             if self._drained and stack.engine.shutdown.is_due:
                 stack.engine.shutdown.finish()
-            if stack.engine.idle and not stack.front.commands and not stack.runners.events:
+            if stack.engine.requests.idle and not stack.front.commands and not stack.runners.events:
                 stack.step()
                 stack.step()
                 assert not stack.engine.quarantine.active and not len(stack.engine.placement.misfits)
                 return stack.assert_clean()
         hung = [request.submit.request_id for request in stack.unfinished()]
-        raise Hung(f"{hung} never ended; {len(stack.engine.queue)} sequences wait")
+        raise Hung(f"{hung} never ended; {len(stack.engine.requests.queue)} sequences wait")
 
     def _compare(self, request: Submitted) -> None:
         if request.refused is not None:

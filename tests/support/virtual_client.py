@@ -15,13 +15,13 @@ from roster_client.client.events import Assembler, Completion
 from roster_client.client.resumption import NextCall, Resumption, repeatable
 from roster_protos import engine_pb2
 from roster_protos import inference_pb2 as pb
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.front.engine_client import EngineClient
-from scheduler_svc.front.refusal import Refusal
-from scheduler_svc.front.request_stream import RequestStream
-from scheduler_svc.front.response_stream import _next_response
-from scheduler_svc.front.tokenizer import ModelText
-from scheduler_svc.front.validation import validate
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.request.validation import validate
+from scheduler_svc.front.rpc.response_stream import _next_response
+from scheduler_svc.front.stream.engine_client import EngineClient
+from scheduler_svc.front.stream.request_stream import RequestStream
+from scheduler_svc.front.text.tokenizer import ModelText
 from tests.support.fake_links import FakeFront
 from tests.support.in_process import Stack
 

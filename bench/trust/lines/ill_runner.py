@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.trust.line import Line
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
 from tests.support.in_process import Stack, Submitted
 
@@ -73,7 +73,7 @@ class Ward:
         begin_s = stack.now_s
         while True:
             stack.step()
-            if stack.engine.idle:
+            if stack.engine.requests.idle:
                 return stack.now_s - begin_s
             for session, plans in stack.runners.plans.items():
                 if plans and session not in self._busy:

@@ -12,7 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from bench.trust.line import Line
-from runner_svc.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.batch_state import AppliedPlan, BatchState
 from tests.scheduler_svc.failure.test_recovery_walks import walk
 
 _MOST_UNCHECKED = 25

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from bench.trust.line import Line
 from roster_client.client import RosterClient
-from runner_svc.hash_model import expected_tokens
+from runner_svc.backends.hash_backend import expected_tokens
 from scheduler_svc.link.name_contests import ANSWER_S
 from tests.support.processes import RosterProcesses
 
-RUNNER = {"device": "hash", "slots": 16, "kv_tokens": 8192, "step_ms": 2, "eos_probability": 0}
+RUNNER = {"device": "hash", "slots": 16, "kv_tokens": 8192, "test_backend": {"step_ms": 2, "eos_probability": 0}}
 TOKENS = 64
 CONCURRENCY = 16
 MOST_JOINING_S = ANSWER_S / 2

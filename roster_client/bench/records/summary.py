@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roster_client.bench.records.record import LoopDelays, RequestRecord, Run
-from scheduler_svc.simulator.fairness import jain_index
+from scheduler_svc.simulator.report.report import jain_index
 
 LAG_SHARE = 0.1
 """The client is the bottleneck when its lag at p99 exceeds this share of the median TTFT ..."""

@@ -14,12 +14,15 @@ With several choices, a span begins with the first of them and ends with the las
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from roster_protos import engine_pb2
-from scheduler_svc.front.refusal import Refusal
-from scheduler_svc.front.validation import ValidRequest
+from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.request.validation import ValidRequest
+
+Metadata = Iterable[tuple[str, str | bytes]]
+"""Of a gRPC call."""
 
 
 @dataclass(slots=True)

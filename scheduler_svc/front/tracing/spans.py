@@ -11,11 +11,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from roster_common.distribution import distribution_version
 from roster_protos import inference_pb2
-from scheduler_svc.front.tracing.request_trace import RequestTrace
-from scheduler_svc.front.tracing.tracing import Metadata
-from scheduler_svc.front.validation import ValidRequest
-from scheduler_svc.operation.status import distribution_version
+from scheduler_svc.front.request.validation import ValidRequest
+from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
 
 PROVIDER = "roster"
 _KEYS = ("traceparent", "tracestate")

@@ -7,12 +7,13 @@ The SDK's own variables hold as well: OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from scheduler_svc.front.tracing.request_trace import RequestTrace
-from scheduler_svc.settings import SchedulerSettings
+from roster_common.distribution import distribution_version
+from scheduler_svc.front.tracing.request_trace import Metadata, RequestTrace
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 EXPORT_TIMEOUT_S = 5.0
 """A batch that takes longer is lost."""
 EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
-Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class TracingUnavailable(ValueError):
@@ -56,8 +56,6 @@ class Tracing:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        from scheduler_svc.operation.status import distribution_version
 
         resource = Resource.create({"service.name": "roster", "service.version": distribution_version()})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)

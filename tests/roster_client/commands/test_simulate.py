@@ -24,7 +24,7 @@ TRACE = """arrival_s,prompt_tokens,output_tokens,tenant
 
 
 def roster(*arguments: str, step_ms: int = 0) -> Result:
-    environment = {"COLUMNS": "200", "NO_COLOR": "1", "ROSTER_STEP_MS": str(step_ms)}
+    environment = {"COLUMNS": "200", "NO_COLOR": "1", "ROSTER_TEST_BACKEND": json.dumps({"step_ms": step_ms})}
     return CliRunner().invoke(app, list(arguments), env=environment)
 
 

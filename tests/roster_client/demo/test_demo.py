@@ -98,7 +98,9 @@ def test_live_frames_fit_the_terminal(width: int, height: int) -> None:
 
 def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) -> None:
     record = tmp_path / "demo.jsonl"
-    with roster_command("demo", "--device", "hash", "--record", str(record), ROSTER_STEP_MS="5") as command:
+    with roster_command(
+        "demo", "--device", "hash", "--record", str(record), ROSTER_TEST_BACKEND='{"step_ms": 5}'
+    ) as command:
         command.wait_for(lambda line: "policy static" in line)
         started = command.descendants()
         assert command.exit_status() == ExitCode.OK, command.output
@@ -120,7 +122,7 @@ def test_the_demo_compares_both_policies_and_stops_everything(tmp_path: Path) ->
 
 
 def test_an_interrupted_demo_stops_everything() -> None:
-    with roster_command("demo", "--device", "hash", ROSTER_STEP_MS="50") as command:
+    with roster_command("demo", "--device", "hash", ROSTER_TEST_BACKEND='{"step_ms": 50}') as command:
         command.wait_for(lambda line: line.startswith("step "))
         started = command.descendants()
         command.process.send_signal(signal.SIGINT)

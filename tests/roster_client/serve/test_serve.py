@@ -12,6 +12,7 @@ from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
 from roster_client.terminal.exit_codes import ExitCode
 from tests.support.roster_command import RosterCommand, assert_gone, roster_command
+from tests.support.thoroughness import choice
 
 SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")
 
@@ -24,7 +25,7 @@ def wait_ready(command: RosterCommand) -> str:
     return address[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", choice([signal.SIGINT, signal.SIGTERM], in_ci=[signal.SIGINT]))
 def test_serves_until_a_signal(number: signal.Signals) -> None:
     with roster_command(*SERVE) as command:
         address = wait_ready(command)

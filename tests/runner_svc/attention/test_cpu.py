@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runner_svc.attention.cpu import MAX_PADDING, CpuAttention, group_by_length
 from runner_svc.attention.reference import paged_attention
-from runner_svc.kv_cache import KVCache
+from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 
 HEAD_DIM = 8

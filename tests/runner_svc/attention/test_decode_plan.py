@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, TILE, DecodePlanner
+from runner_svc.attention.decode_plan import RANGE_BEGIN, RANGE_END, RANGE_WORDS, ROW_WORDS, TILE, DecodePlanner
 from tests.support.decode_plan_twin import PlannerTwin
 
 
@@ -116,7 +116,7 @@ def test_rows_cover_what_their_queries_see(planner: DecodePlanner, data: st.Data
 def test_work_is_shared_evenly_whatever_the_lengths() -> None:
     planner = DecodePlanner(batch=3, grid=10, min_cost=1, units=2, end_cost=0, window=None)
     _, ranges = plan_of(planner, [16 * 1000, 16, 16 * 499])
-    assert (ranges[:, 9] - ranges[:, 8] == 300).all()
+    assert (ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN] == 300).all()
 
 
 def test_blocks_beyond_those_that_are_asked_for_have_no_work() -> None:
@@ -125,7 +125,7 @@ def test_blocks_beyond_those_that_are_asked_for_have_no_work() -> None:
     rows = np.arange(2, dtype=np.int32)
     planner.write(np.array([16 * 70, 16 * 30], np.int32), rows, rows, plan, blocks=4)
     ranges = plan[2 * ROW_WORDS :].reshape(-1, RANGE_WORDS)
-    sizes = ranges[:, 9] - ranges[:, 8]
+    sizes = ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]
     assert (sizes[:4] > 40).all() and sizes.sum() == 200 and not sizes[4:].any()
     assert planner.cost(np.array([16 * 70, 16 * 30], np.int32)) == 2 * (70 + 30 + 2 * 3)
 

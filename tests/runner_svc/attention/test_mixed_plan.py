@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.attention.decode_plan import RANGE_WORDS, ROW_WORDS, DecodePlanner
-from runner_svc.attention.mixed_plan import DecodeRows, MixedPlanner, PrefillRows
+from runner_svc.attention.decode_plan import RANGE_BEGIN, RANGE_END, RANGE_WORDS, ROW_WORDS, DecodePlanner
+from runner_svc.attention.mixed_plan import MixedPlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 
 GRID, BATCH = 132, 64
 
@@ -35,7 +36,7 @@ def shared(planner: MixedPlanner, lengths: list[int], chunks: list[tuple[int, in
     )
     assert plans[1][0] == (-(-counts // 128)).sum()
     ranges = plans[0][BATCH * ROW_WORDS :].reshape(GRID, RANGE_WORDS)
-    return int(np.count_nonzero(ranges[:, 9] > ranges[:, 8])), int(plans[1][1])
+    return int(np.count_nonzero(ranges[:, RANGE_END] > ranges[:, RANGE_BEGIN])), int(plans[1][1])
 
 
 @pytest.mark.parametrize("window", [None, 500])
@@ -82,7 +83,7 @@ def test_an_odd_number_of_multiprocessors_loses_no_work(chunks: list[tuple[int, 
     prefill = PrefillRows(parts[:, 0], parts[:, 1], np.arange(len(parts)), np.cumsum(parts[:, 1]))
     planner.write(DecodeRows(np.array([16 * 70, 16 * 30], np.int32), rows, rows), prefill, *plans)
     ranges = plans[0][2 * ROW_WORDS :].reshape(10, RANGE_WORDS)
-    assert (ranges[:, 9] - ranges[:, 8]).sum() == 2 * (70 + 30)
+    assert (ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]).sum() == 2 * (70 + 30)
 
 
 def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:

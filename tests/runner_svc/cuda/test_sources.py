@@ -22,7 +22,7 @@ def no_cache() -> Iterator[None]:
 def fake_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = folder / "runner_svc"
     package.mkdir()
-    monkeypatch.setattr(sources.runner_svc, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(sources, "PACKAGE", package)
     return package
 
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS
+from runner_svc.backends.byte_tokenizer import CHAT_TEMPLATE, IM_END_ID, NUM_TOKENS
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import ModelNotFound

@@ -11,7 +11,7 @@ import transformers
 from gguf import TokenType
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from runner_svc.byte_tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS, byte_alphabet
+from runner_svc.backends.byte_tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS, byte_alphabet
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.description import describe_model, read_json
 from runner_svc.model.errors import UnsupportedModel

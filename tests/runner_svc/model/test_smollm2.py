@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from runner_svc.model.source import DEFAULT_MODEL, DEFAULT_MODEL_PACKAGE, model_folder
-from runner_svc.settings import default_cache_folder
+from runner_svc.settings.runner_settings import default_cache_folder
 from tests.support.greedy_driver import RandomDriver
 from tests.support.parity import Parity
 from tests.support.tested_backend import TESTED, ModelBackend, reference

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from scheduler_svc.constrained import constraints
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.refusal import RefusalReason
+from scheduler_svc.model.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import assert_whole, backend, sampling, submit
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
@@ -95,7 +95,7 @@ def test_it_may_end_before_its_grammar_is_compiled(stack: Stack, held: Held, how
     held.do_one()
     advance(stack, 2)
     stack.assert_clean()
-    assert stack.engine.totals.requests == stack.engine.totals.finished / 2 == 1
+    assert stack.engine.requests.totals.requests == stack.engine.requests.totals.finished / 2 == 1
 
 
 def test_one_that_has_ended_is_not_compiled(stack: Stack, held: Held) -> None:
@@ -127,7 +127,7 @@ def test_attached_meanwhile(stack: Stack, held: Held) -> None:
     assert_whole([good])
     end = bad.streams[0].end
     assert end is not None and end.reason == FinishReason.ERROR and "unclosed group" in end.message
-    assert stack.engine.totals.requests == stack.engine.totals.finished == 2
+    assert stack.engine.requests.totals.requests == stack.engine.requests.totals.finished == 2
 
 
 def test_no_more_may_wait_than_there_is_room_for(stack: Stack, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_no_more_may_wait_than_there_is_room_for(stack: Stack, held: Held, monke
     assert len(refused) == 2, "one is being compiled, and three wait"
     for each in refused:
         assert each.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0] and each.retry_after_ms
-    assert stack.engine.totals.refusals == {RefusalReason.QUEUE_FULL: 2}
+    assert stack.engine.requests.totals.refusals == {RefusalReason.QUEUE_FULL: 2}
     while held.jobs:
         held.do_one()
         stack.step()

@@ -10,13 +10,13 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.refusal_reason import RefusalReason
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.roster_check import check_roster
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.refusal import RefusalReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.scheduler_check import check_roster
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
@@ -204,8 +204,8 @@ def test_a_grammar_that_fails_is_refused_and_costs_nobody_else() -> None:
         assert refused is not None and refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert refused.field == field and refused.message.startswith(field) and word in refused.message
         assert not request.streams, "it was accepted before"
-    assert stack.engine.totals.refusals == {RefusalReason.CONSTRAINT: 2}
-    assert stack.engine.totals.requests == 1
+    assert stack.engine.requests.totals.refusals == {RefusalReason.CONSTRAINT: 2}
+    assert stack.engine.requests.totals.requests == 1
     stack.assert_clean()
 
 

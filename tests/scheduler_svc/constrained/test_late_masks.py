@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import Backend
-from runner_svc.batch_state import BatchState
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.batch.batch_state import BatchState
+from runner_svc.interface.backend import Backend
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.host_backend import host_backend
 from tests.support.in_process import Stack, Submitted
 from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
@@ -115,7 +115,7 @@ class Window:
     def ends(self) -> None:
         for _ in range(600):
             self.turn()
-            if self.stack.engine.idle:
+            if self.stack.engine.requests.idle:
                 self.stack.step()
                 return
         raise AssertionError("never idle")

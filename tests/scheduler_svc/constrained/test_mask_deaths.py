@@ -13,13 +13,13 @@ from collections import Counter
 import grpc
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.constrained.columns import MaskAsk
 from scheduler_svc.constrained.fork_server import MasksUnavailable
 from scheduler_svc.constrained.mask_client import AwaitedRow
 from scheduler_svc.constrained.mask_handle import Channel
 from scheduler_svc.constrained.source import UnusableGrammar
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
 from tests.scheduler_svc.constrained.test_constraints import MODEL, assert_whole, backend, sampling, submit
 from tests.support.constraints import CONSTRAINTS
 from tests.support.in_process import Stack
@@ -201,6 +201,7 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalHandle, "start", fails)
+        patch.setattr(LocalHandle, "running", 0)
         refused = submit(stack, "regex", "a")
         advance_until_idle(stack)
     end = running.streams[0].end

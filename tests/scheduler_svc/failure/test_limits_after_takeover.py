@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.constrained.grammar_text import grammar_text
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.constraints import allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
@@ -79,12 +79,12 @@ def test_a_tenant_runs_as_many_as_it_may_over_takeovers(kind: str, choices: int)
             assert most_running(stack) <= 2, f"after {takeover} takeovers"
         assert most_running(stack) == 2
         stack.restart_scheduler()
-    while not stack.engine.idle:
+    while not stack.engine.requests.idle:
         advance(stack)
         assert most_running(stack) <= 2
     advance_until_idle(stack)
     assert_whole(requests)
-    assert stack.engine.shares.num_tenants == 0
+    assert stack.engine.requests.shares.num_tenants == 0
     stack.assert_clean()
 
 
@@ -96,7 +96,7 @@ def test_a_limit_that_was_lowered_holds_at_once() -> None:
     stack.settings = stack.settings.model_copy(update={"tenant_limits": {"capped": _limits(running=1)}})
     stack.restart_scheduler()
     assert most_running(stack) == 1
-    live = [sequence for request in stack.engine.book.live() for sequence in request.sequences]
+    live = [sequence for request in stack.engine.requests.book.live() for sequence in request.sequences]
     assert len(live) == 4 and all(sequence.num_generated > 5 for sequence in live)
     advance_until_idle(stack)
     assert_whole(requests)
@@ -116,7 +116,7 @@ def test_a_late_runner_does_not_add_to_what_runs() -> None:
     advance(stack, 3)
     assert most_running(stack) == 2
     stack.runners.connect(99, late, former=session, holds=True)
-    while not stack.engine.idle:
+    while not stack.engine.requests.idle:
         advance(stack)
         assert most_running(stack) <= 2
     advance_until_idle(stack)
@@ -131,7 +131,7 @@ def test_what_waits_counts_against_its_limits() -> None:
     first = submit(stack, "logprobs", 1, n=3)
     advance(stack, 6)
     for number in (2, 4):
-        assert stack.engine.shares.waiting("capped") == 2
+        assert stack.engine.requests.shares.waiting("capped") == 2
         late = submit(stack, "plain", number, n=2)
         stack.step()
         assert late.refused is not None and late.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -169,6 +169,6 @@ def test_what_was_taken_over_is_not_shed() -> None:
 
 
 def _limits(**limits: Any) -> Any:
-    from scheduler_svc.waiting.tenant_limits import TenantLimits
+    from scheduler_svc.settings.tenant_limits import TenantLimits
 
     return TenantLimits(**limits)

@@ -14,11 +14,11 @@ import pytest
 from roster_client.client import RosterClient
 from roster_client.client.events import Delta
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend, expected_tokens
-from scheduler_svc.engine_loop import EngineLoop
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.failure.own_pause import forgive
 from scheduler_svc.link.runner_link import PAUSE_S as LEAST_PAUSE_S
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance, advance_until_idle
 from tests.support.processes import RosterProcesses
@@ -40,16 +40,16 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     stack.step()
     session = next(iter(stack.engine.pool.schedulers))
     stack.now_s += PAUSE_S
-    forgive(stack.engine, PAUSE_S)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
     assert stack.engine.pool.progress(stack.now_s)
     assert late.streams[0].end is not None and kept.streams[0].end is None
     stack.runners.kill(session)
     stack.step()
     stack.now_s += 4
-    forgive(stack.engine, 0.0)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, 0.0)
     stack.now_s += PAUSE_S
-    forgive(stack.engine, PAUSE_S)
+    forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
     assert kept.streams[0].end is None, "no runner was there for 4 s, not for 64"
     stack.add_runner(HashBackend())
@@ -63,7 +63,7 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     """A turn that takes as long looks the same from inside."""
     settings = SchedulerSettings(link="tcp://127.0.0.1:*", metrics_listen="", no_runner_s=60)
     loop = EngineLoop(settings, f"ipc://{tmp_path}/engine")
-    step, since_s = loop.engine.step, loop.engine.attendance.alone_since_s
+    step, since_s = loop.engine.step, loop.engine.lifecycle.alone_since_s
     pauses = iter([LOOP_PAUSE_S])
 
     def stopped() -> None:
@@ -75,19 +75,19 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     engine.start()
     try:
         deadline = time.monotonic() + 20
-        while loop.engine.attendance.alone_since_s == since_s and time.monotonic() < deadline:
+        while loop.engine.lifecycle.alone_since_s == since_s and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         loop.stop()
         engine.join()
         loop.close()
-    put_off_s = loop.engine.attendance.alone_since_s
+    put_off_s = loop.engine.lifecycle.alone_since_s
     assert since_s is not None and put_off_s is not None and put_off_s - since_s >= LOOP_PAUSE_S
 
 
 @pytest.mark.skipif(not FULL, reason="three processes for what the two tests above show")
 async def test_a_stopped_scheduler_does_not_give_up_waiting_for_a_runner(tmp_path: Path) -> None:
-    runner = {"device": "hash", "eos_probability": 0, "step_ms": 10}
+    runner = {"device": "hash", "test_backend": {"eos_probability": 0, "step_ms": 10}}
     with RosterProcesses(tmp_path, scheduler={"no_runner_s": 3.0}, runner=runner) as roster:
         async with RosterClient(roster.address) as client:
             stream = client.generate([7, 8], max_tokens=400, ignore_eos=True, temperature=0.0)

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.failure.probation import Probation
 from scheduler_svc.failure.runner_illness import HELD_FROM
-from scheduler_svc.failure.suspicion import STRIKES
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.metrics.snapshot import take_snapshot
-from scheduler_svc.operation.status import status
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import STRIKES
 from tests.support.hospital import FATAL, Hospital, served
 from tests.support.thoroughness import count
 
@@ -49,7 +47,7 @@ def test_an_ill_runner_gets_no_work_and_no_trial(loss: Loss) -> None:
     assert served(*requests)
     assert set(hospital.losses) == {"ill"} and len(hospital.losses) < 8
     assert not hospital.engine.quarantine.active
-    assert hospital.engine.totals.recomputed <= 4, "the requests of its first plan, once"
+    assert hospital.engine.requests.totals.recomputed <= 4, "the requests of its first plan, once"
 
 
 def test_who_is_held_back_is_told_and_serves_again_when_it_is_well() -> None:
@@ -58,15 +56,15 @@ def test_who_is_held_back_is_told_and_serves_again_when_it_is_well() -> None:
     requests = [hospital.submit(number) for number in range(8)]
     hospital.turns(4.0)
     assert served(*requests)
-    (ill,) = status(hospital.engine).held_back
+    (ill,) = hospital.engine.reports.status().held_back
     assert (ill.id, ill.present, ill.reason) == ("ill", True, "killed by the test")
     assert ill.losses >= HELD_FROM and 0 < ill.next_probe_s <= 4
-    assert [runner.id for runner in status(hospital.engine).runners] == ["a"]
-    assert [one.id for one in take_snapshot(hospital.engine).status.held_back] == ["ill"]
+    assert [runner.id for runner in hospital.engine.reports.status().runners] == ["a"]
+    assert [one.id for one in hospital.engine.snapshots.take().status.held_back] == ["ill"]
     del hospital.ill["ill"]
     hospital.turns(8.0)
-    assert not status(hospital.engine).held_back
-    assert {runner.id for runner in status(hospital.engine).runners} == {"a", "ill"}
+    assert not hospital.engine.reports.status().held_back
+    assert {runner.id for runner in hospital.engine.reports.status().runners} == {"a", "ill"}
     requests = [hospital.submit(number) for number in range(8)]
     hospital.run()
     assert served(*requests)
@@ -80,7 +78,7 @@ def test_a_runner_that_computes_probes_only_is_held_back_too() -> None:
     hospital = Hospital("a", "ill")
     losses_s: list[float] = []
     requests = [hospital.submit(number, 90) for number in range(18)]
-    while not hospital.engine.idle or hospital.stack.front.commands:
+    while not hospital.engine.requests.idle or hospital.stack.front.commands:
         session = hospital.sessions["ill"]
         plans = hospital.stack.runners.plans.get(session)
         if plans and not any(not one.sequence_id for one in plans[0][1].admissions) and plans[0][1].extent_slots:
@@ -110,8 +108,8 @@ def test_an_ill_machine_with_a_new_name_each_time_harms_nobody() -> None:
     requests = [hospital.submit(number, 20) for number in range(20)]
     hospital.run()
     assert served(*requests)
-    assert hospital.engine.totals.recomputed <= 4 and len(hospital.losses) > 9
-    assert hospital.engine.totals.refused == 0
+    assert hospital.engine.requests.totals.recomputed <= 4 and len(hospital.losses) > 9
+    assert hospital.engine.requests.totals.refused == 0
 
 
 class NotANumber(HashBackend):
@@ -166,7 +164,7 @@ def test_a_runner_whose_answers_are_not_finite_is_ill(at_once: bool) -> None:
     assert served(*requests)
     assert 0 < len(hospital.losses) < 9
     hospital.turns(3.0)
-    assert [runner.id for runner in status(hospital.engine).held_back] == ["nan"]
+    assert [runner.id for runner in hospital.engine.reports.status().held_back] == ["nan"]
 
 
 @pytest.mark.parametrize("runners", [1, 2])
@@ -204,17 +202,17 @@ def on_probation(**settings: object) -> Hospital:
 
 def test_a_probe_is_in_no_count() -> None:
     hospital = on_probation()
-    engine, totals = hospital.engine, hospital.engine.totals
+    engine, totals = hospital.engine, hospital.engine.requests.totals
     before = (totals.plans, totals.sampled_tokens, totals.prefill_tokens, totals.requests, totals.finished)
     (plan,) = hospital.stack.runners.plans[hospital.sessions["only"]]
     assert plan[0] == 1 and len(plan[1].admissions) == 1
-    assert engine.book.num_live == 1 and len(engine.queue) == 1
+    assert engine.requests.book.num_live == 1 and len(engine.requests.queue) == 1
     hospital.stack.runners.execute(hospital.sessions["only"])
     hospital.stack.runners.deliver(hospital.sessions["only"])
     hospital.stack.step()
     assert engine.pool.schedulers and not engine.probation.active
-    engine.measurements.count()
-    assert engine.measurements.step_s.state().total == 0 and not engine.measurements.ends
+    engine.requests.measurements.count()
+    assert engine.requests.measurements.step_s.state().total == 0 and not engine.requests.measurements.ends
     sent = sum(number > 2 for number, _ in hospital.stack.runners.plans[hospital.sessions["only"]])
     after = (totals.plans - sent, totals.sampled_tokens, totals.prefill_tokens, totals.requests, totals.finished)
     assert sent and after == before, "only the request's own plans, which left in the same turn"
@@ -261,7 +259,7 @@ def test_a_scheduler_that_dies_during_a_probe_leaves_nothing_on_the_runner() -> 
     (hospital.sessions["only"],) = hospital.stack.runners.runners
     hospital.run()
     assert served(*hospital.stack.requests.values())
-    assert hospital.engine.totals.adopted == 0
+    assert hospital.engine.requests.totals.adopted == 0
     hospital.stack.assert_clean()
 
 
@@ -281,10 +279,10 @@ def test_a_runner_that_goes_while_it_is_held_loses_nothing_more() -> None:
     hospital.ill["only"] = Loss.FAULT
     hospital.submit()
     hospital.turns(0.2)
-    (before,) = status(hospital.engine).held_back
+    (before,) = hospital.engine.reports.status().held_back
     hospital.stack.runners.kill(hospital.sessions["only"], Loss.GONE)
     hospital.stack.step()
-    (after,) = status(hospital.engine).held_back
+    (after,) = hospital.engine.reports.status().held_back
     assert after.losses == before.losses and before.present and not after.present
 
 

@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend, Poison, expected_tokens
-from runner_svc.plan_columns import PlanFault
-from runner_svc.runner import Runner
-from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
+from runner_svc.backends.hash_backend import HashBackend, Poison, expected_tokens
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.in_process import Stack
 
 POISON = 77
@@ -67,7 +67,7 @@ class Ward:
     def run(self, loss: Loss = Loss.FAULT) -> None:
         for _ in range(5000):
             self.turn(loss)
-            if self.stack.engine.idle and not self.stack.front.commands and not self.stack.runners.events:
+            if self.stack.engine.requests.idle and not self.stack.front.commands and not self.stack.runners.events:
                 self.stack.step()
                 return
         raise AssertionError("never idle")
@@ -123,16 +123,16 @@ def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
     requests = [ward.stack.submit(clean_prompt(rng, 40), 40) for _ in range(30)]
     for turn in range(2000):
         ward.turn()
-        if turn % 9 == 0 and not ward.stack.engine.idle and turn < 300:
+        if turn % 9 == 0 and not ward.stack.engine.requests.idle and turn < 300:
             ward.stack.runners.kill(
                 rng.choice(list(ward.stack.runners.runners)), rng.choice([Loss.GONE, Loss.REPLACED])
             )
             ward.add_runner()
-        if turn > 2 and ward.stack.engine.idle:
+        if turn > 2 and ward.stack.engine.requests.idle:
             break
     ward.stack.step()
     refused = [request for request in requests if request.refused is not None]
-    # A crash in the very moment of a trial of one convicts it: with crashes this dense that is luck.
+    # A crash in the very moment of an isolation of one rejects it: with crashes this dense that is luck.
     assert len(refused) <= 3
     for request in requests:
         if request not in refused:
@@ -175,7 +175,7 @@ class Line:
     def finish(self) -> None:
         for _ in range(500):
             self.turns(1)
-            if self.stack.engine.idle:
+            if self.stack.engine.requests.idle:
                 self.stack.step()
                 return
         raise AssertionError("never idle")
@@ -190,7 +190,7 @@ def test_a_process_that_comes_back_absolves() -> None:
         line.lose(Loss.SILENT)
         line.come_back(unharmed=True)
         assert not line.stack.engine.quarantine.active
-        assert all(live.suspicion.strikes == 0 for live in line.stack.engine.book.live())
+        assert all(live.suspicion.strikes == 0 for live in line.stack.engine.requests.book.live())
     line.finish()
     assert request.streams[0].tokens == request.expected(0, NO_EOS)
 
@@ -208,8 +208,8 @@ def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> Non
         line.lose(loss)
         assert line.stack.engine.quarantine.active
         line.come_back(unharmed=True)
-        line.turns(2)  # it is acquitted with the first token
-        (live,) = line.stack.engine.book.live()
+        line.turns(2)  # it is cleared with the first token
+        (live,) = line.stack.engine.requests.book.live()
         assert not live.suspicion.lone_losses
     line.finish()
     assert request.refused is None
@@ -226,7 +226,7 @@ def test_two_survivable_losses_of_a_trial_convict() -> None:
         line.lose(Loss.GONE)
         line.come_back(unharmed=False)
     assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
-    assert line.stack.engine.idle and not line.stack.engine.quarantine.active
+    assert line.stack.engine.requests.idle and not line.stack.engine.quarantine.active
 
 
 def test_a_verdict_does_not_wait_for_the_process() -> None:
@@ -244,7 +244,7 @@ def test_a_verdict_does_not_wait_for_the_process() -> None:
 
 @pytest.mark.parametrize("last", [Loss.FAULT, Loss.GONE])
 def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss) -> None:
-    """Its trial began, on the other runner, before the process that made it a suspect was back."""
+    """Its isolation began, on the other runner, before the process that made it a suspect was back."""
     losses = STRIKES + LONE_LOSSES
     ward = Ward(2)
     runners, engine = ward.stack.runners, ward.stack.engine
@@ -263,7 +263,7 @@ def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss) -> None
         ward.add_runner()
         ward.probe()
     former, survivor = lose(Loss.SILENT)
-    (live,) = engine.book.live()
+    (live,) = engine.requests.book.live()
     assert live.suspicion.is_held and live.sequences[0].scheduler is not None
     runners.connect(former + 100, survivor, former=former)
     ward.probe()
@@ -304,7 +304,7 @@ def test_who_is_held_can_be_cancelled() -> None:
     for request in suspects:
         ward.stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
     ward.stack.step()
-    assert ward.stack.engine.idle and ward.stack.engine.quarantine.num_waiting == 0
+    assert ward.stack.engine.requests.idle and ward.stack.engine.quarantine.num_waiting == 0
     ward.run()
     assert not ward.stack.engine.quarantine.active
     ward.stack.assert_clean()

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from roster_protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend, expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend, expected_tokens
+from runner_svc.execution.runner import Runner
+from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.failure.recovery import UnsoundSnapshot, read_snapshot
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.roster.roster_check import check_roster
-from scheduler_svc.sequence import FinishReason, Sequence
+from scheduler_svc.model.sequence import FinishReason, Sequence
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.scheduler_check import check_roster
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 
@@ -86,7 +86,7 @@ def test_what_runs_is_not_computed_again() -> None:
     stack.restart_scheduler()
     advance_until_idle(stack)
     assert_whole([request])
-    assert stack.engine.totals.requests == 0, "it was sent again"
+    assert stack.engine.requests.totals.requests == 0, "it was sent again"
     (scheduler,) = stack.engine.pool.schedulers.values()
     assert scheduler.prefill_tokens == 0
 
@@ -113,13 +113,13 @@ def test_nobody_attaches() -> None:
     advance(stack, 3)
     stack.requests.clear()
     stack.restart_scheduler()
-    assert stack.engine.book.num_live == 1
+    assert stack.engine.requests.book.num_live == 1
     stack.now_s += 3.9
     stack.step()
-    assert stack.engine.book.num_live == 1
+    assert stack.engine.requests.book.num_live == 1
     stack.now_s += 0.2
     stack.step()
-    assert stack.engine.idle
+    assert stack.engine.requests.idle
     stack.assert_clean()
 
 
@@ -129,15 +129,15 @@ def test_time_goes_on() -> None:
     stack.add_runner(backend())
     stack.submit([1, 2, 3], 200, timeout_ms=60_000, keep_ms=7_000, tenant="t", priority=5, sampling=sampling())
     advance(stack, 3)
-    (before,) = stack.engine.book.live()
+    (before,) = stack.engine.requests.book.live()
     before.arrival_unix_s = stack.wall_clock() - 20  # as if 20 s had passed since
     before.deadline_s = before.arrival_s + 60
     (sequence,) = before.sequences
     assert sequence.scheduler is not None
-    sequence.scheduler._preempt(sequence, stack.engine.queue)
+    sequence.scheduler._preempt(sequence, stack.engine.requests.queue)
     advance(stack, 4)
     stack.restart_scheduler()
-    (after,) = stack.engine.book.live()
+    (after,) = stack.engine.requests.book.live()
     assert after.arrival_s == pytest.approx(-20, abs=1)  # on the test's clock, which began at 0
     assert after.deadline_s == pytest.approx(40, abs=1)
     assert (after.tenant, after.priority, after.keep_s, after.digest) == ("t", 5, 7.0, before.digest)
@@ -176,7 +176,7 @@ class Convoy:
         self.stack.step()
         self.request = self.stack.submit([5, 6, 7], 40, n=2, seed=seed, sampling=sampling(1.0))
         advance(self.stack, 2)
-        sequences = self.stack.engine.book.live()[0].sequences
+        sequences = self.stack.engine.requests.book.live()[0].sequences
         self.sessions = [self._session_of(sequence) for sequence in sequences]
 
     def _session_of(self, sequence: Sequence) -> int:
@@ -209,9 +209,9 @@ def test_who_waits_for_one_runner_is_not_taken_up_on_another_too() -> None:
     stack.requests.pop(neighbours[0].handle)
     stack.front.put(cancel=engine_pb2.Cancel(handle=neighbours[0].handle))
     stack.step()
-    assert stack.engine.placement.num_placed == 1, "the case is not met"
+    assert stack.engine.placement.num_waiting == 1, "the case is not met"
     convoy.arrives(late)
-    assert stack.engine.placement.num_placed == 0
+    assert stack.engine.placement.num_waiting == 0
     advance_until_idle(stack)
     assert_whole([convoy.request, neighbours[1]])
     stack.assert_clean()
@@ -294,7 +294,7 @@ def test_a_client_that_is_ahead_of_a_copy_that_is_lost() -> None:
     stack.add_runner(backend())
     stack.restart_scheduler()
     advance_until_idle(stack)
-    assert stack.engine.totals.requests == 1, "it was not sent again"
+    assert stack.engine.requests.totals.requests == 1, "it was not sent again"
     assert_whole([request])
     stack.assert_clean()
 
@@ -356,7 +356,7 @@ def test_received_tokens_stay_received() -> None:
     rest = stack.submit([8, 9], 60, seed=4, sampling=sampling(1.0), received=pack(tokens[: len(tokens) // 2]))
     advance(stack, 4)
     stack.restart_scheduler()
-    (request,) = stack.engine.book.live()
+    (request,) = stack.engine.requests.book.live()
     assert request.num_received == len(tokens) // 2
     advance_until_idle(stack)
     assert np.frombuffer(rest.submit.received, "<i4").tolist() + rest.streams[0].tokens == tokens

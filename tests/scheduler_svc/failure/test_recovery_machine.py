@@ -19,13 +19,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Fenced, Loss
 from scheduler_svc.link.terms import Term
-from tests.scheduler_svc.test_engine_machine import EOS_PROBABILITY, EngineMachine
+from tests.scheduler_svc.engine.test_engine_machine import EOS_PROBABILITY, EngineMachine
 from tests.support.mask_handles import dies_once
+from tests.support.thoroughness import count
 
-NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", "40"))
+NUM_EXAMPLES = int(os.environ.get("ROSTER_TEST_EXAMPLES", count(40, in_ci=20)))
 
 
 CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]
@@ -68,7 +69,7 @@ class RecoveryMachine(EngineMachine):
         num_convicted = self._num_convicted()
         self.stack.step()
         if self._num_convicted() > num_convicted:
-            self.kills += 1  # the verdict fell before the process was back: the loss that convicts is never forgiven
+            self.kills += 1  # the verdict fell before the process was back: the loss that rejects is never forgiven
         else:
             self.cuts += 1
         self._return(runner, session, holds=False)
@@ -135,9 +136,13 @@ class RecoveryMachine(EngineMachine):
             former.step()
         former.runners.events.append(Fenced(Term(2)))
         former.step()
-        num_plans = former.engine.totals.plans
+        num_plans = former.engine.requests.totals.plans
         former.step()
-        assert former.engine.attendance.fenced and former.engine.idle and former.engine.totals.plans == num_plans
+        assert (
+            former.engine.lifecycle.fenced
+            and former.engine.requests.idle
+            and former.engine.requests.totals.plans == num_plans
+        )
         for request in former.requests.values():
             for index, stream in enumerate(request.streams):
                 expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]

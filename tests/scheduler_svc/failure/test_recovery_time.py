@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.link.runner_events import GotSnapshot
 from tests.support.in_process import Stack
 from tests.support.lockstep import advance
@@ -52,10 +52,10 @@ def test_every_stream_goes_on_within_a_second() -> None:
     assert scheduler.table.num_running == NUM_SLOTS and scheduler.prefill_tokens == 0
     stack.runners.execute(99)
     stack.runners.deliver(99)
-    before = stack.engine.totals.sampled_tokens
+    before = stack.engine.requests.totals.sampled_tokens
     spent_s -= time.process_time()
     stack.engine.step()  # and its result is published
     spent_s += time.process_time()
-    assert stack.engine.totals.sampled_tokens - before == NUM_SLOTS
+    assert stack.engine.requests.totals.sampled_tokens - before == NUM_SLOTS
     assert spent_s < LIMIT_S, f"{spent_s:.2f} s"
     print(f"taken over in {1000 * spent_s:.0f} ms: {NUM_SLOTS} sequences of {PROMPT_TOKENS} tokens")

@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 import structlog
 
-from runner_svc.batch_state import BatchState
+from runner_svc.batch.batch_state import BatchState
 from scheduler_svc.policy import VictimChoice, available_policies
+from tests.scheduler_svc.engine.test_engine_machine import STEM
 from tests.scheduler_svc.failure.test_recovery_machine import CRASHES, RecoveryMachine
-from tests.scheduler_svc.test_engine_machine import STEM
 from tests.support.constraints import CONSTRAINTS
+from tests.support.thoroughness import count
 
-NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "25"))
+NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", count(25, in_ci=12)))
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 
 POLICIES = available_policies()

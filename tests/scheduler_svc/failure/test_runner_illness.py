@@ -10,7 +10,7 @@ from scheduler_svc.failure.runner_illness import (
     MOST_REMEMBERED,
     RunnerIllness,
 )
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 def test_holds_double_up_to_the_longest() -> None:

@@ -6,13 +6,13 @@ import grpc
 import pytest
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import expected_tokens
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import expected_tokens
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.request_view import request_view
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import FinishReason
-from tests.scheduler_svc.test_unlike_pools import (
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.scheduler.policy_views import request_view
+from tests.scheduler_svc.runners.test_unlike_pools import (
     LARGE,
     NO_EOS,
     NO_RUNNER_S,
@@ -40,7 +40,7 @@ def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> 
         compute_probe(stack, add(stack, size))
         stack.step()
         stack.step()
-    assert all(stack.engine.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
+    assert all(stack.engine.requests.book.by_handle(r.handle).suspicion.is_held for r in requests)  # type: ignore[union-attr]
 
 
 def compute_probe(stack: JudgedStack, session: int) -> None:
@@ -120,7 +120,7 @@ def test_suspects_that_no_runner_holds_are_ranked_by_the_policy_in_force() -> No
     advance(stack, 5)
     suspect(stack, [long], [LARGE, SMALL])
     stack.engine.change_policy(policy_named("priority"))
-    (live,) = stack.engine.book.live()
+    (live,) = stack.engine.requests.book.live()
     assert live.sequences[0].rank.key == stack.engine.policy.key(request_view(live), stack.engine.ledger)
     add(stack, LARGE)
     finish(stack, long)
@@ -145,7 +145,7 @@ def test_a_suspect_that_no_runner_holds_is_absolved_when_its_runner_comes_back()
 
 @pytest.mark.parametrize("turns", range(1, 8))
 def test_a_request_that_waits_for_the_runner_of_a_trial_is_not_given_up_when_that_ends(turns: int) -> None:
-    """Its time is up in any turn of the trial, also in the one that brings the last token of whoever is tried."""
+    """Its time is up in any turn of the isolation, also in the one that brings the last token of whoever is tried."""
     stack = stack_of(SMALL, LARGE)
     tried = stack.submit([1] * 40, 1)
     stack.step()
@@ -171,7 +171,7 @@ def test_who_waits_for_a_larger_runner_keeps_no_suspect_from_its_trial() -> None
         if scheduler is not None and scheduler.table.num_running:
             stack.runners.kill(session, Loss.FAULT)
         advance(stack, 1, turn_s=0.05)
-        (live,) = [one for one in stack.engine.book.live() if one.handle == fatal.handle] or (None,)
+        (live,) = [one for one in stack.engine.requests.book.live() if one.handle == fatal.handle] or (None,)
         if longest is None and live is not None and live.suspicion.lone_losses:
             ill = add(stack, 2 * LARGE)
             stack.step()

@@ -1,14 +1,13 @@
-"""A request that ends runners is found, an ill runner alone convicts nobody, and clients hear what happened."""
+"""A request that ends runners is found, an ill runner alone rejects nobody, and clients hear what happened."""
 
 from __future__ import annotations
 
 import grpc
 import pytest
 
-from scheduler_svc.failure.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from scheduler_svc.link.runner_events import Loss
-from scheduler_svc.operation.status import model_state, status
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
 from tests.support.hospital import FATAL, Hospital, served
 
 INTERNAL = grpc.StatusCode.INTERNAL.value[0]
@@ -25,15 +24,17 @@ def test_the_only_runner_is_ill_and_nobody_is_accused(loss: Loss) -> None:
     requests = [hospital.submit(number) for number in range(6)]
     late = hospital.submit(9, timeout_ms=2000)
     hospital.turns(20.0)
-    assert not model_state(hospital.engine).model.ready and not hospital.engine.pool.progress(hospital.stack.now_s)
+    assert not hospital.engine.reports.model_state().model.ready and not hospital.engine.pool.progress(
+        hospital.stack.now_s
+    )
     assert late.streams[0].end is not None and late.streams[0].end.reason == FinishReason.DEADLINE
     assert all(request.refused is None and request.streams[0].end is None for request in requests)
-    assert all(not live.suspicion.strikes for live in hospital.engine.book.live())
+    assert all(not live.suspicion.strikes for live in hospital.engine.requests.book.live())
     assert len(hospital.losses) < 9
     del hospital.ill["ill"]
     hospital.run(40.0)
     assert served(*requests)
-    assert model_state(hospital.engine).model.ready and hospital.engine.pool.progress(hospital.stack.now_s)
+    assert hospital.engine.reports.model_state().model.ready and hospital.engine.pool.progress(hospital.stack.now_s)
     hospital.stack.assert_clean()
 
 
@@ -50,7 +51,7 @@ def test_streams_end_in_time_where_all_runners_stay_ill() -> None:
 @pytest.mark.parametrize("neighbours", [0, 12])
 @pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE])
 def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbours: int) -> None:
-    """Where others wait they are computed between its trials; else the probe is."""
+    """Where others wait they are computed between its isolations; else the probe is."""
     hospital = Hospital("only")
     hospital.fatal = loss
     beside = [hospital.submit(number) for number in range(neighbours)]
@@ -60,7 +61,7 @@ def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbou
     assert served(*beside)
     assert len(hospital.losses) <= STRIKES + LONE_LOSSES + 2
     assert hospital.engine.probation.illness.of("only") is None, "its losses are explained"
-    assert not status(hospital.engine).held_back
+    assert not hospital.engine.reports.status().held_back
     hospital.stack.assert_clean()
 
 

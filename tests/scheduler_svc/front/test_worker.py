@@ -23,11 +23,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from roster_protos import admin_pb2, engine_pb2, inference_pb2_grpc
 from roster_protos import inference_pb2 as pb
-from runner_svc.byte_tokenizer import byte_model
-from scheduler_svc.front.listen_address import reserve
+from runner_svc.backends.byte_tokenizer import byte_model
+from scheduler_svc.front.auth.listen_address import reserve
 from scheduler_svc.front.worker_process import spawn_worker
 from scheduler_svc.front.worker_start import WorkerStart, start_worker
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.front_stack import FrontStack, front_stack, model_known
 from tests.support.gathered import echo, gather, random_text, request
@@ -216,10 +216,10 @@ def test_a_worker_does_not_outlive_a_killed_parent() -> None:
     parent = textwrap.dedent(
         """
         import sys, time
-        from scheduler_svc.front.listen_address import reserve
+        from scheduler_svc.front.auth.listen_address import reserve
         from scheduler_svc.front.worker_process import spawn_worker
         from scheduler_svc.front.worker_start import WorkerStart, start_worker
-        from scheduler_svc.settings import SchedulerSettings
+        from scheduler_svc.settings.scheduler_settings import SchedulerSettings
         address = reserve("127.0.0.1:0")
         settings = SchedulerSettings(listen=address.address, admin_listen="")
         worker = spawn_worker()

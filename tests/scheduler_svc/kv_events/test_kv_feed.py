@@ -8,13 +8,13 @@ import grpc
 import pytest
 
 from roster_protos import engine_pb2
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.front.vllm_engine import kv_batches
-from scheduler_svc.front.vllm_engine.kv_batches import changes_batch, first_batches
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.front.gateway import kv_batches
+from scheduler_svc.front.gateway.kv_batches import changes_batch, first_batches
+from scheduler_svc.kv.block_hashes import root_hash
 from scheduler_svc.kv_events import kv_feed
 from scheduler_svc.kv_events.kv_feed import LINGER_S
-from scheduler_svc.kv_events.pool_recorder import PoolRecorder
-from scheduler_svc.roster.block_hashes import root_hash
+from scheduler_svc.kv_events.pool_recorder import PoolEventRecorder
 from tests.support.fake_links import WORKER
 from tests.support.in_process import Stack
 from tests.support.kv_follower import KvFollower, ready_blocks
@@ -101,7 +101,7 @@ def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
     stack.step()
     stems = [prompt(rng.randrange(1, 6) * SIZE, seed=number) for number in range(4)]
     for turn in range(400):
-        if rng.random() < 0.15 and stack.engine.num_waiting < 8:
+        if rng.random() < 0.15 and stack.engine.requests.num_waiting < 8:
             tokens = rng.choice(stems) + prompt(rng.randrange(1, 30), seed=rng.randrange(6))
             stack.submit(tokens, rng.randrange(1, 20))
         if rng.random() < 0.02 and stack.requests:
@@ -172,13 +172,13 @@ def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.Mo
         served.stack.submit(prompt(10 * SIZE, seed=seed), OUTPUT)
         served.finish()
     looked_at: list[int] = []
-    describe = PoolRecorder.describe
+    describe = PoolEventRecorder.describe
 
-    def counted(recorder: PoolRecorder, names: list[bytes], first: int, tokens: bytes) -> None:
+    def counted(recorder: PoolEventRecorder, names: list[bytes], first: int, tokens: bytes) -> None:
         looked_at.append(len(names) - first)
         describe(recorder, names, first, tokens)
 
-    monkeypatch.setattr(PoolRecorder, "describe", counted)
+    monkeypatch.setattr(PoolEventRecorder, "describe", counted)
     subscription = Subscription(served.stack)
     served.stack.step()
     assert sum(looked_at) == len(known(subscription)) == 15
@@ -187,17 +187,17 @@ def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.Mo
 
 def test_nothing_is_recorded_before_somebody_follows_nor_long_after() -> None:
     served = service()
-    assert served.scheduler.pool.witness is None and not served.stack.engine.kv_feed.active
+    assert served.scheduler.pool.listener is None and not served.stack.engine.kv_feed.active
     subscription = Subscription(served.stack)
     served.stack.step()
-    assert served.scheduler.pool.witness is not None
+    assert served.scheduler.pool.listener is not None
     subscription.end()
     served.stack.now_s += LINGER_S
     served.stack.step()
-    assert served.scheduler.pool.witness is not None
+    assert served.scheduler.pool.listener is not None
     served.stack.now_s += 1
     served.stack.step()
-    assert served.scheduler.pool.witness is None and not served.stack.engine.kv_feed.active
+    assert served.scheduler.pool.listener is None and not served.stack.engine.kv_feed.active
 
 
 def test_a_subscription_goes_on_where_it_was_cut() -> None:

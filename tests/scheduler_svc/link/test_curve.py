@@ -11,7 +11,7 @@ import zmq
 
 from roster_common.curve_keys import UnusableKey, generate, read_allowed, read_secret
 from roster_protos import plan_pb2
-from runner_svc.curve import CurveClient
+from runner_svc.link.curve import CurveClient
 from scheduler_svc.link.curve import AllowList, CurveServer
 from scheduler_svc.link.runner_link import Joined, RunnerEvent, RunnerLink
 

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from roster_protos import plan_pb2
-from runner_svc.hash_model import HashBackend
-from runner_svc.runner import Runner
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.execution.runner import Runner
 from scheduler_svc.link.likeness import Likeness
 from tests.support.in_process import Stack
 

@@ -17,8 +17,8 @@ import pytest
 
 from roster_common.link_protocol import OURS
 from roster_protos import plan_pb2
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.in_process import Submitted
 from tests.support.linked_stack import LinkedStack
@@ -124,7 +124,7 @@ def test_todays_scheduler_recovers_from_an_earlier_ones_snapshot(
     stack.take_over(replayed.turn)
     stack.step_until(lambda: ended(requests), replayed.turn)
     assert got(requests) == expected(folder, "constrained")
-    assert stack.engine.totals.requests == 0, "one was sent again: the snapshot held them all"
+    assert stack.engine.requests.totals.requests == 0, "one was sent again: the snapshot held them all"
     replayed.close()
 
 

@@ -12,8 +12,8 @@ import zmq
 
 from roster_common.link_protocol import CONTEXTS, TERMS
 from roster_protos import plan_pb2
-from runner_svc.plan_socket import PlanSocket
-from runner_svc.runner import Runner
+from runner_svc.execution.runner import Runner
+from runner_svc.link.plan_socket import PlanSocket
 from scheduler_svc.link.runner_events import Fenced, Joined
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.link.terms import OwnTerm, Term
@@ -205,19 +205,19 @@ def test_of_two_schedulers_that_start_at_once_exactly_one_serves(serving: bool) 
                 until(lambda: not any(map(running, stacks)))
                 until(lambda: all(map(running, stacks)))
                 first, second = second, first
-            assert not any(stack.engine.attendance.fenced for stack in stacks)
+            assert not any(stack.engine.lifecycle.fenced for stack in stacks)
         for stack in stacks:
             stack.submit([1, 2, 3], 100, sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1))
-        until(lambda: all(stack.engine.totals.plans for stack in stacks))
+        until(lambda: all(stack.engine.requests.totals.plans for stack in stacks))
         for port in ports:
             for proxy in (first, second):
                 proxy.retarget(port)
             other = stacks[1 - ports.index(port)]
-            until(lambda: other.engine.attendance.fenced or not running(other))  # noqa: B023
-            if not other.engine.attendance.fenced:
+            until(lambda: other.engine.lifecycle.fenced or not running(other))  # noqa: B023
+            if not other.engine.lifecycle.fenced:
                 here = stacks[ports.index(port)]
-                until(lambda: here.engine.attendance.fenced or len(here.engine.pool.schedulers) == 2)  # noqa: B023
-        fenced = [stack for stack in stacks if stack.engine.attendance.fenced]
+                until(lambda: here.engine.lifecycle.fenced or len(here.engine.pool.schedulers) == 2)  # noqa: B023
+        fenced = [stack for stack in stacks if stack.engine.lifecycle.fenced]
         assert len(fenced) == 1
         (winner,) = [stack for stack in stacks if stack not in fenced]
         for proxy in (first, second):

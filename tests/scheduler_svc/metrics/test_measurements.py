@@ -7,11 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.metrics.histogram import ITL_BUCKETS_S, Histogram
 from scheduler_svc.metrics.measurements import BATCH
-from scheduler_svc.metrics.snapshot import take_snapshot
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
 from tests.support.in_process import Stack
 
 
@@ -42,7 +41,7 @@ def test_every_token_and_end_is_measured_once(seed: int) -> None:
     for index in range(3):
         stack.submit([1, 2, 3 + index], 2 * BATCH)
     stack.run(random.Random(seed))
-    snapshot = take_snapshot(stack.engine)
+    snapshot = stack.engine.snapshots.take()
     tokens = sum(len(stream.tokens) for stream in stack.streams.values())
     assert sum(snapshot.ttft_s.counts) == 3
     assert sum(snapshot.itl_s.counts) == tokens - 3
@@ -50,4 +49,4 @@ def test_every_token_and_end_is_measured_once(seed: int) -> None:
     assert set(snapshot.ends) <= {FinishReason.STOP, FinishReason.LENGTH}
     assert sum(snapshot.step_s.counts) == sum(snapshot.step_rows.counts) <= snapshot.status.totals.plans
     assert snapshot.waiting == 0 and snapshot.status.totals.sampled_tokens == tokens
-    assert take_snapshot(stack.engine).itl_s == snapshot.itl_s, "asking counts nothing twice"
+    assert stack.engine.snapshots.take().itl_s == snapshot.itl_s, "asking counts nothing twice"

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from scheduler_svc.policies.promises import Pace, Promises
+from scheduler_svc.policies.pending_deadlines import Pace, PendingDeadlines
 from scheduler_svc.policy import RequestView
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape
 from scheduler_svc.simulator.outcome import Outcome
-from scheduler_svc.simulator.report import Targets, report
+from scheduler_svc.simulator.report.report import Targets, report
 from scheduler_svc.simulator.simulation import Setup, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.arrivals import merged, poisson
@@ -115,37 +115,37 @@ def promised(name: str, tokens: int) -> RequestView:
 
 
 def test_promises_weigh_what_is_owed_before_and_after() -> None:
-    promises, pace = Promises(), Pace(tokens_per_s=100, num_runners=1, ends_per_s=2, free_slots=10, step_s=0.5)
+    pending, pace = PendingDeadlines(), Pace(tokens_per_s=100, num_runners=1, ends_per_s=2, free_slots=10, step_s=0.5)
     for name, due_s, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
-        promises.add(promised(name, tokens), due_s)
-    assert promises.wait_s(3.0, 50, pace) == pytest.approx(1.5 + 0.5)
-    assert promises.wait_s(1.0, 50, pace) == pytest.approx(0.5 + 0.5)
-    assert not promises.breaks(3.0, 150, pace, now_s=0.0), "b: 4.5 + 0.5 s"
-    assert promises.breaks(3.0, 151, pace, now_s=0.0)
+        pending.add(promised(name, tokens), due_s)
+    assert pending.wait_s(3.0, 50, pace) == pytest.approx(1.5 + 0.5)
+    assert pending.wait_s(1.0, 50, pace) == pytest.approx(0.5 + 0.5)
+    assert not pending.breaks(3.0, 150, pace, now_s=0.0), "b: 4.5 + 0.5 s"
+    assert pending.breaks(3.0, 151, pace, now_s=0.0)
     crowded = Pace(tokens_per_s=1e9, num_runners=1, ends_per_s=2, free_slots=0, step_s=0.5)
-    assert promises.wait_s(20.0, 1, crowded) == pytest.approx(4 / 2 + 0.5)
-    promises.keep(promised("b", 200), 5.0)
-    assert promises.wait_s(20.0, 0, pace) == pytest.approx(1.5 + 0.5)
-    promises.keep(promised("unknown", 1), 9.0)
-    assert len(promises) == 2
-    promises.expire(now_s=8.0)
-    assert len(promises) == 1
+    assert pending.wait_s(20.0, 1, crowded) == pytest.approx(4 / 2 + 0.5)
+    pending.keep(promised("b", 200), 5.0)
+    assert pending.wait_s(20.0, 0, pace) == pytest.approx(1.5 + 0.5)
+    pending.keep(promised("unknown", 1), 9.0)
+    assert len(pending) == 2
+    pending.expire(now_s=8.0)
+    assert len(pending) == 1
 
 
 @pytest.mark.parametrize("runners", [1, 3])
 def test_promises_against_a_list(runners: int) -> None:
     rng = random.Random(4)
-    promises, owed = Promises(), dict[str, tuple[float, int]]()
+    pending, owed = PendingDeadlines(), dict[str, tuple[float, int]]()
     pace = Pace(tokens_per_s=50, num_runners=runners, ends_per_s=1, free_slots=3, step_s=0.1)
     for number in range(400):
         name, due_s, tokens = str(number), float(rng.randrange(40)), rng.randrange(1, 90)
         ahead = [t for d, t in owed.values() if d <= due_s]
         expected = max((sum(ahead) / runners + tokens) / 50, max(0, len(ahead) + 1 - 3) / 1) + 0.1
-        assert promises.wait_s(due_s, tokens, pace) == pytest.approx(expected)
-        promises.add(promised(name, tokens), due_s)
+        assert pending.wait_s(due_s, tokens, pace) == pytest.approx(expected)
+        pending.add(promised(name, tokens), due_s)
         owed[name] = (due_s, tokens)
         if len(owed) > 30:
             gone = rng.choice(list(owed))
             due_s, tokens = owed.pop(gone)
-            promises.keep(promised(gone, tokens), due_s)
-        assert len(promises) == len(owed)
+            pending.keep(promised(gone, tokens), due_s)
+        assert len(pending) == len(owed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.ledger import Ledger
+from scheduler_svc.model.ledger import Ledger
 from scheduler_svc.policy import (
     Budget,
     Policy,
@@ -97,7 +97,9 @@ class Chaotic(Policy):
         return self._maybe(self.rng.random())
 
     def budget(self, load: Any) -> Any:
-        return self._maybe(Budget(self.rng.randrange(1, 300), self.rng.random() < 0.8, stretch=self.rng.randrange(100)))
+        return self._maybe(
+            Budget(self.rng.randrange(1, 300), self.rng.random() < 0.8, overflow=self.rng.randrange(100))
+        )
 
     def rerank(self, head: Sequence[Any]) -> Any:
         return self._maybe(self.rng.sample(list(head), len(head)))

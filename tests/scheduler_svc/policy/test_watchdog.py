@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner_svc.hash_model import HashBackend
+from runner_svc.backends.hash_backend import HashBackend
 from scheduler_svc.policy import Budget, Load, Policy, PolicyGuard, PolicyParameters
 from scheduler_svc.policy.watchdog import PolicyInterrupted, PolicyTooSlow, Watchdog
 from tests.support.in_process import Stack
@@ -164,8 +164,8 @@ class Slow(Policy):
 
 def test_streams_survive_a_policy_that_hangs() -> None:
     rng = random.Random(6)
-    stack = Stack()
-    guard = stack.engine.policy = PolicyGuard(Slow(), timeout_s=0.02)
+    guard = PolicyGuard(Slow(), timeout_s=0.02)
+    stack = Stack(guard=guard)
     stack.add_runner(
         HashBackend(num_slots=3, block_size=4, num_blocks=20, max_step_tokens=16, context_length=80, eos_probability=0)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from pathlib import Path
@@ -10,10 +11,10 @@ import zmq
 
 from roster_client.commands.calibrate import started_runner
 from roster_protos import engine_pb2, plan_pb2
-from scheduler_svc.engine import Engine
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.runner_link import RunnerLink
 from scheduler_svc.policy import PolicyGuard, load_policy
-from scheduler_svc.simulator.calibration import RecordingLink
+from scheduler_svc.simulator.calibration.calibration import RecordingLink
 from scheduler_svc.simulator.simulated_front import SimulatedFront
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.trace import Trace, TraceRequest
@@ -21,7 +22,7 @@ from scheduler_svc.simulator.virtual_clock import VirtualClock
 from tests.support.simulated_cost import round_cost
 
 SLOTS, KV_TOKENS, STEP_TOKENS, VOCAB_SIZE = 6, 640, 64, 512
-SETUP = Setup(round_cost(), slots=SLOTS, kv_tokens=KV_TOKENS, step_tokens=STEP_TOKENS, depth=1, leaps=False)
+SETUP = Setup(round_cost(), slots=SLOTS, kv_tokens=KV_TOKENS, step_tokens=STEP_TOKENS, depth=1, fast_forwards=False)
 """One plan in flight: with two, what a plan holds depends on which results happened to come together."""
 
 
@@ -73,7 +74,7 @@ def live_plans(trace: Trace, endpoint: str) -> list[plan_pb2.Plan]:
     engine = Engine(settings, PolicyGuard(load_policy("fcfs", {})), front, recorder)
     flags = {"device": "hash", "slots": SLOTS, "kv_tokens": KV_TOKENS, "max_step_tokens": STEP_TOKENS}
     try:
-        with started_runner(endpoint, flags | {"vocab_size": VOCAB_SIZE}) as alive:
+        with started_runner(endpoint, flags | {"test_backend": json.dumps({"vocab_size": VOCAB_SIZE})}) as alive:
             until_s = time.monotonic() + 120
             while not front.done and time.monotonic() < until_s:
                 alive()

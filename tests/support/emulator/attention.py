@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner_svc.attention import cuda_decode, cuda_prefill, tensor_map
-from tests.support.emulator.kernel import EmulatedKernel, MapEncoder, compiled
+from runner_svc.attention import cuda_decode, cuda_prefill
+from runner_svc.cuda import tensor_map
+from tests.support.emulator.kernel import EmulatedKernel, EmulatedModule, MapEncoder
 from tests.support.gpu_limits import SHARED_MEMORY
 
 
@@ -27,5 +28,5 @@ def emulate_attention(
     monkeypatch.setattr(cuda_prefill, "is_hopper", lambda: arch == "sm_90a")
     for module in (cuda_decode, cuda_prefill):
         monkeypatch.setattr(module, "Kernel", EmulatedKernel)
-        monkeypatch.setattr(module, "load", partial(compiled, change=change, arch=arch))
+        monkeypatch.setattr(module, "load", partial(EmulatedModule, change=change, arch=arch))
         monkeypatch.setattr(module, "num_multiprocessors", lambda: multiprocessors)

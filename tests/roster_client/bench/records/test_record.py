@@ -13,7 +13,7 @@ from roster_client.bench.records.parquet_file import write_parquet
 from roster_client.bench.records.record import LoopDelays, RequestRecord, Run, RunHeader, ServiceSample, Status
 from roster_client.bench.records.record_file import RecordFileError, append_run, read_run, read_runs, write_run
 from roster_client.bench.records.summary import Distribution, Targets, summarize
-from scheduler_svc.simulator.fairness import jain_index
+from scheduler_svc.simulator.report.report import jain_index
 
 
 def request(number: int = 0, scheduled_s: float = 0.0, *times: float, **fields: object) -> RequestRecord:

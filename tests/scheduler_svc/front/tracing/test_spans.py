@@ -16,10 +16,10 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
 from roster_protos import engine_pb2, inference_pb2, plan_pb2
-from scheduler_svc.front.refusal import Refusal
+from scheduler_svc.front.base.refusal import Refusal
+from scheduler_svc.front.request.validation import ValidRequest
 from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Tracing
-from scheduler_svc.front.validation import ValidRequest
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STOP, LENGTH = inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from roster_client.client import RosterClient
 from roster_client.client.errors import RosterError
 from scheduler_svc.front.tracing import tracing
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 from tests.support.front_stack import front_stack
 from tests.support.otlp_receiver import attributes, otlp_receiver
 
@@ -79,7 +79,7 @@ def test_off_nothing_of_it_is_imported() -> None:
         "import scheduler_svc.main, scheduler_svc.operation.service, scheduler_svc.front.worker\n"
         "import roster_client.client, roster_client.cli\n"
         "from scheduler_svc.front.tracing.tracing import Tracing, check_tracing\n"
-        "from scheduler_svc.settings import SchedulerSettings\n"
+        "from scheduler_svc.settings.scheduler_settings import SchedulerSettings\n"
         "settings = SchedulerSettings()\n"
         "check_tracing(settings); Tracing.open(settings).begin(())\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])\n"

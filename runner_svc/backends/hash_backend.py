@@ -1,0 +1,300 @@
+"""A backend for tests whose answer depends on all that it reads: races and wrong blocks become wrong tokens.
+
+The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix64(token[p]) * A^p mod 2^64`,
+where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
+The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
+block that was never written holds garbage. The tokens are read from a buffer that picks are written to, as on a device
+(`host_slots`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
+too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
+
+Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
+the allowed ids, all equally likely), and the logprobs fields, with made-up numbers that `expected_logprobs` repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roster_protos import plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID, IM_START_ID, NUM_TOKENS, byte_model
+from runner_svc.backends.host_slots import HostSlots
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput, allowed_ids
+from runner_svc.sampling.noise import GOLDEN, MASK64, draw_key, mix64, mix64_array
+
+_A = 0xD1342543DE82EF95
+_B = 0xAF251AF3B0F025B5
+_NUM_SPECIALS = NUM_TOKENS - IM_START_ID
+
+
+def _powers(base: int, count: int) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        return np.cumprod(np.concatenate(([np.uint64(1)], np.full(count - 1, base, np.uint64))), dtype=np.uint64)
+
+
+class TokenPicker:
+    """From the hash of a context to the next token: shared by the backend and its slow twin, where all is scalar.
+
+    `eos_probability` is the chance of the EOS token at each position; other specials are never picked.
+    """
+
+    def __init__(self, vocab_size: int, eos_probability: float) -> None:
+        self._num_ordinary = vocab_size - _NUM_SPECIALS
+        self._eos_below = int(eos_probability * 2**32)
+
+    def pick(
+        self,
+        context_hash: int,
+        position: int,
+        forbidden: Iterable[int],
+        noise: tuple[int, int] | None,
+        allowed: Sequence[int] | None = None,
+    ) -> int:
+        """The token at `position` (which only matters with `noise`, the seed and sample index); none `forbidden`.
+
+        `allowed`: ascending ids of a mask, which then decides alone.
+        """
+        value = mix64(context_hash ^ GOLDEN)
+        if noise is not None:
+            value = mix64(value ^ draw_key(*noise, position))
+        banned = set(forbidden)
+        if allowed is not None:
+            return allowed[(value >> 32) * len(allowed) >> 32]
+        while True:
+            token = self._token(value)
+            if token not in banned:
+                return token
+            value = mix64((value + GOLDEN) & MASK64)
+
+    def _token(self, value: int) -> int:
+        if value & 0xFFFFFFFF < self._eos_below:
+            return IM_END_ID
+        ordinary = (value >> 32) * self._num_ordinary >> 32
+        return ordinary if ordinary < IM_START_ID else ordinary + _NUM_SPECIALS
+
+
+def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> tuple[float, list[int], list[float]]:
+    """The made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
+    value = -float(mix64((token << 32) + position) % 1000) / 1000
+    return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
+
+
+def _pairs(rows: NDArray[np.intp], hashes: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    return zip(rows.tolist(), hashes.tolist(), strict=True)
+
+
+class BrokenDevice(RuntimeError):
+    """As if the device were beyond use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A token that ends the step that computes it, for tests of what must survive that."""
+
+    token: int
+    effect: Literal["kill", "hang", "error", "broken"]
+    """SIGKILL for this process, an endless step, an error in the backend, or one that it can't survive."""
+
+    def end_step(self) -> None:
+        """Does what it does."""
+        if self.effect == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.effect == "hang":
+            threading.Event().wait()
+        raise (BrokenDevice if self.effect == "broken" else RuntimeError)("this token is poison")
+
+
+class HashBackend:
+    """See the module; `SlotBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
+
+    device = "hash"
+    tile_tokens = 1
+
+    def __init__(
+        self,
+        *,
+        num_slots: int = 8,
+        block_size: int = 16,
+        num_blocks: int = 512,
+        max_step_tokens: int = 512,
+        vocab_size: int = NUM_TOKENS,
+        context_length: int = 2048,
+        eos_probability: float = 1 / 64,
+        step_ms: float = 0.0,
+        poison: Poison | None = None,
+    ) -> None:
+        self._poison = poison
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.max_step_tokens = max_step_tokens
+        self.model = byte_model("hash", "HashModel", vocab_size, context_length)
+        self._picker = TokenPicker(vocab_size, eos_probability)
+        self._step_s = step_ms / 1000
+        self._powers_a = _powers(_A, context_length)
+        self._powers_b = _powers(_B, context_length + block_size)
+        garbage = np.random.default_rng(num_blocks).integers(0, 2**64, (num_blocks + 1) * block_size, np.uint64)
+        self._kv = garbage.reshape(num_blocks + 1, block_size)
+        self.host_slots = HostSlots(num_slots, context_length, block_size)
+
+    def change_slots(self, changes: SlotChanges) -> None:
+        """See `SlotBackend`."""
+        self.host_slots.change(changes)
+
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """See `Backend`."""
+        self._kv[targets] = self._kv[sources]
+
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`."""
+        return isinstance(error, BrokenDevice)
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """See `Backend`."""
+        began_at_ns = time.perf_counter_ns()
+        batch = self.host_slots.gathered(batch)
+        if self._poison is not None and (batch.tokens == self._poison.token).any():
+            self._poison.end_step()
+        with np.errstate(over="ignore"):
+            self._write_kv(batch)
+            rows, awaits = batch.drawing_rows, batch.awaits
+            hashes, masked_hashes = self._context_hashes(batch, rows), self._context_hashes(batch, awaits)
+        forward_ns = time.perf_counter_ns() - began_at_ns
+        output = self._draw(batch, rows, [self._pick(batch, row, h) for row, h in _pairs(rows, hashes)])
+        if len(awaits):
+            output.masked_rows = MaskedDraw(
+                partial(self._draw_masked, batch, masked_hashes, self.host_slots.epochs[batch.slots[awaits]])
+            )
+        self._add_prompt_logprobs(batch, output)
+        output.forward_ns = forward_ns
+        output.sample_ns = time.perf_counter_ns() - began_at_ns - forward_ns
+        rest_s = self._step_s - (time.perf_counter_ns() - began_at_ns) / 1e9
+        if rest_s > 0:  # else it would yield the processor, which costs a turn of every other process
+            time.sleep(rest_s)
+        return output
+
+    def _write_kv(self, batch: StepBatch) -> None:
+        terms = mix64_array(batch.tokens.astype(np.uint64) + np.uint64(1)) * self._powers_a[batch.positions]
+        sums = np.cumsum(terms, dtype=np.uint64)
+        firsts = np.cumsum(batch.counts) - batch.counts
+        before_row = sums[firsts] - terms[firsts]
+        previous = np.maximum(batch.starts - 1, 0)
+        blocks = batch.block_tables[np.arange(len(batch.slots)), previous // self.block_size]
+        prefix = np.where(batch.starts > 0, self._kv[blocks, previous % self.block_size], np.uint64(0))
+        self._kv.reshape(-1)[batch.slot_mapping] = sums + np.repeat(prefix - before_row, batch.counts)
+
+    def _context_hashes(self, batch: StepBatch, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        tables = batch.block_tables[rows]
+        context = self._kv[tables].reshape(len(rows), tables.shape[1] * self.block_size)
+        weights = self._powers_b[: context.shape[1]]
+        inside = np.arange(context.shape[1]) < batch.ends[rows, None]
+        return np.where(inside, context * weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+
+    def _draw(
+        self,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        picked: list[int],
+        gone: NDArray[np.bool_] | None = None,
+        epochs: NDArray[np.int64] | None = None,
+    ) -> StepOutput:
+        tokens = np.array(picked, np.int32)
+        self.host_slots.write(self.host_slots.redirected(batch.slots[rows], gone), batch.ends[rows], tokens, epochs)
+        output = StepOutput.sampled(len(batch.slots), rows, tokens, np.ones(len(rows), np.bool_))
+        for row, token in zip(rows.tolist(), picked, strict=True):
+            top = batch.states[row].logprobs
+            if top is not None:
+                output.logprobs.append(self._row_logprobs(row, 0, [token], int(batch.ends[row]), top))
+        return output
+
+    def _draw_masked(
+        self,
+        batch: StepBatch,
+        hashes: NDArray[np.uint64],
+        epochs: NDArray[np.int64],
+        masks: NDArray[np.uint32],
+        gone: NDArray[np.bool_],
+    ) -> StepOutput:
+        allowed = [np.flatnonzero(line).tolist() for line in allowed_ids(masks, self.model.vocab_size)]
+        pairs = zip(_pairs(batch.awaits, hashes), allowed, strict=True)
+        picked = [self._pick(batch, row, value, ids) for (row, value), ids in pairs]
+        return self._draw(batch, batch.awaits, picked, gone, epochs)
+
+    def _pick(self, batch: StepBatch, row: int, context_hash: int, allowed: list[int] | None = None) -> int:
+        params, state, position = batch.params[row], batch.states[row], int(batch.ends[row])
+        forbidden = state.stop_ids.tolist() if position - state.prompt_len < params["min_tokens"] else ()
+        noise = (int(params["seed"]), int(params["sample_index"])) if params["temperature"] > 0 else None
+        return self._picker.pick(context_hash, position, forbidden, noise, allowed)
+
+    def _add_prompt_logprobs(self, batch: StepBatch, output: StepOutput) -> None:
+        for row, state in enumerate(batch.states):
+            scored = batch.num_scored(row)
+            if state.prompt_logprobs is not None and scored:
+                first = int(batch.starts[row]) + 1
+                scored_tokens = state.tokens[first : first + scored].tolist()
+                output.prompt_logprobs.append(
+                    self._row_logprobs(row, first, scored_tokens, first, state.prompt_logprobs)
+                )
+
+    def _row_logprobs(
+        self, row: int, first_position: int, tokens: Sequence[int], position: int, top: int
+    ) -> plan_pb2.RowLogprobs:
+        entries = [expected_logprobs(token, position + i, top, self.model.vocab_size) for i, token in enumerate(tokens)]
+        return plan_pb2.RowLogprobs(
+            row=row,
+            first_position=first_position,
+            values=np.array([value for value, _, _ in entries], "<f4").tobytes(),
+            top=top,
+            top_ids=np.array([ids for _, ids, _ in entries], "<i4").tobytes(),
+            top_values=np.array([values for _, _, values in entries], "<f4").tobytes(),
+        )
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    sample_index: int = 0,
+    min_tokens: int = 0,
+    stop_ids: Sequence[int] = (),
+    eos_probability: float = 1 / 64,
+    vocab_size: int = NUM_TOKENS,
+    allowed: Callable[[list[int]], Sequence[int]] | None = None,
+) -> list[int]:
+    """What `HashBackend` with the same options generates after `prompt`, up to `max_tokens` or the first stop id.
+
+    `allowed`: of a constrained sequence, the ascending ids that may follow what was generated so far.
+
+    `stop_ids` are the resolved ones (the EOS id is among them unless the request ignores it); the stop token is part of
+    the result.
+    """
+    picker = TokenPicker(vocab_size, eos_probability)
+    noise = (seed, sample_index) if temperature > 0 else None
+    running = context_hash = position = 0
+    power_a = power_b = 1
+    generated: list[int] = []
+    pending = list(prompt)
+    while True:
+        for token in pending:
+            running = (running + mix64(token + 1) * power_a) & MASK64
+            context_hash = (context_hash + running * power_b) & MASK64
+            power_a, power_b = power_a * _A & MASK64, power_b * _B & MASK64
+            position += 1
+        if len(generated) == max_tokens or (generated and generated[-1] in stop_ids):
+            return generated
+        forbidden = stop_ids if len(generated) < min_tokens else ()
+        ids = allowed(generated) if allowed is not None else None
+        pending = [picker.pick(context_hash, position, forbidden, noise, ids)]
+        generated += pending

@@ -1,0 +1,188 @@
+"""The backend that computes a real model with torch.
+
+A step is one forward pass over all positions of the batch, then logits for the rows that sample (and for prompt
+positions that are to be scored), then the sampler.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roster_protos import plan_pb2
+from runner_svc.attention.cpu import CpuAttention
+from runner_svc.backends.host_slots import HostSlots
+from runner_svc.decoder.cpu_decoder import Decoder, DecoderInputs
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.progress import Progress
+from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.fingerprints import fingerprints
+from runner_svc.model.source import model_folder
+from runner_svc.model.weights import load_weights, weights_fingerprint
+from runner_svc.sampling.sampler import SampledRows, Sampler
+
+
+class TorchBackend:
+    """A decoder, its KV cache and a sampler on one device; implements `runner_svc.interface.backend.SlotBackend`."""
+
+    tile_tokens = 1
+
+    def __init__(
+        self,
+        model: plan_pb2.Model,
+        decoder: Decoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_step_tokens: int,
+    ) -> None:
+        config = decoder.config
+        device = torch.device("cpu")
+        self.model = model
+        self.device = str(device)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_slots = num_slots
+        self.max_step_tokens = max_step_tokens
+        self.host_slots = HostSlots(num_slots, model.context_length, block_size)
+        self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
+        self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
+        self._decoder = decoder
+        self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.windows)
+        self._sampler = Sampler(config.vocab_size, device)
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        cache_folder: Path,
+        progress: Progress,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_step_tokens: int,
+    ) -> TorchBackend:
+        """Loads the model `name` (see `model_folder`) in float32 on the CPU.
+
+        Raises ModelNotFound when there is no such model, UnsupportedModel when it can't be served.
+        """
+        folder = model_folder(name, cache_folder, progress)
+        config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
+        model = describe_model(name, folder, config, weights_fingerprint(folder, torch.float32))
+        decoder = Decoder(config, load_weights(folder, config, torch.float32, torch.device("cpu"), progress))
+        return cls(
+            model,
+            decoder,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=num_slots,
+            max_step_tokens=max_step_tokens,
+        )
+
+    def change_slots(self, changes: SlotChanges) -> None:
+        """See `SlotBackend`."""
+        self.host_slots.change(changes)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies whole blocks; all sources are read before any target is written."""
+        self.cache.copy_blocks(_int64(sources), _int64(targets))
+
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`."""
+        return False
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Writes the KV of every position, samples the rows that ask for it."""
+        started = time.perf_counter_ns()
+        batch = self.host_slots.gathered(batch)
+        hidden = self._forward(batch)
+        rows = np.flatnonzero(batch.sample)
+        last = np.cumsum(batch.counts)[rows] - 1
+        logits = self._decoder.logits(hidden[_int64(last)])  # [L, vocab_size]; L is 0 where no prompt is complete
+        forwarded = time.perf_counter_ns()
+        if len(batch.awaits):
+            waits = np.isin(rows, batch.awaits)
+            masked_rows = self._keep_masked_rows(logits[torch.from_numpy(waits)], batch)
+            output = self._sample(logits[torch.from_numpy(~waits)], batch, batch.drawing_rows)
+            output.masked_rows = masked_rows
+        else:
+            output = self._sample(logits, batch, rows)
+        output.prompt_logprobs = self._prompt_logprobs(hidden, batch)
+        output.forward_ns = forwarded - started
+        output.sample_ns = time.perf_counter_ns() - forwarded
+        return output
+
+    def _sample(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> StepOutput:
+        return self._drawn(self._sampler.sample(logits, batch, rows), batch, rows, batch.slots[rows])
+
+    def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
+        """The rows that wait for masks, adjusted by what their sequences hold now."""
+        rows = batch.awaits
+        finite = self._sampler.adjust(logits, batch, rows)
+        epochs = self.host_slots.epochs[batch.slots[rows]]
+
+        def draw(masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
+            sampled = self._sampler.draw(finite, logits, batch, rows, masks)
+            return self._drawn(sampled, batch, rows, self.host_slots.redirected(batch.slots[rows], gone), epochs)
+
+        return MaskedDraw(draw)
+
+    def _drawn(
+        self,
+        sampled: SampledRows,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        slots: NDArray[np.int32],
+        epochs: NDArray[np.int64] | None = None,
+    ) -> StepOutput:
+        """What was drawn goes into the token buffer, at `slots` [L]."""
+        written = sampled.finite
+        self.host_slots.write(
+            slots[written],
+            batch.ends[rows][written],
+            sampled.tokens[written],
+            epochs[written] if epochs is not None else None,
+        )
+        output = StepOutput.sampled(len(batch.slots), rows, sampled.tokens, sampled.finite)
+        output.logprobs = sampled.logprobs
+        return output
+
+    def _forward(self, batch: StepBatch) -> Tensor:
+        """The residual stream [T, hidden_size] after all layers."""
+        plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables)
+        inputs = DecoderInputs(
+            tokens=_int64(batch.tokens),
+            positions=_int64(batch.positions),
+            slot_mapping=_int64(batch.slot_mapping),
+            prompt_lens=_int64(np.repeat(batch.params["prompt_len"], batch.counts)),
+        )
+        return self._decoder.forward(inputs, self.cache, partial(self._attention.run, plan))
+
+    def _prompt_logprobs(self, hidden: Tensor, batch: StepBatch) -> list[plan_pb2.RowLogprobs]:
+        """Log-probabilities of prompt tokens, of the rows that asked; one row's logits exist at a time."""
+        scored = []
+        offset = 0
+        for row, count in enumerate(batch.counts.tolist()):
+            num_scored = batch.num_scored(row)
+            if num_scored:
+                logits = self._decoder.logits(hidden[offset : offset + num_scored])
+                scored.append(self._sampler.prompt_logprobs(logits, batch, row))
+            offset += count
+        return scored
+
+
+def _int64(array: NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64))

@@ -1,0 +1,29 @@
+"""The inputs of a batch, gathered from token buffer and block tables on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner_svc.interface.step import StepBatch
+
+
+def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int) -> StepBatch:
+    """The batch with the inputs that `tokens` [slots, context_length] and `tables` [slots, max_table] hold for it."""
+    slots, starts, counts, ends = batch.slots, batch.starts, batch.counts, batch.ends
+    if len(slots) == counts.sum():
+        row_slots, positions = slots, starts
+    else:
+        row_slots = np.repeat(slots, counts)
+        firsts = np.cumsum(counts, dtype=np.int32) - counts
+        positions = np.arange(len(row_slots), dtype=np.int32) + np.repeat(starts - firsts, counts)
+    indexes, offsets = np.divmod(positions, block_size)
+    return replace(
+        batch,
+        tokens=tokens[row_slots, positions],
+        positions=positions,
+        slot_mapping=tables[row_slots, indexes].astype(np.int64) * block_size + offsets,
+        block_tables=tables[slots, : -(-int(ends.max()) // block_size)],
+    )

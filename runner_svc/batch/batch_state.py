@@ -1,0 +1,236 @@
+"""The runner's slots: which sequence is in which slot, block tables, and the token buffer that decode steps read.
+
+A plan is checked whole before anything changes (`PlanCheck`, which works on copies of the small counters), then applied
+in the fixed order releases, admissions, table appends; the copies and extents are handed to the backend as arrays. Work
+per row is numpy, never a Python loop: a loop runs only over admissions and over rows' `SlotState` references.
+
+Plans are applied in order, and the next may be applied before the last is recorded: what a plan computes and samples
+counts as there once the plan is applied, but for the tokens of rows that wait for masks, which no plan may read before
+they are recorded. A record that comes when the slot already has another sequence is dropped for that slot, by its
+epoch; so is a token of a sequence that failed in an earlier plan.
+
+A row that waits is drawn after its plan, when plans that were sent before its mask have been launched: they may have
+given its slot to another sequence. `outlived` says which rows that has happened to, by the same epochs, right before
+the draw is launched. Both are done by the one thread that applies plans, and a device computes in the order of the
+launches: what was told of a row then still holds when its token is written. So what a step reads of a device's token
+buffer was written once in its epoch: by the admission, or by the one row that samples that position (`PlanCheck`
+refuses a second one, and a row that reads a token which is still waited for). KV is computed from such tokens only, so
+that no block, shared or not, holds KV of a token that was another one later.
+
+The token buffer and the block tables are allocated zeroed and lazily by the operating system: a page costs memory only
+once a sequence reaches it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roster_protos import plan_pb2
+from runner_svc.batch.batch_inputs import gather_inputs
+from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
+from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
+from runner_svc.batch.plan_continuation import Appends, PlanContinuation
+from runner_svc.interface.backend import AdmittedSlot, SlotChanges
+from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params
+from runner_svc.interface.step import StepBatch, StepOutput
+
+_NONE = np.zeros(0, np.int32)
+_NO_APPENDS = Appends(_NONE, _NONE, _NONE)
+
+
+@dataclass(slots=True, eq=False)
+class AppliedPlan:
+    """What is left of a plan for the backend once the slots are up to date."""
+
+    changes: SlotChanges
+    copy_sources: NDArray[np.int32]
+    copy_targets: NDArray[np.int32]
+    num_rows: int  # extents of the plan
+    rows: NDArray[np.intp]  # plan rows in the batch: those of sequences that did not fail before
+    batch: StepBatch | None  # None when no row is left
+    epochs: NDArray[np.int64]  # [rows] which of its slot's sequences each row belongs to
+
+
+class BatchState:
+    """Slots, block tables and token buffer of one runner; slots are numbered as in plans.
+
+    `gathers_inputs`: the backend keeps tokens and tables itself, so batches come without their inputs.
+    """
+
+    def __init__(self, limits: Limits, gathers_inputs: bool = False) -> None:
+        self._limits = limits
+        self._gathers_inputs = gathers_inputs
+        self._counters = SlotCounters.empty(limits.num_slots)
+        self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None where free
+        self._params = np.zeros(limits.num_slots, ROW_PARAMS)
+        self._epochs = np.zeros(limits.num_slots, np.int64)  # sequences that each slot has had
+        self._all_rows = np.arange(limits.num_slots)
+        # What a plan that follows from the last one need not be checked for.
+        self._continuation: PlanContinuation | None = None
+        # The last row belongs to the dummy slot of padding rows.
+        self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
+        self._tables = np.zeros((limits.num_slots + 1, limits.max_table), np.int32)
+
+    def reset(self) -> None:
+        """Releases every slot."""
+        for slot in np.flatnonzero(self._counters.resident):
+            self._release_slot(int(slot))
+        self._counters = SlotCounters.empty(self._limits.num_slots)
+        self._continuation = None
+
+    def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
+        """Brings the slots up to date with `plan` and says what the backend has to do.
+
+        Raises PlanFault, with nothing changed, when the plan does not fit the slots.
+        """
+        followed = self._continue(plan)
+        if followed is not None:
+            return followed
+        self._continuation = None
+        columns = PlanColumns.read(plan)
+        counters = PlanCheck(self._limits, self._counters.copy()).run(plan, columns)
+        for slot in columns.releases:
+            self._release_slot(int(slot))
+        admitted = [self._admit_sequence(admission) for admission in plan.admissions]
+        usable = [entry for entry in admitted if not counters.failed[entry.state.slot]]
+        if len(columns.append_slots):
+            self._tables[columns.append_slots, columns.append_indexes] = columns.append_blocks
+        self._counters = counters
+        rows = np.flatnonzero(~counters.failed[columns.extent_slots])
+        batch = self._batch(columns, rows) if len(rows) else None
+        if batch is not None:
+            counters.computed[batch.slots] = batch.ends
+            counters.num_tokens[batch.slots[batch.drawing_rows]] += 1
+        epochs = self._epochs[columns.extent_slots[rows]]
+        if batch is not None and self._gathers_inputs:
+            self._continuation = PlanContinuation.after(plan, batch, epochs, counters, self._limits)
+        return AppliedPlan(
+            SlotChanges(usable, columns.append_slots, columns.append_indexes, columns.append_blocks),
+            columns.copy_sources,
+            columns.copy_targets,
+            len(columns.extent_slots),
+            rows,
+            batch,
+            epochs,
+        )
+
+    def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
+        """What `apply` does, where the plan follows from the last one."""
+        continuation = self._continuation
+        if continuation is None or not continuation.follows(plan):
+            return None
+        appends = Appends.read(plan) if plan.append_slots or plan.append_indexes or plan.append_blocks else _NO_APPENDS
+        if appends is None or not continuation.advance(plan, appends, self._counters, self._limits):
+            return None
+        if len(appends.slots):
+            self._tables[appends.slots, appends.indexes] = appends.blocks
+        batch = continuation.batch
+        return AppliedPlan(
+            SlotChanges([], appends.slots, appends.indexes, appends.blocks),
+            _NONE,
+            _NONE,
+            len(batch.slots),
+            self._all_rows[: len(batch.slots)],
+            batch,
+            continuation.epochs,
+        )
+
+    def record(self, applied: AppliedPlan, output: StepOutput, rows: NDArray[np.bool_] | None = None) -> None:
+        """Takes over what the batch of `applied` came to: tokens and failures. Plans are recorded in order.
+
+        `rows` [R]: only these, which are recorded once each; None: all of them. Rows of sequences that failed in an
+        earlier plan, whose failure was not known when this one was applied, are made ROW_STATUS_FAILED in `output`.
+        """
+        batch, counters = applied.batch, self._counters
+        if batch is None:
+            return
+        if self._continuation is not None and applied.epochs is self._continuation.epochs and output.drew_all:
+            self._tokens[batch.slots, batch.ends] = output.tokens
+            return
+        current = (self._epochs[batch.slots] == applied.epochs) & counters.resident[batch.slots]
+        if rows is not None:
+            current &= rows
+        late = current & counters.failed[batch.slots]
+        if late.any():
+            output.fail(late)
+        drew = output.token_counts.astype(bool)
+        writes = current & drew
+        self._tokens[batch.slots[writes], batch.ends[writes]] = output.tokens[writes[drew]]
+        if len(batch.awaits):
+            waiting = batch.waiting
+            counters.num_tokens[batch.slots[writes & waiting]] += 1
+            counters.num_tokens[batch.slots[current & batch.sample & ~waiting & ~drew]] -= 1
+        else:
+            counters.num_tokens[batch.slots[current & batch.sample & ~drew]] -= 1
+        failed = current & (output.statuses != plan_pb2.ROW_STATUS_UNSPECIFIED)
+        if failed.any():
+            counters.failed[batch.slots[failed]] = True
+            self._continuation = None
+
+    def outlived(self, applied: AppliedPlan, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """bool [W]: which of the batch's `rows` [W] have no sequence any more for which their token could be written.
+
+        It has left its slot, which may have another one by now, or has failed.
+        """
+        if applied.batch is None:
+            return np.zeros(0, np.bool_)
+        slots, counters = applied.batch.slots[rows], self._counters
+        there = (self._epochs[slots] == applied.epochs[rows]) & counters.resident[slots] & ~counters.failed[slots]
+        return ~there
+
+    def residents(self) -> list[plan_pb2.ResidentSequence]:
+        """All that a scheduler needs to go on with the sequences, in slot order."""
+        counters = self._counters
+        return [
+            plan_pb2.ResidentSequence(
+                slot=state.slot,
+                sequence_id=state.sequence_id,
+                tokens=state.tokens[: counters.num_tokens[state.slot]].tobytes(),
+                prompt_len=state.prompt_len,
+                computed=int(counters.computed[state.slot]),
+                blocks=self._tables[state.slot, : counters.num_blocks[state.slot]].tobytes(),
+                context=state.context,
+            )
+            for state in self._states
+            if state is not None
+        ]
+
+    def _release_slot(self, slot: int) -> None:
+        self._states[slot] = None
+        self._tables[slot, : self._counters.num_blocks[slot]] = 0
+
+    def _admit_sequence(self, admission: plan_pb2.Admission) -> AdmittedSlot:
+        slot = admission.slot
+        tokens = np.frombuffer(admission.tokens, "<i4")
+        blocks = np.frombuffer(admission.blocks, "<i4")
+        self._tokens[slot, : len(tokens)] = tokens
+        self._tables[slot, : len(blocks)] = blocks
+        state = self._states[slot] = SlotState.admitted(admission, self._tokens[slot])
+        self._params[slot] = row_params(admission)
+        self._epochs[slot] += 1
+        return AdmittedSlot(state, self._params[slot], len(tokens), blocks)
+
+    def _batch(self, columns: PlanColumns, rows: NDArray[np.intp]) -> StepBatch:
+        slots, starts = columns.extent_slots[rows], columns.extent_starts[rows]
+        counts = columns.extent_counts[rows]
+        flags = columns.extent_flags[rows]
+        sample, awaits = (flags & SAMPLE_FLAG).astype(bool), np.flatnonzero(flags & AWAIT_FLAG)
+        batch = StepBatch(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            sample=sample,
+            tokens=_NONE,
+            positions=_NONE,
+            slot_mapping=_NONE.astype(np.int64),
+            block_tables=_NONE.reshape(0, 0),
+            params=self._params[slots],
+            states=self._states[slots].tolist(),
+            awaits=awaits,
+        )
+        if self._gathers_inputs:
+            return batch
+        return gather_inputs(batch, self._tokens, self._tables, self._limits.block_size)

@@ -1,0 +1,213 @@
+"""Does a plan fit the slots? Checked whole before anything changes, on copies of the per-slot counters.
+
+A plan that contradicts the slots is a scheduler's bug and a `PlanFault`. Request data that can't be used (a token
+outside the vocabulary, NaN in a parameter) fails that one sequence instead: its rows get ROW_STATUS_FAILED.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roster_protos import plan_pb2
+from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What plans may name; units as in plan.proto's Hello and Model."""
+
+    num_slots: int
+    num_blocks: int
+    block_size: int
+    max_step_tokens: int
+    context_length: int
+    vocab_size: int
+
+    @property
+    def max_table(self) -> int:
+        """Most blocks of one sequence."""
+        return -(-self.context_length // self.block_size)
+
+
+@dataclass(slots=True, eq=False)
+class SlotCounters:
+    """Per-slot counters, [num_slots] each; where no sequence is resident the others mean nothing."""
+
+    resident: NDArray[np.bool_]
+    # The sequence got a bad status: its later rows, which may be under way already, are not computed.
+    failed: NDArray[np.bool_]
+    computed: NDArray[np.int32]  # positions whose KV is there
+    num_tokens: NDArray[np.int32]  # prompt and sampled tokens in the token buffer
+    num_blocks: NDArray[np.int32]  # length of the block table
+
+    @classmethod
+    def empty(cls, num_slots: int) -> SlotCounters:
+        """Counters of slots without sequences."""
+        return cls(
+            np.zeros(num_slots, np.bool_),
+            np.zeros(num_slots, np.bool_),
+            np.zeros(num_slots, np.int32),
+            np.zeros(num_slots, np.int32),
+            np.zeros(num_slots, np.int32),
+        )
+
+    def copy(self) -> SlotCounters:
+        """A copy that may be changed while the original stands."""
+        return SlotCounters(
+            self.resident.copy(),
+            self.failed.copy(),
+            self.computed.copy(),
+            self.num_tokens.copy(),
+            self.num_blocks.copy(),
+        )
+
+
+class PlanCheck:
+    """Walks one plan over `counters`, which it changes and returns; raises PlanFault where the plan does not fit."""
+
+    def __init__(self, limits: Limits, counters: SlotCounters) -> None:
+        self._limits = limits
+        self._counters = counters
+
+    def run(self, plan: plan_pb2.Plan, columns: PlanColumns) -> SlotCounters:
+        """The counters once releases, admissions and appends are applied; extents are checked against them."""
+        if len(columns.releases):
+            self._releases(columns.releases)
+        for admission in plan.admissions:
+            self._admission(admission)
+        if len(columns.append_slots):
+            self._appends(columns)
+        if len(columns.copy_sources):
+            self._copies(columns)
+        if len(columns.extent_slots):
+            self._extents(columns)
+        return self._counters
+
+    def _releases(self, releases: NDArray[np.int32]) -> None:
+        self._require_slots("release", releases)
+        _require("release", np.bincount(releases)[releases] > 1, "slot {} is released twice", releases)
+        _require("release", ~self._counters.resident[releases], "slot {} has no sequence", releases)
+        self._counters.resident[releases] = False
+
+    def _admission(self, admission: plan_pb2.Admission) -> None:
+        limits, counters, slot = self._limits, self._counters, admission.slot
+        name = f"admission of sequence {admission.sequence_id} to slot {slot}"
+        num_tokens = len(int32_column(f"{name}: tokens", admission.tokens))
+        blocks = int32_column(f"{name}: blocks", admission.blocks)
+        sampling = admission.sampling
+        int32_column(f"{name}: stop_ids", sampling.stop_ids)
+        if len(int32_column(f"{name}: bias_ids", sampling.bias_ids)) * 4 != len(sampling.bias_values):
+            raise PlanFault(f"{name}: bias_ids and bias_values have different lengths")
+        if slot >= limits.num_slots:
+            raise PlanFault(f"{name}: slots are 0 to {limits.num_slots - 1}")
+        if counters.resident[slot]:
+            raise PlanFault(f"{name}: the slot is occupied")
+        if not 1 <= num_tokens <= limits.context_length:
+            raise PlanFault(f"{name}: {num_tokens} tokens, must be 1 to {limits.context_length}")
+        if not 1 <= admission.prompt_len <= num_tokens:
+            raise PlanFault(f"{name}: prompt_len is {admission.prompt_len}, must be 1 to {num_tokens}")
+        if len(blocks) > limits.max_table:
+            raise PlanFault(f"{name}: {len(blocks)} blocks, the context fits {limits.max_table}")
+        self._require_blocks(name, blocks)
+        if admission.num_computed >= num_tokens or admission.num_computed > len(blocks) * limits.block_size:
+            raise PlanFault(
+                f"{name}: num_computed is {admission.num_computed} with {num_tokens} tokens and {len(blocks)} blocks"
+            )
+        counters.resident[slot] = True
+        counters.computed[slot] = admission.num_computed
+        counters.num_tokens[slot] = num_tokens
+        counters.num_blocks[slot] = len(blocks)
+        counters.failed[slot] = unusable(admission, limits.vocab_size)  # whatever came of the one before it there
+
+    def _appends(self, columns: PlanColumns) -> None:
+        slots, indexes = columns.append_slots, columns.append_indexes
+        self._require_slots("append", slots)
+        _require("append", ~self._counters.resident[slots], "slot {} has no sequence", slots)
+        self._require_blocks("append", columns.append_blocks)
+        # The k-th append of a slot goes k behind its table's end.
+        order = np.argsort(slots, kind="stable")
+        grouped = slots[order]
+        ranks = np.empty(len(slots), np.int32)
+        ranks[order] = np.arange(len(slots)) - np.searchsorted(grouped, grouped)
+        expected = self._counters.num_blocks[slots] + ranks
+        _require("append", indexes != expected, "index {} is not the table's length {}", indexes, expected)
+        _require("append", indexes >= self._limits.max_table, "index {} is beyond the context", indexes)
+        np.add.at(self._counters.num_blocks, slots, 1)
+
+    def _copies(self, columns: PlanColumns) -> None:
+        self._require_blocks("copy source", columns.copy_sources)
+        targets = columns.copy_targets
+        self._require_blocks("copy target", targets)
+        _require("copy", np.bincount(targets)[targets] > 1, "block {} is written twice", targets)
+
+    def _extents(self, columns: PlanColumns) -> None:
+        limits, counters = self._limits, self._counters
+        slots, starts, counts = columns.extent_slots, columns.extent_starts, columns.extent_counts
+        flags = columns.extent_flags
+        self._require_slots("extent", slots)
+        known_flags = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
+        _require("extent", flags & ~known_flags != 0, "flags {} ask for what this runner can't do", flags)
+        _require("extent", flags == AWAIT_FLAG, "flags {} wait for a mask without sampling", flags)
+        _require("extent", np.bincount(slots)[slots] > 1, "slot {} has two rows", slots)
+        _require("extent", ~counters.resident[slots], "slot {} has no sequence", slots)
+        _require("extent", counts < 1, "count {} must be at least 1", counts)
+        total = int(counts.sum(dtype=np.int64))
+        if total > limits.max_step_tokens:
+            raise PlanFault(f"the extents have {total} positions, this runner takes {limits.max_step_tokens} a plan")
+        # A sequence that failed has no token where its next row starts; that row is skipped, not refused.
+        alive = ~counters.failed[slots]
+        computed, known = counters.computed[slots], counters.num_tokens[slots]
+        _require(
+            "extent", alive & (starts != computed), "start {} is not the first uncomputed position {}", starts, computed
+        )
+        ends = starts + counts
+        _require("extent", alive & (ends > known), "end {} is beyond the {} tokens known", ends, known)
+        capacity = counters.num_blocks[slots] * limits.block_size
+        _require("extent", alive & (ends > capacity), "end {} is beyond the {} positions of its blocks", ends, capacity)
+        sampled = alive & (flags & SAMPLE_FLAG).astype(bool)
+        _require(
+            "extent", sampled & (ends != known), "a token sampled at {} would overwrite: {} are known", ends, known
+        )
+        _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
+
+    def _require_slots(self, name: str, slots: NDArray[np.int32]) -> None:
+        _require(name, (slots < 0) | (slots >= self._limits.num_slots), "there is no slot {}", slots)
+
+    def _require_blocks(self, name: str, blocks: NDArray[np.int32]) -> None:
+        _require(name, (blocks < 1) | (blocks > self._limits.num_blocks), "there is no block {}", blocks)
+
+
+def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
+    """Whether the request's own data can't be computed with: ids outside the vocabulary, more log-probabilities than it
+    has tokens, parameters not finite."""
+    sampling = admission.sampling
+    for column in (admission.tokens, sampling.bias_ids, sampling.stop_ids):
+        ids = np.frombuffer(column, "<i4")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+            return True
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
+    return (
+        max(sampling.logprobs, sampling.prompt_logprobs) > vocab_size
+        or not all(map(math.isfinite, numbers))
+        or sampling.temperature < 0
+        or sampling.repetition_penalty <= 0
+        or not np.isfinite(np.frombuffer(sampling.bias_values, "<f4")).all()
+    )
+
+
+def _require(table: str, bad: NDArray[np.bool_], text: str, *values: NDArray) -> None:
+    """PlanFault about the first row that is `bad`; `text` is formatted with that row of `values`."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise PlanFault(f"{table} {row}: " + text.format(*(int(column[row]) for column in values)))

@@ -1,0 +1,136 @@
+"""Products of up to 128 rows with a matrix, norms and activations fused in; see `kernels/skinny_product.cu`.
+
+Only for Hopper and bfloat16: `x` before its norm's 1 / rms would leave the range of float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from runner_svc.cuda.activation import ACTIVATIONS
+from runner_svc.cuda.kernel import Kernel
+from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
+from runner_svc.cuda.products.skinny_variant import QUAD, STEP, THREADS, TILE_ROWS, SkinnyVariant, num_tiles
+from runner_svc.cuda.tensor_map import PLANE, heads_map
+from runner_svc.interface.skinny_launchers import ScaledRows
+
+Choose = Callable[[int, int, int], SkinnyVariant]
+"""From rows of x, rows and columns of W."""
+
+_TWO_BLOCKS = partial(SkinnyVariant.choose, 2)
+# Maps of a model's weights for a few boxes, and of a decoder's workspace.
+_MAX_MAPS = 4096
+
+
+class SkinnyProducts:
+    """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows."""
+
+    def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
+        """`choose` makes the variants. Raises KeyError for an unknown activation."""
+        self._eps = eps
+        self._choose = choose
+        self._activation = ACTIVATIONS[activation]
+        self._overlap = overlap
+        self._kernel = lru_cache(None)(self._compile)
+        self._map = lru_cache(_MAX_MAPS)(_matrix_map)
+
+    def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+        """out = norm(x) W^T; `out` [T, out] bfloat16 or float32, contiguous."""
+        self._launch(stream, "EPILOGUE_STORE", x, weight, out)
+
+    def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
+        """out = activation(norm(x) G^T) * (norm(x) U^T), where `weight` is G above U; `out` [T, out / 2]."""
+        self._launch(stream, "EPILOGUE_GATED", x, weight, out)
+
+    def add(
+        self,
+        stream: int,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        norm_weight: Tensor,
+        out: Tensor,
+        squares: Tensor,
+    ) -> ScaledRows:
+        """residual += x W^T; `out` = residual * norm_weight, whose missing factor is left in `squares`.
+
+        `residual` and `out` [T, out]; `squares` float32 [n, 128], n at least the tiles of W. Returns `out` as the input
+        of the next product.
+        """
+        squares = squares[: num_tiles(weight.shape[0])]
+        self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
+        return ScaledRows(out, squares)
+
+    def _launch(
+        self,
+        stream: int,
+        epilogue: str,
+        x: ScaledRows,
+        weight: Tensor,
+        out: Tensor,
+        residual: Tensor | None = None,
+        norm_weight: Tensor | None = None,
+        new_squares: Tensor | None = None,
+    ) -> None:
+        num_rows, width = weight.shape
+        num_tokens = len(x.rows)
+        variant = self._choose(num_tokens, num_rows, width)
+        tiles = num_tiles(num_rows)
+        grid = tiles * variant.split
+        if variant.split == 1:
+            grid = min(grid, variant.blocks * num_multiprocessors())
+        box_rows = TILE_ROWS // 2 if epilogue == "EPILOGUE_GATED" else TILE_ROWS
+        self._kernel(variant, epilogue, out.dtype)(
+            stream,
+            grid,
+            self._map(weight.data_ptr(), num_rows, width, box_rows),
+            self._map(x.rows.data_ptr(), num_tokens, width, variant.tokens),
+            x.squares.data_ptr() if x.squares is not None else 0,
+            len(x.squares) if x.squares is not None else 0,
+            1.0 / width,
+            self._eps,
+            out.data_ptr(),
+            residual.data_ptr() if residual is not None else 0,
+            norm_weight.data_ptr() if norm_weight is not None else 0,
+            new_squares.data_ptr() if new_squares is not None else 0,
+            width // STEP,
+            tiles,
+            out.shape[1],
+            num_tokens,
+        )
+
+    def _compile(self, variant: SkinnyVariant, epilogue: str, out: torch.dtype) -> Kernel:
+        defines = variant.defines | {
+            "EPILOGUE": epilogue,
+            "OUT": DTYPE_DEFINES[out],
+            "ACTIVATION": self._activation,
+        }
+        return Kernel(
+            load("skinny_product", defines),
+            "skinny_product",
+            # maps of weights and x; squares, number, 1 / width, eps; out, residual, norm, squares; steps, tiles,
+            # outputs, tokens
+            "128s128sPiffPPPPiiii",
+            THREADS,
+            shared_bytes=variant.shared_bytes,
+            overlap=self._overlap,
+        )
+
+
+def fits(*weights: Tensor) -> bool:
+    """Whether the kernel has products with these matrices."""
+    return all(
+        weight.dtype is torch.bfloat16
+        and weight.is_contiguous()
+        and weight.shape[0] % (2 * QUAD) == 0
+        and weight.shape[1] % STEP == 0
+        for weight in weights
+    )
+
+
+def _matrix_map(address: int, rows: int, width: int, box_rows: int) -> bytes:
+    return heads_map(address, width // PLANE, PLANE, rows, width, (box_rows, 1))

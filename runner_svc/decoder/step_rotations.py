@@ -1,0 +1,49 @@
+"""The rotations of a step on a GPU: a table over all positions, or, for dynamic RoPE, made anew for the step's.
+
+Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so no table over positions holds them. What is
+launched then has the step's shape alone and no values: it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runner_svc.decoder.rope import RotaryEmbedding
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.rope_config import RopeType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """A step's rows on the device."""
+
+    # int32 [rows + 1]: index of each row's first position, then the number of all; padding rows are empty.
+    offsets: Tensor
+    prompt_lens: Tensor  # int32 [rows]
+
+
+class StepRotations:
+    """cos and sin of a model's positions."""
+
+    def __init__(self, config: ModelConfig, max_tokens: int, device: torch.device) -> None:
+        self._rope = RotaryEmbedding(config.rope, device)
+        self._is_dynamic = config.rope.type is RopeType.DYNAMIC
+        self._indexes = torch.arange(max_tokens, dtype=torch.int32, device=device)
+        positions = torch.arange(0 if self._is_dynamic else config.context_length, device=device)
+        self._table = self._rotations(positions, torch.zeros_like(positions))
+
+    def __call__(self, positions: Tensor, rows: StepRows) -> tuple[Tensor, Tensor]:
+        """float32 [N, rotary_dim], cosines of the pairs, then sines; and the row of it of each position, int32 [T]."""
+        if not self._is_dynamic:
+            return self._table, positions
+        indexes = self._indexes[: len(positions)]
+        row_of_position = torch.searchsorted(rows.offsets[1:], indexes, right=True).clamp(max=len(rows.prompt_lens) - 1)
+        return self._rotations(positions, rows.prompt_lens[row_of_position]), indexes
+
+    def _rotations(self, positions: Tensor, prompt_lens: Tensor) -> Tensor:
+        rotation = self._rope.rotation(positions, prompt_lens)
+        half = rotation.cos.shape[-1] // 2
+        return torch.cat((rotation.cos[:, 0, :half], rotation.sin[:, 0, half:]), dim=-1).contiguous()

@@ -1,0 +1,216 @@
+"""Executes numbered plans in order: slots, backend, result. No sockets: tests drive it in process.
+
+`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes;
+with every backend, while rows of plan N wait for their masks. `execute` is launch and wait in one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roster_common.link_protocol import PROTOCOL_VERSION
+from roster_protos import plan_pb2
+from runner_svc.batch.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.plan_check import Limits
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.execution.plans_in_flight import LaunchedPlan
+from runner_svc.interface.backend import Backend, OverlappingBackend, SlotBackend
+from runner_svc.interface.step import DoneStep, PendingStep, StepOutput
+
+
+class Runner:
+    """One backend and its slots; one thread calls it, all but `launch` only while no plan is under way."""
+
+    def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
+        self._backend = backend
+        self.runner_id = runner_id
+        self.max_depth = max_depth
+        """Most plans that may be under way."""
+        self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
+        self._slot_backend = backend if isinstance(backend, SlotBackend) else None
+        model = backend.model
+        self._state = BatchState(
+            Limits(
+                num_slots=backend.num_slots,
+                num_blocks=backend.num_blocks,
+                block_size=backend.block_size,
+                max_step_tokens=backend.max_step_tokens,
+                context_length=model.context_length,
+                vocab_size=model.vocab_size,
+            ),
+            gathers_inputs=self._slot_backend is not None,
+        )
+        self._mask_words = -(-model.vocab_size // 32)
+        self._last_plan = 0
+        self._faulted = False
+        self.broken = False
+        """The backend has failed in a way that it can't recover from: only a new process can go on."""
+        self._last_ended_at_ns: int | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether `launch` returns before the plan is done."""
+        return self._overlapping is not None
+
+    @property
+    def last_plan(self) -> int:
+        """Number of the last plan launched in this session; 0 before the first."""
+        return self._last_plan
+
+    def hello(self) -> plan_pb2.Hello:
+        """What the scheduler must know of this runner."""
+        backend = self._backend
+        return plan_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            runner_id=self.runner_id,
+            device=backend.device,
+            num_slots=backend.num_slots,
+            block_size=backend.block_size,
+            num_blocks=backend.num_blocks,
+            max_step_tokens=backend.max_step_tokens,
+            tile_tokens=backend.tile_tokens,
+            max_depth=self.max_depth,
+            model=backend.model,
+            fingerprints={"weights": backend.model.weights_version, **getattr(backend, "fingerprints", {})},
+        )
+
+    def reset(self) -> None:
+        """Begins a session with empty slots; plans count from 1 again."""
+        self._state.reset()
+        self._begin_session()
+
+    def resume(self) -> None:
+        """Begins a session that keeps the sequences; plans count from 1 again.
+
+        Raises PlanFault after a fault: a plan may have been applied half, so the slots can't be trusted.
+        """
+        if self._faulted:
+            raise PlanFault("the sequences can't be kept after a fault: begin a session without resume")
+        self._begin_session()
+
+    def snapshot(self) -> plan_pb2.Snapshot:
+        """The sequences that the runner holds, as of the last plan executed."""
+        return plan_pb2.Snapshot(last_plan=self._last_plan, sequences=self._state.residents())
+
+    def execute(self, number: int, plan: plan_pb2.Plan, masks: plan_pb2.Masks | None = None) -> plan_pb2.Result:
+        """Executes the plan after `last_plan`; raises PlanFault as `launch` and `LaunchedPlan.wait` do.
+
+        `masks`: those of all rows that wait for one.
+        """
+        launched = self.launch(number, plan)
+        if masks is not None:
+            launched.mask(masks)
+        return launched.wait()
+
+    def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+        """Starts the plan after `last_plan`.
+
+        Raises PlanFault when the plan is not that one, does not fit the slots (nothing of it is applied), or fails in
+        the backend; from then on every plan is refused until `reset`.
+        """
+        if self._faulted:
+            raise PlanFault("an earlier plan failed: nothing executes until a new session")
+        if number != self._last_plan + 1:
+            self._faulted = True
+            raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
+        with self._faulting(number):
+            launched = self._launch(number, plan)
+        self._last_plan = number
+        return launched
+
+    @contextmanager
+    def _faulting(self, number: int) -> Iterator[None]:
+        """Whatever is raised inside ends the session, as a PlanFault."""
+        try:
+            yield
+        except PlanFault:
+            self._faulted = True
+            raise
+        except Exception as error:
+            self._faulted = True
+            self.broken = self._backend.is_broken_by(error)
+            raise PlanFault(f"plan {number} failed in the backend: {type(error).__name__}: {error}") from error
+
+    def _launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
+        began_at_ns = time.perf_counter_ns()
+        idle_ns = began_at_ns - self._last_ended_at_ns if self._last_ended_at_ns is not None else 0
+        applied = self._state.apply(plan)
+        if self._slot_backend is not None:
+            self._slot_backend.change_slots(applied.changes)
+        if len(applied.copy_sources):
+            self._backend.copy_blocks(applied.copy_sources, applied.copy_targets)
+        timings = plan_pb2.Timings(idle_ns=idle_ns, prepare_ns=time.perf_counter_ns() - began_at_ns)
+        pending = self._start(applied)
+
+        def finish(output: StepOutput, masked: StepOutput | None) -> plan_pb2.Result:
+            return self._finish(applied, output, masked, timings)
+
+        return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words, self._state.outlived)
+
+    def _start(self, applied: AppliedPlan) -> PendingStep:
+        """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may go by it."""
+        if applied.batch is None:
+            return DoneStep(_nothing())
+        if self._overlapping is not None:
+            return self._overlapping.launch(applied.batch)
+        output = self._backend.step(applied.batch)
+        self._state.record(applied, output, ~_waiting(applied))
+        return DoneStep(output)
+
+    def _finish(
+        self, applied: AppliedPlan, output: StepOutput, masked: StepOutput | None, timings: plan_pb2.Timings
+    ) -> plan_pb2.Result:
+        """`masked`: what rows that waited came to; None where none did, or all were abandoned."""
+        if masked is not None:
+            output.add(masked)
+        self._state.record(applied, output, None if self._overlapping is not None else _waiting(applied))
+        result = _result(applied, output)
+        timings.forward_ns = output.forward_ns
+        timings.sample_ns = output.sample_ns
+        if output.idle_ns is not None:
+            timings.idle_ns = output.idle_ns
+        result.timings.CopyFrom(timings)
+        self._last_ended_at_ns = time.perf_counter_ns()
+        return result
+
+    def _begin_session(self) -> None:
+        self._last_plan = 0
+        self._faulted = False
+        self._last_ended_at_ns = None
+
+
+def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:
+    """bool [R]: the batch's rows that wait for masks."""
+    return applied.batch.waiting if applied.batch is not None else np.zeros(0, np.bool_)
+
+
+def _nothing() -> StepOutput:
+    return StepOutput(np.zeros(0, np.uint8), np.zeros(0, np.uint8), np.zeros(0, np.int32))
+
+
+def _failed(num_rows: int) -> np.ndarray:
+    return np.full(num_rows, plan_pb2.ROW_STATUS_FAILED, np.uint8)
+
+
+def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
+    """The output by plan row: rows that were left out of the batch have failed."""
+    statuses, token_counts = output.statuses, output.token_counts
+    if len(applied.rows) < applied.num_rows:
+        statuses = _failed(applied.num_rows)
+        statuses[applied.rows] = output.statuses
+        token_counts = np.zeros(applied.num_rows, np.uint8)
+        token_counts[applied.rows] = output.token_counts
+        for logprobs in (*output.logprobs, *output.prompt_logprobs):
+            logprobs.row = int(applied.rows[logprobs.row])
+    return plan_pb2.Result(
+        statuses=statuses.tobytes(),
+        token_counts=token_counts.tobytes(),
+        tokens=output.tokens.tobytes(),
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+    )

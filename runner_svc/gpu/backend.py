@@ -1,0 +1,310 @@
+"""The backend that computes a model on a GPU, with the next step launched while the last one computes.
+
+A step is one copy to the device (`step_buffers`, by a kernel that reads the host's memory), a kernel for what changed
+in the slots, the forward pass (a CUDA graph where all rows decode, see `gpu.steps`), the sampler's launch, and one
+copy back. The host waits for none of it: `PendingCudaStep` does, by an event. Sampled tokens go
+into the device's token buffer, where the next step finds them.
+
+Everything of a fixed size is allocated first; the KV pool gets what the largest step leaves (`pool_size`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roster_protos import plan_pb2
+from runner_svc.decoder.cuda_decoder import CudaDecoder, Hidden
+from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.graphs import StepGraphs
+from runner_svc.gpu.kv_scales import calibrated_scales
+from runner_svc.gpu.masked_rows import CudaMaskedRows
+from runner_svc.gpu.pending_step import HostBuffers, PendingCudaStep
+from runner_svc.gpu.profiling_batch import largest_batch
+from runner_svc.gpu.step_buffers import PackedStep, PlacedRecords, Ring, aligned
+from runner_svc.gpu.steps import CudaSteps
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.device import Device, Event, Replay
+from runner_svc.interface.kv_cache import FP8, KVCache
+from runner_svc.interface.launchers import Launchers
+from runner_svc.interface.progress import Progress
+from runner_svc.interface.step import StepBatch, StepOutput
+from runner_svc.model.config import ModelConfig
+from runner_svc.model.fingerprints import fingerprints
+from runner_svc.model.weights import ModelWeights
+from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
+from runner_svc.sampling.sample_records import RowPacker
+
+# Steps launched and not yet waited for, at most.
+MAX_IN_FLIGHT = 4
+# Room for what a step's admissions and samplers bring; more than that travels in a copy of its own.
+TAIL_WORDS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSizes:
+    """What an operator chooses. `num_blocks` None: as many as fit into the share `gpu_memory` of the GPU's memory."""
+
+    num_slots: int
+    block_size: int
+    max_step_tokens: int
+    context_length: int
+    num_blocks: int | None = None
+    gpu_memory: float = 0.9
+    fp8_cache: bool = False
+
+    @property
+    def max_table(self) -> int:
+        """Most blocks of one sequence."""
+        return -(-self.context_length // self.block_size)
+
+
+class CudaBackend:
+    """Implements `runner_svc.interface.backend.OverlappingBackend`."""
+
+    tile_tokens = 128  # of cuBLAS's kernels for many rows, and of most of our own
+
+    def __init__(
+        self,
+        model: plan_pb2.Model,
+        config: ModelConfig,
+        weights: ModelWeights,
+        launchers: Launchers,
+        device: Device,
+        sizes: CudaSizes,
+        progress: Progress,
+    ) -> None:
+        """Raises OutOfMemory, UnsupportedModel, and ValueError for sizes that the kernels lack."""
+        self.model = model
+        self.device = str(device.device)
+        self.block_size = sizes.block_size
+        self.num_slots = sizes.num_slots
+        self.max_step_tokens = sizes.max_step_tokens
+        self._device = device
+        self._launchers = launchers
+        self._sizes = sizes
+        with device.stream(), torch.no_grad():
+            self._decoder = CudaDecoder(config, weights, launchers.decoder(sizes.fp8_cache), sizes.max_step_tokens)
+            self._slots = DeviceSlots(sizes.num_slots, sizes.context_length, sizes.max_table, device.device)
+            self._copy = launchers.copy()
+            self._scatter = launchers.scatter()
+            self._sampling = launchers.sampling(self._slots.tokens)
+            self._pack_rows = RowPacker()
+            self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
+            self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
+            self.fingerprints = fingerprints(config.rope, device.device, self._decoder.dtype, self._cache_dtype)
+            self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
+            scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
+            self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)
+            self._steps = self._make_steps(self.cache)
+            self._graphs = capture_decode_steps(self._steps, self._slots, device, sizes.context_length, progress)
+            self._mixed_graphs = capture_mixed_steps(
+                self._steps, self._slots, device, sizes.context_length, sizes.max_step_tokens, progress
+            )
+        words = self._steps.layout.words
+        self._ring = Ring([HostBuffers(device, words, sizes.num_slots) for _ in range(MAX_IN_FLIGHT)])
+        self._changes: NDArray[np.int32] | None = None  # of the slots, for the next step
+        self._drawn_views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by rows
+        self._last_end: Event | None = None
+
+    @property
+    def decode_graphs(self) -> StepGraphs:
+        """The captured decode batches."""
+        return self._graphs
+
+    def change_slots(self, changes: SlotChanges) -> None:
+        """Brings the device's token buffer and block tables up to date before the next batch."""
+        if self._changes is not None:  # of a plan that launched nothing
+            with self._device.stream() as stream:
+                on_device = torch.from_numpy(self._changes).to(self._device.device)
+                self._scatter(stream, self._slots.words, on_device, int(self._changes[0]))
+        self._changes = self._slots.encode(changes)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copies whole blocks; all sources are read before any target is written."""
+        with self._device.stream():
+            self.cache.copy_blocks(self._index(sources), self._index(targets))
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Launches the batch and waits for it."""
+        return self.launch(batch).wait()
+
+    def is_broken_by(self, error: Exception) -> bool:
+        """See `Backend`: a CUDA error stays with the process, running out of memory does not."""
+        return not isinstance(error, torch.OutOfMemoryError) and "CUDA" in str(error).upper()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> PendingCudaStep:
+        """Starts the batch; waits itself only where MAX_IN_FLIGHT steps are under way."""
+        buffers = self._ring.take_entry()
+        try:
+            return self._launch(batch, buffers)
+        except BaseException:
+            self._ring.free_entry(buffers, self._behind_all())
+            raise
+
+    def _behind_all(self) -> Event:
+        """An event behind all that was launched: the part of a step that failed to launch may still use its buffers.
+
+        Where there can be none, the buffers stay away: the device is beyond use, or they may be in use for ever.
+        """
+        with self._device.stream():
+            return self._device.event()
+
+    def _launch(self, batch: StepBatch, buffers: HostBuffers) -> PendingCudaStep:
+        steps, device = self._steps, self._device
+        step = PackedStep(steps.layout, buffers.words)
+        bucket = None
+        if (batch.counts == 1).all() and batch.sample.all():
+            bucket = self._graphs.bucket(len(batch.slots))
+        mixed, mixed_bucket = None, None
+        if bucket is None:
+            mixed_bucket = self._mixed_graphs.bucket(int(batch.counts.sum()))
+            mixed = steps.pack_mixed(step, batch, mixed_bucket)
+            rows = mixed.rows
+        else:
+            rows = steps.pack_decode(step, batch, bucket)
+        changes = step.append(self._changes) if self._changes is not None else None
+        self._changes = None
+        records = PlacedRecords.of(step, self._pack_rows(batch, rows.sample_rows))
+        prompt_logprobs: list[PendingLogprobs] = []
+        with device.stream() as stream:
+            begin = device.event()
+            self._copy(stream, buffers.input, steps.packed, step.used)
+            if changes is not None:
+                self._scatter(stream, self._slots.words, changes.tensor(steps.packed), int(changes.array[0]))
+            if mixed is not None:
+                hidden = steps.run_mixed(stream, mixed, self._mixed_replay(mixed_bucket))
+                prompt_logprobs = self._prompt_logprobs(stream, hidden, batch, rows.offsets)
+            elif bucket is not None:
+                self._graphs.replay(bucket)
+            forwarded = device.event()
+            logprobs = self._draw(stream, batch, rows.sample_rows, records, buffers)
+            masked_rows = self._keep_masked_rows(batch, rows.sample_rows) if len(batch.awaits) else None
+            end = device.event()
+        last_end, self._last_end = self._last_end, end
+        return PendingCudaStep(
+            len(batch.slots),
+            rows.sample_rows,
+            masked_rows,
+            logprobs,
+            prompt_logprobs,
+            buffers,
+            self._ring,
+            last_end,
+            begin,
+            forwarded,
+            end,
+        )
+
+    def _keep_masked_rows(self, batch: StepBatch, rows: NDArray[np.intp]) -> CudaMaskedRows:
+        """Keeps the adjusted logits of those of `rows` that wait for masks: the next step overwrites them."""
+        waiting = self._index(np.searchsorted(rows, batch.awaits))
+        return CudaMaskedRows(batch, self._steps.logits[waiting], self._sampling, self._device, self.num_slots)
+
+    def _draw(
+        self, stream: int, batch: StepBatch, rows: NDArray[np.intp], records: PlacedRecords, buffers: HostBuffers
+    ) -> list[PendingLogprobs]:
+        """Launches the sampler and the way back of what it draws; the log-probabilities of rows that asked.
+
+        Rows that wait for masks are drawn like the others, and drawn again: the token that they get here is nobody's,
+        and no plan may read its position before the second one is there. Their logits are adjusted here.
+        """
+        if not len(rows):
+            return []
+        packed = self._steps.packed
+        logits, tokens, finite = self._drawn(len(rows))
+        self._sampling(
+            stream,
+            logits,
+            records.records.tensor(packed),
+            records.extra_ids.tensor(packed),
+            records.extra_values.tensor(packed),
+            tokens,
+            finite,
+            adjusted=records.adjusted,
+        )
+        self._copy(stream, self._result, buffers.result, len(self._result))
+        return launch_row_logprobs(logits, tokens, batch, rows, records.asking)
+
+    def _drawn(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, tokens and finiteness of the rows that sample: views, of which torch makes a dozen a step else."""
+        views = self._drawn_views.get(num_rows)
+        if views is None:
+            finite = self._result[aligned(self.num_slots) :].view(torch.uint8)
+            views = self._steps.logits[:num_rows], self._result[:num_rows], finite[:num_rows]
+            self._drawn_views[num_rows] = views
+        return views
+
+    def _prompt_logprobs(
+        self, stream: int, hidden: Hidden, batch: StepBatch, offsets: NDArray[np.int32]
+    ) -> list[PendingLogprobs]:
+        """Of rows that asked for those of their prompt's tokens; a few hundred positions' logits exist at a time."""
+        pending = []
+        for row, state in enumerate(batch.states):
+            num_scored = batch.num_scored(row) if state.prompt_logprobs is not None else 0
+            if not num_scored:
+                continue
+            first, begin = int(batch.starts[row]) + 1, int(offsets[row])
+            targets = self._index(state.tokens[first : first + num_scored])
+            parts = []
+            for done in range(0, num_scored, CHUNK):
+                some = hidden.slice(begin + done, begin + min(num_scored, done + CHUNK))
+                logits = torch.empty(len(some.residual), self._decoder.config.vocab_size, device=self._device.device)
+                self._decoder.logits(stream, some, logits)
+                parts.append(launch_logprobs(logits, targets[done : done + CHUNK], state.prompt_logprobs or 0))
+            joined = (torch.cat(part) for part in zip(*parts, strict=True))
+            pending.append(PendingLogprobs(row, first, state.prompt_logprobs or 0, *joined))
+        return pending
+
+    def _index(self, ids: NDArray[np.integer]) -> Tensor:
+        """int64 on the device."""
+        return torch.from_numpy(ids.astype(np.int64)).to(self._device.device)
+
+    # ------------------------------------------------------------------ start-up
+
+    def _make_steps(self, cache: KVCache) -> CudaSteps:
+        return CudaSteps(
+            self._decoder,
+            cache,
+            self._slots,
+            self._launchers,
+            num_slots=self.num_slots,
+            max_step_tokens=self.max_step_tokens,
+            tail_words=TAIL_WORDS,
+        )
+
+    def _mixed_replay(self, bucket: int | None) -> Replay | None:
+        return partial(self._mixed_graphs.replay, bucket) if bucket is not None else None
+
+    def _calibrated_scales(self, progress: Progress) -> Tensor:
+        progress("calibrating the FP8 cache", 0.0)
+        max_tokens = min(self.max_step_tokens, self._sizes.context_length)
+        scales = calibrated_scales(self._decoder, self._launchers, self._device, max_tokens)
+        progress("calibrating the FP8 cache", 1.0)
+        return scales
+
+    def _fitting_blocks(self, progress: Progress) -> int:
+        """Blocks that the largest step leaves room for; it runs over a cache of nothing but the dummy block."""
+        progress("profiling the largest step", 0.0)
+        config, sizes = self._decoder.config, self._sizes
+        cache = KVCache(config, 0, sizes.block_size, self._cache_dtype, self._device.device)
+        steps = self._make_steps(cache)
+        batch = largest_batch(sizes.num_slots, sizes.max_step_tokens, sizes.context_length)
+
+        def largest_step() -> None:
+            words = self._device.pinned(steps.layout.words)
+            mixed = steps.pack_mixed(PackedStep(steps.layout, words.numpy()), batch)
+            steps.packed.copy_(words)
+            steps.run_mixed(self._device.current_stream(), mixed)
+
+        profile = self._device.profile(largest_step)
+        progress("profiling the largest step", 1.0)
+        return profile.num_blocks(sizes.gpu_memory, KVCache.block_bytes(config, sizes.block_size, self._cache_dtype))

@@ -1,0 +1,69 @@
+"""What the device keeps of the slots: the token buffer and the block tables, in one tensor of words.
+
+Both lie in one int32 tensor, so that whatever a plan changes is a list of segments to be copied into it by one kernel.
+Rows are per slot; the last one belongs to the dummy slot. Its table stays zero; its tokens, which no step reads, are
+those of rows that were drawn when their slot had another sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.interface.backend import SlotChanges
+from runner_svc.interface.kv_cache import KVCache
+
+HEADER_WORDS = 8
+# Rows of the table of segments.
+_TARGETS, _SOURCES, _LENGTHS = range(3)
+
+
+class DeviceSlots:
+    """The tensor and its parts, all int32, at fixed addresses."""
+
+    def __init__(self, num_slots: int, context_length: int, max_blocks: int, device: torch.device) -> None:
+        rows = num_slots + 1
+        self.words = torch.zeros(rows * (context_length + max_blocks), dtype=torch.int32, device=device)
+        self.tokens: Tensor = self.words[: rows * context_length].view(rows, context_length)
+        self.tables: Tensor = self.words[rows * context_length :].view(rows, max_blocks)
+        self._context_length = context_length
+        self._max_blocks = max_blocks
+        self._tables_begin = rows * context_length
+
+    def spread(self, num_positions: int, cache: KVCache) -> None:
+        """Gives each slot a table of its own for so many positions, as far as there are blocks: for timing steps."""
+        slots, width = len(self.tables) - 1, min(self._max_blocks, -(-num_positions // cache.block_size))
+        blocks = 1 + torch.arange(slots * width, dtype=torch.int32, device=self.words.device) % cache.num_blocks
+        self.tables[:slots, :width] = blocks.view(slots, width)
+
+    def encode(self, changes: SlotChanges) -> NDArray[np.int32] | None:
+        """The changes as segments; None where nothing changed.
+
+        int32 [8 + 3 * n + data]: a header whose first word is the number of segments n; then, of each, where it goes in
+        `words`, where it comes from in the data, and its length; then the data. Segments never overlap: a table's
+        appends lie beyond what its admission wrote.
+        """
+        parts: list[NDArray[np.int32]] = []
+        targets: list[int] = []
+        for admitted in changes.admitted:
+            slot = admitted.state.slot
+            parts += [admitted.state.tokens[: admitted.num_tokens], admitted.blocks]
+            targets += [slot * self._context_length, self._tables_begin + slot * self._max_blocks]
+        lengths = [len(part) for part in parts]
+        num_segments = len(parts) + len(changes.append_slots)
+        if not num_segments:
+            return None
+        data_begin = HEADER_WORDS + 3 * num_segments
+        words = np.zeros(data_begin + sum(lengths) + len(changes.append_slots), np.int32)
+        words[0] = num_segments
+        table = words[HEADER_WORDS:data_begin].reshape(3, num_segments)
+        table[_TARGETS, : len(parts)] = targets
+        appended = self._tables_begin + changes.append_slots.astype(np.int64) * self._max_blocks
+        table[_TARGETS, len(parts) :] = appended + changes.append_indexes
+        table[_LENGTHS, : len(parts)] = lengths
+        table[_LENGTHS, len(parts) :] = 1
+        np.cumsum(table[_LENGTHS, :-1], out=table[_SOURCES, 1:])
+        np.concatenate([*parts, changes.append_blocks], out=words[data_begin:])
+        return words

@@ -1,0 +1,113 @@
+"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from runner_svc.attention.cuda import CudaAttention
+from runner_svc.cuda.activation import ActivationMul
+from runner_svc.cuda.copy import CopyWords
+from runner_svc.cuda.embed import Embed
+from runner_svc.cuda.gather import GatherInputs
+from runner_svc.cuda.module import is_hopper, num_multiprocessors
+from runner_svc.cuda.norm import AddRmsNorm
+from runner_svc.cuda.products.gated_product import GatedProduct
+from runner_svc.cuda.products.gated_variant import GatedVariant
+from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
+from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.cuda.rope_kv import RopeKvWrite
+from runner_svc.cuda.sampling import CudaSampler
+from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+from runner_svc.model.config import ModelConfig
+
+
+class CudaLaunchers:
+    """Implements `runner_svc.interface.launchers.Launchers`.
+
+    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
+    by their blocks a multiprocessor.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, *, overlap: bool = True, skinny_blocks: Sequence[int] = (1, 2)
+    ) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._overlap = overlap
+        self._skinny_blocks = skinny_blocks
+
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
+        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        config = self._config
+        return DecoderLaunchers(
+            norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
+            activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            gated=self._gated() if is_hopper() else None,
+            rotating=self._rope(config.rope.rotary_dim, fp8_cache),
+            plain=self._rope(0, fp8_cache),
+        )
+
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
+        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        config = self._config
+        if not is_hopper() or not fits(*matrices):
+            return []
+        embed = Embed(config.hidden_size, self._dtype, overlap=self._overlap)
+        return [
+            SkinnyLaunchers(
+                f"{blocks} a multiprocessor",
+                embed,
+                SkinnyProducts(
+                    config.rms_norm_eps,
+                    config.activation,
+                    partial(SkinnyVariant.choose, blocks),
+                    overlap=self._overlap,
+                ),
+            )
+            for blocks in self._skinny_blocks
+        ]
+
+    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
+        """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
+        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
+        """Inputs from a token buffer and block tables."""
+        return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
+
+    def copy(self) -> CopyWords:
+        """Between host and device."""
+        return CopyWords(overlap=self._overlap)
+
+    def scatter(self) -> ScatterSegments:
+        """Changes into the slots."""
+        return ScatterSegments()
+
+    def sampling(self, tokens: Tensor) -> CudaSampler:
+        """Draws from float32 logits, written into a token buffer."""
+        return CudaSampler(self._config.vocab_size, torch.float32, tokens)
+
+    def _gated(self) -> GatedProduct:
+        choose = partial(GatedVariant.choose, num_multiprocessors())
+        return GatedProduct(self._dtype, self._config.activation, choose, overlap=self._overlap)
+
+    def _rope(self, rotary_dim: int, fp8_cache: bool) -> RopeKvWrite:
+        config = self._config
+        return RopeKvWrite(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=rotary_dim,
+            dtype=self._dtype,
+            eps=config.rms_norm_eps,
+            qk_norm=config.qk_norm,
+            fp8_cache=fp8_cache,
+            overlap=self._overlap,
+        )

@@ -1,0 +1,97 @@
+"""Rows of a step on the GPU that wait for masks: their logits are kept aside, and drawn from once the masks are here.
+
+The forward passes of later plans are launched meanwhile. In them the sequences of these rows have none, so that the
+token may be written late: into the row's slot, or, where its sequence has left that one since, into the dummy slot,
+which no step reads. What the draw goes by but the mask is in the logits that are kept: penalties, which count the
+tokens in the slot, have been applied to them within the row's own step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.interface.device import Device, Event, nanoseconds
+from runner_svc.interface.launchers import SamplingLauncher
+from runner_svc.interface.step import MaskedRows, StepBatch, StepOutput
+from runner_svc.sampling.device_logprobs import PendingLogprobs, launch_row_logprobs
+from runner_svc.sampling.sample_records import pack_rows
+
+
+class CudaMaskedRows:
+    """Implements `runner_svc.interface.step.MaskedRows`."""
+
+    def __init__(
+        self, batch: StepBatch, logits: Tensor, sampling: SamplingLauncher, device: Device, dummy_slot: int
+    ) -> None:
+        """`logits` [W, vocab_size]: a copy of those of `batch.awaits`, adjusted."""
+        self.rows = batch.awaits
+        self._batch = batch
+        self._logits = logits
+        self._sampling = sampling
+        self._device = device
+        self._dummy_slot = dummy_slot
+
+    @torch.inference_mode()
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingMaskedRows:
+        """Launches the sampler over the rows; `masks` [W, ceil(vocab_size / 32)], `gone` [W]: see `MaskedRows`."""
+        packed = pack_rows(self._batch, self.rows)
+        packed.records["slot"][gone] = self._dummy_slot
+        packed.records["adjusted"] = False
+        with self._device.stream() as stream:
+            begin = self._device.event()
+            tokens = torch.empty(len(self.rows), dtype=torch.int32, device=self._device.device)
+            finite = torch.empty(len(self.rows), dtype=torch.uint8, device=self._device.device)
+            self._sampling(
+                stream,
+                self._logits,
+                self._moved(packed.records.view(np.int32)),
+                self._moved(packed.extra_ids),
+                self._moved(packed.extra_values),
+                tokens,
+                finite,
+                adjusted=False,
+                masks=self._moved(masks.view(np.int32)),
+            )
+            logprobs = launch_row_logprobs(self._logits, tokens, self._batch, self.rows, packed.asking)
+            on_host = tokens.to("cpu", non_blocking=True), finite.to("cpu", non_blocking=True)
+            end = self._device.event()
+        return PendingMaskedRows(len(self._batch.slots), self.rows, *on_host, logprobs, begin, end)
+
+    def _moved(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingMaskedRows:
+    """Rows on their way through the sampler."""
+
+    num_rows: int  # of the whole batch
+    rows: NDArray[np.intp]
+    tokens: Tensor  # int32 [W], valid behind `end`; likewise
+    finite: Tensor  # uint8 [W]
+    logprobs: list[PendingLogprobs]
+    begin: Event
+    end: Event
+
+    @property
+    def masked_rows(self) -> MaskedRows | None:
+        """No row waits any more."""
+        return None
+
+    def done(self) -> bool:
+        """Whether the GPU has finished."""
+        return self.end.query()
+
+    def wait(self) -> StepOutput:
+        """Blocks until the rows are drawn."""
+        self.end.synchronize()
+        finite = self.finite.numpy().astype(np.bool_)
+        output = StepOutput.sampled(self.num_rows, self.rows, self.tokens.numpy(), finite)
+        output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
+        output.sample_ns = nanoseconds(self.begin, self.end)
+        return output

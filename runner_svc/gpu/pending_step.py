@@ -1,0 +1,69 @@
+"""A step on its way through the GPU: the host's buffers for it, and how its result is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner_svc.gpu.masked_rows import CudaMaskedRows
+from runner_svc.gpu.step_buffers import Ring, aligned
+from runner_svc.interface.device import Device, Event, nanoseconds
+from runner_svc.interface.step import StepOutput
+from runner_svc.sampling.device_logprobs import PendingLogprobs
+
+
+class HostBuffers:
+    """One ring entry: page-locked memory for a step's input and its result."""
+
+    def __init__(self, device: Device, words: int, num_slots: int) -> None:
+        self.input = device.pinned(words)
+        self.words: NDArray[np.int32] = self.input.numpy()
+        self.result = device.pinned(2 * aligned(num_slots))
+        self.tokens: NDArray[np.int32] = self.result.numpy()[:num_slots]
+        self.finite: NDArray[np.uint8] = self.result.numpy()[aligned(num_slots) :].view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingCudaStep:
+    """A step under way."""
+
+    num_rows: int
+    sample_rows: NDArray[np.intp]
+    masked_rows: CudaMaskedRows | None
+    logprobs: list[PendingLogprobs]
+    prompt_logprobs: list[PendingLogprobs]
+    buffers: HostBuffers
+    ring: Ring[HostBuffers]
+    last_end: Event | None
+    begin: Event
+    forwarded: Event
+    end: Event
+
+    def done(self) -> bool:
+        """Whether the GPU has finished it."""
+        return self.end.query()
+
+    def wait(self) -> StepOutput:
+        """Blocks until the step is done; frees its buffers."""
+        behind: Event | None = self.end
+        try:
+            self.end.synchronize()
+            behind = None
+            num_sampled = len(self.sample_rows)
+            tokens = self.buffers.tokens[:num_sampled].copy()
+            finite = self.buffers.finite[:num_sampled].astype(np.bool_)
+        finally:
+            self.ring.free_entry(self.buffers, behind)
+        if self.masked_rows is None:
+            output = StepOutput.sampled(self.num_rows, self.sample_rows, tokens, finite)
+        else:
+            drawn = np.isin(self.sample_rows, self.masked_rows.rows, invert=True)
+            output = StepOutput.sampled(self.num_rows, self.sample_rows[drawn], tokens[drawn], finite[drawn])
+        output.logprobs = [entry.message() for entry in self.logprobs if output.token_counts[entry.row]]
+        output.prompt_logprobs = [entry.message() for entry in self.prompt_logprobs]
+        output.forward_ns = nanoseconds(self.begin, self.forwarded)
+        output.sample_ns = nanoseconds(self.forwarded, self.end)
+        output.idle_ns = nanoseconds(self.last_end, self.begin) if self.last_end is not None else 0
+        return output

@@ -1,0 +1,175 @@
+"""A step's input for the GPU: one packed int32 buffer, one copy, always to the same place on the device.
+
+CUDA graphs read their inputs at fixed addresses, so the sections that they read have fixed offsets (`StepLayout`). The
+host's side is a ring of pinned buffers: while the device computes one step from its copy, the host packs the next.
+
+| section | words | contents |
+| --- | --- | --- |
+| slots, starts | rows each | of the step's rows; padding rows name the dummy slot and position 0 |
+| offsets | rows + 1 | index of each row's first position among the step's, then their number |
+| last_positions | rows | of the rows that sample: index of their last position among the step's |
+| prompt_lens | rows | tokens of each row's prompt, which dynamic RoPE goes by; 0 for padding rows |
+| plan | as attention asks | made by the attention's planners |
+| tail | the rest | what differs in size from step to step: changes of slots, sampling records |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner_svc.interface.device import Event
+from runner_svc.interface.step import StepBatch
+from runner_svc.sampling.sample_records import SampleRows
+
+# Sections begin at multiples of this many words, so that kernels may read them 32 bytes at a time.
+ALIGNMENT = 8
+
+Entry = TypeVar("Entry")
+
+
+def aligned(words: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-words // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Offsets of the sections, in int32 words."""
+
+    slots: int
+    starts: int
+    offsets: int
+    last_positions: int
+    prompt_lens: int
+    plan: int
+    tail: int
+    words: int  # of the whole
+
+    @classmethod
+    def of(cls, max_rows: int, plan_words: int, tail_words: int) -> StepLayout:
+        """The layout for steps of so many rows, plan words and words of tail at most."""
+        section = aligned(max_rows + 1)
+        plan = 5 * section
+        tail = plan + aligned(plan_words)
+        return cls(0, section, 2 * section, 3 * section, 4 * section, plan, tail, tail + aligned(tail_words))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """A step's rows as they were packed, padding included: views into the host's buffer."""
+
+    slots: NDArray[np.int32]  # [rows]
+    starts: NDArray[np.int32]  # [rows]
+    offsets: NDArray[np.int32]  # [rows + 1]; padding rows are empty
+    sample_rows: NDArray[np.intp]  # [L] rows that sample, ascending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """An array that travels with a step: in the tail of its buffer, or, with no room there, in a copy of its own."""
+
+    array: NDArray[np.int32]
+    begin: int | None  # offset in the buffer
+
+    def tensor(self, packed: Tensor) -> Tensor:
+        """The array on the device, where `packed` is the step's input."""
+        if self.begin is None:
+            return torch.from_numpy(self.array).to(packed.device)
+        return packed[self.begin : self.begin + len(self.array)]
+
+
+class PackedStep:
+    """One step being packed into `words`, a buffer of `layout`."""
+
+    def __init__(self, layout: StepLayout, words: NDArray[np.int32]) -> None:
+        self.layout = layout
+        self.words = words
+        self.used = layout.tail  # the first so many words are to be copied
+
+    def rows(self, batch: StepBatch, num_rows: int, dummy_slot: int) -> PackedRows:
+        """Packs the batch's rows, padded with the dummy slot to `num_rows` rows."""
+        layout, words, real = self.layout, self.words, len(batch.slots)
+        slots = words[layout.slots : layout.slots + num_rows]
+        slots[:real] = batch.slots
+        slots[real:] = dummy_slot
+        starts = words[layout.starts : layout.starts + num_rows]
+        starts[:real] = batch.starts
+        starts[real:] = 0
+        offsets = words[layout.offsets : layout.offsets + num_rows + 1]
+        offsets[0] = 0
+        np.cumsum(batch.counts, out=offsets[1 : real + 1])
+        offsets[real + 1 :] = offsets[real]
+        sample_rows = np.flatnonzero(batch.sample)
+        last_positions = words[layout.last_positions : layout.last_positions + len(sample_rows)]
+        np.subtract(offsets[sample_rows + 1], 1, out=last_positions)
+        prompt_lens = words[layout.prompt_lens : layout.prompt_lens + num_rows]
+        prompt_lens[:real] = batch.params["prompt_len"]
+        prompt_lens[real:] = 0
+        return PackedRows(slots, starts, offsets, sample_rows)
+
+    def plan(self, begin: int, words: int) -> NDArray[np.int32]:
+        """The part of the plan section from `begin` on."""
+        begin += self.layout.plan
+        return self.words[begin : begin + words]
+
+    def append(self, array: NDArray[np.int32]) -> Placed:
+        """Puts the array behind what is in the tail, where it fits."""
+        begin, end = self.used, self.used + aligned(len(array))
+        if end > self.layout.words:
+            return Placed(array, None)
+        self.words[begin : begin + len(array)] = array
+        self.used = end
+        return Placed(array, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRecords:
+    """What the sampler reads of a step's rows, as it travels with the step."""
+
+    records: Placed
+    extra_ids: Placed
+    extra_values: Placed
+    adjusted: bool
+    asking: list[int]
+
+    @classmethod
+    def of(cls, step: PackedStep, rows: SampleRows) -> PlacedRecords:
+        """Puts them into the step."""
+        return cls(
+            step.append(rows.records.view(np.int32)),
+            step.append(rows.extra_ids),
+            step.append(rows.extra_values.view(np.int32)),
+            rows.adjusted,
+            rows.asking,
+        )
+
+
+class Ring(Generic[Entry]):
+    """Entries that are used in turn: `take_entry` waits for a free one, `free_entry` frees it, in any thread."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._free: SimpleQueue[tuple[Entry, Event | None]] = SimpleQueue()
+        for entry in entries:
+            self.free_entry(entry)
+
+    def take_entry(self) -> Entry:
+        """The entry that has been free for longest, once its event has passed. Raises what that event does."""
+        entry, behind = self._free.get()
+        if behind is not None:
+            try:
+                behind.synchronize()
+            except BaseException:
+                self._free.put((entry, behind))
+                raise
+        return entry
+
+    def free_entry(self, entry: Entry, behind: Event | None = None) -> None:
+        """Makes the entry free; the device uses it until the event `behind` (None: no longer)."""
+        self._free.put((entry, behind))

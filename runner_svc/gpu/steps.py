@@ -1,0 +1,268 @@
+"""The forward passes of steps over one KV cache: what is packed for them on the host, what is launched for them.
+
+| step | rows | padded to |
+| --- | --- | --- |
+| decode | one position each, all sampled | a bucket of rows |
+| mixed | any; those of one position attend as decode rows do, the others as prompts | a bucket of positions, or not |
+
+Grids depend on the bucket alone, so that padded passes can be captured: whole decode passes, mixed ones without the
+LM head, whose rows are few and vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.decoder.fusions import Activating, Adding, Fusions
+from runner_svc.decoder.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
+from runner_svc.decoder.step_rotations import StepRows
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.gpu.fusion_choice import FusionChoice
+from runner_svc.gpu.graphs import Variant
+from runner_svc.gpu.step_buffers import PackedRows, PackedStep, StepLayout
+from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
+from runner_svc.interface.device import Replay
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.launchers import Launchers
+from runner_svc.interface.skinny_launchers import MAX_ROWS
+from runner_svc.interface.step import StepBatch
+
+FEW_ROWS = 64
+"""Decode passes of so many rows gain nothing from fusions, nor from own products of many rows: they aren't timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedShape:
+    """All that the launches of a mixed step depend on. Captured ones have room for any step of so many positions."""
+
+    num_rows: int
+    num_tokens: int
+    decode_rows: int
+    prefill_words: int  # of the plan
+    fusions: Fusions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedStep:
+    """A mixed step as it was packed."""
+
+    rows: PackedRows
+    shape: MixedShape
+
+
+class CudaSteps:
+    """Packs and launches forward passes; `packed` is the step's input on the device, `logits` what comes out."""
+
+    def __init__(
+        self,
+        decoder: CudaDecoder,
+        cache: KVCache,
+        slots: DeviceSlots,
+        launchers: Launchers,
+        *,
+        num_slots: int,
+        max_step_tokens: int,
+        tail_words: int,
+    ) -> None:
+        self._decoder = decoder
+        self._skinny = _skinny_parts(decoder, launchers)
+        self.fusions = FusionChoice()
+        """Of mixed steps."""
+        self.cache = cache
+        self.num_slots = num_slots
+        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
+        self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
+        self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)
+        self._inputs = torch.zeros(3, max_step_tokens, dtype=torch.int32, device=decoder.device)
+        # float32 [num_slots, vocab_size]: of the rows that sample.
+        self.logits = torch.empty(num_slots, decoder.config.vocab_size, device=decoder.device)
+
+    def pack_decode(self, step: PackedStep, batch: StepBatch, bucket: int) -> PackedRows:
+        """Packs a decode step, padded to `bucket` rows."""
+        rows = step.rows(batch, bucket, self.num_slots)
+        plan = step.plan(0, self._attention.decode_plan_words(bucket))
+        self._attention.plan_decode(batch.ends, batch.slots, plan, batch=bucket)
+        return rows
+
+    def decode_variants(self, stream: Callable[[], int], bucket: int) -> list[Variant]:
+        """Variants of launching the pass that `packed` describes; each fills the first `bucket` rows of the logits.
+
+        Which one is the fastest depends on the model's shape and the GPU.
+        """
+        variants: list[Variant] = []
+        for part in self._skinny if bucket <= MAX_ROWS else []:
+            variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
+            for products, mlp in part.mlps.items():
+                name = f"cuBLAS, own {products}, {part.name}"
+                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+        for fusions in self._decode_fusions(bucket):
+            variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
+        return variants
+
+    def _decode_fusions(self, bucket: int) -> list[Fusions]:
+        """Those that are worth the time at start-up."""
+        if bucket <= FEW_ROWS:
+            return [Fusions()]
+        return [
+            fusions
+            for fusions in self._decoder.fusions
+            if fusions.activating is Activating.KERNEL or fusions.adding is Adding.PRODUCTS
+        ]
+
+    def _run_decode(
+        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
+    ) -> None:
+        stream = current_stream()
+        inputs = self._gathered(stream, bucket, bucket)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
+        self._decoder.logits(stream, hidden, self.logits[:bucket])
+
+    def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
+        stream = current_stream()
+        inputs = self._gathered(stream, bucket, bucket)
+        decoder.decode(stream, inputs, self.cache, self._decode_attention(bucket), self.logits[:bucket])
+
+    def _decode_attention(self, bucket: int) -> StepAttention:
+        plan = self._plan_address()
+
+        def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+            self._attention.run_decode(stream, layer, queries, output, plan, bucket)
+
+        return attend
+
+    def pack_mixed(self, step: PackedStep, batch: StepBatch, bucket: int | None = None) -> MixedStep:
+        """Packs a step of any rows, padded to `bucket` positions where a captured pass is to be replayed."""
+        decode = np.flatnonzero(batch.counts == 1)
+        prefill = np.flatnonzero(batch.counts > 1)
+        if bucket is None:
+            shape = self._exact_shape(batch, len(decode), len(prefill))
+        else:
+            shape = self._captured_shape(bucket)
+        rows = step.rows(batch, shape.num_rows, self.num_slots)
+        firsts = rows.offsets[: len(batch.slots)]
+        self._attention.plan_mixed(
+            DecodeRows(batch.ends[decode], batch.slots[decode], firsts[decode]),
+            PrefillRows(batch.starts[prefill], batch.counts[prefill], batch.slots[prefill], firsts[prefill]),
+            step.plan(0, self._attention.mixed_plan_words(shape.decode_rows, shape.prefill_words)),
+            shape.decode_rows,
+            shape.prefill_words,
+        )
+        return MixedStep(rows, shape)
+
+    def run_mixed(self, stream: int, step: MixedStep, replay: Replay | None = None) -> Hidden:
+        """Launches the pass that `packed` describes; fills the logits' rows, one for each row that samples.
+
+        `replay` is the captured `forward_mixed` of the step's bucket.
+        """
+        if replay is None:
+            self._forward_mixed(stream, step.shape)
+        else:
+            replay()
+        hidden = self._decoder.hidden(step.shape.num_tokens, step.shape.fusions.adding)
+        num_sampled = len(step.rows.sample_rows)
+        if num_sampled:
+            last_positions = self._section(self.layout.last_positions, num_sampled)
+            self._decoder.logits(stream, hidden.select(last_positions), self.logits[:num_sampled])
+        return hidden
+
+    def forward_mixed(self, stream: int, bucket: int, fusions: Fusions | None = None) -> None:
+        """Launches the layers of any mixed step of up to `bucket` positions; `fusions` None: as is faster."""
+        shape = self._captured_shape(bucket)
+        self._forward_mixed(stream, replace(shape, fusions=fusions) if fusions is not None else shape)
+
+    def mixed_fusions(self) -> list[Fusions]:
+        """Those that a mixed step can have."""
+        return self._decoder.fusions
+
+    def compile_products(self, max_tokens: int) -> None:
+        """Compiles what mixed steps of up to so many positions multiply with, where `fusions` asks for it."""
+        if self.fusions.ever(Activating.PRODUCT):
+            self._decoder.compile_products(max_tokens)
+
+    def _exact_shape(self, batch: StepBatch, decode_rows: int, prefill_rows: int) -> MixedShape:
+        num_tokens = int(batch.counts.sum())
+        words = self._attention.prefill_plan_words(num_tokens, prefill_rows) if prefill_rows else 0
+        return MixedShape(len(batch.slots), num_tokens, decode_rows, words, self.fusions(num_tokens))
+
+    def _captured_shape(self, bucket: int) -> MixedShape:
+        slots = self.num_slots
+        words = self._attention.prefill_plan_words(bucket, slots)
+        return MixedShape(slots, bucket, slots, words, self.fusions(bucket))
+
+    def _max_plan_words(self, max_step_tokens: int) -> int:
+        """Small batches may be planned otherwise than large ones, with more words."""
+        attention = self._attention
+        prefill_words = attention.prefill_plan_words(max_step_tokens, self.num_slots)
+        batches = range(1, self.num_slots + 1)
+        return max(
+            max(attention.decode_plan_words(batch), attention.mixed_plan_words(batch, prefill_words))
+            for batch in batches
+        )
+
+    def _forward_mixed(self, stream: int, shape: MixedShape) -> None:
+        inputs = self._gathered(stream, shape.num_rows, shape.num_tokens)
+        self._decoder.forward(stream, inputs, self.cache, self._mixed_attention(shape), shape.fusions)
+
+    def _mixed_attention(self, shape: MixedShape) -> StepAttention:
+        plan = self._plan_address()
+
+        def attend(stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
+            self._attention.run_mixed(stream, layer, queries, output, plan, shape.decode_rows, shape.prefill_words)
+
+        return attend
+
+    def _gathered(self, stream: int, num_rows: int, num_tokens: int) -> DeviceInputs:
+        tokens, positions, slot_mapping = self._inputs[:, :num_tokens].unbind()
+        layout = self.layout
+        offsets = self._section(layout.offsets, num_rows + 1)
+        self._gather(
+            stream,
+            self._section(layout.slots, num_rows),
+            self._section(layout.starts, num_rows),
+            offsets,
+            tokens,
+            positions,
+            slot_mapping,
+        )
+        rows = StepRows(offsets, self._section(layout.prompt_lens, num_rows))
+        return self._decoder.inputs(tokens, positions, slot_mapping, rows)
+
+    def _section(self, begin: int, words: int) -> Tensor:
+        return self.packed[begin : begin + words]
+
+    def _plan_address(self) -> int:
+        return self.packed.data_ptr() + 4 * self.layout.plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SkinnyParts:
+    """What one variant of the products for few rows can stand in for: all of the decoder, or its MLPs."""
+
+    name: str
+    decoder: SkinnyDecoder
+    mlps: dict[str, SkinnyMlp]  # by the products that are their own
+
+
+def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
+    """Nothing for models that the products don't take."""
+    multiplied = matrices(decoder)
+    found = launchers.skinny(multiplied) if multiplied is not None else []
+    return [
+        _SkinnyParts(
+            each.name,
+            SkinnyDecoder(decoder, each),
+            {
+                "gate-up and down": SkinnyMlp(decoder, each.products, own_down=True),
+                "gate-up": SkinnyMlp(decoder, each.products, own_down=False),
+            },
+        )
+        for each in found
+    ]

@@ -1,0 +1,55 @@
+"""What the CUDA backend asks of its device: a stream, events, page-locked memory, captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from runner_svc.interface.pool_size import MemoryProfile
+
+Launch = Callable[[], None]
+Replay = Callable[[], None]
+"""Launches a captured graph."""
+
+
+class Event(Protocol):
+    """As torch.cuda.Event, recorded."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any, /) -> float: ...
+
+
+class Device(Protocol):
+    """As `runner_svc.cuda.device.GpuDevice`."""
+
+    device: torch.device
+
+    def stream(self) -> AbstractContextManager[int]: ...
+
+    def current_stream(self) -> int: ...
+
+    def synchronize(self) -> None: ...
+
+    def pinned(self, words: int) -> Tensor: ...
+
+    def event(self) -> Event: ...
+
+    def capture(self, function: Callable[[], None]) -> Replay: ...
+
+    def seconds(self, replay: Replay) -> float: ...
+
+    def is_late(self, launch: Callable[[], None], replay: Replay) -> bool: ...
+
+    def profile(self, largest_step: Callable[[], None]) -> MemoryProfile: ...
+
+
+def nanoseconds(begin: Event, end: Event) -> int:
+    """The device's time between two events that have passed."""
+    return max(0, round(begin.elapsed_time(end) * 1e6))

@@ -1,0 +1,84 @@
+"""The paged KV cache: one tensor, cut into blocks that block tables name.
+
+Memory is not initialised: pages are committed as blocks are first written, and attention must never read a position
+that was not written (which the tests hold it to by filling the cache with NaN). Block 0 is the dummy that padding
+points to; plans can't name it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+
+
+class CachedHeads(Protocol):
+    """What of a model a cache depends on; as `runner_svc.model.config.ModelConfig`."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+class KVCache:
+    """Keys and values of all layers: `data` is [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim].
+
+    An element of an FP8 cache is in units of `scales`, float32 [layers, 2, kv_heads]; other caches have none.
+    """
+
+    def __init__(
+        self,
+        config: CachedHeads,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Tensor | None = None,
+    ) -> None:
+        """`scales` only with the dtype FP8, which is stored in units of 1.0 where they are not given."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.scales = scales
+        if dtype is FP8 and scales is None:
+            self.scales = torch.ones(config.num_layers, 2, config.num_kv_heads, device=device)
+        shape = (config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+        self.data = torch.empty(shape, dtype=dtype, device=device)
+        # Views made once, as each step needs those of all layers. Per layer, [2 * (num_blocks + 1), block's elements]:
+        # the blocks of the keys, then those of the values;
+        self.blocks: list[Tensor] = [layer.view(2 * (num_blocks + 1), -1) for layer in self.data]
+        # and [2, (num_blocks + 1) * block_size, kv_heads * head_dim]: their positions.
+        self._positions = [layer.view(2, -1, config.num_kv_heads * config.head_dim).unbind() for layer in self.data]
+
+    @staticmethod
+    def block_bytes(config: CachedHeads, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers, to size the pool."""
+        return config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+    def layer_scales(self, layer: int) -> Tensor | None:
+        """float32 [2, kv_heads] of an FP8 cache."""
+        return None if self.scales is None else self.scales[layer]
+
+    def scale_addresses(self) -> list[int]:
+        """Of each layer's scales on the device; 0 where there are none."""
+        if self.scales is None:
+            return [0] * len(self.data)
+        return [layer.data_ptr() for layer in self.scales]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        """Stores keys and values [T, kv_heads * head_dim] at int64 `slot_mapping` [T] (block * block_size + offset)."""
+        key_positions, value_positions = self._positions[layer]
+        key_positions.index_copy_(0, slot_mapping, keys)
+        value_positions.index_copy_(0, slot_mapping, values)
+
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies whole blocks, int64 ids [N] each; all sources are read before any target is written."""
+        words = self.data.view(torch.uint8)  # not every operation knows FP8
+        words.index_copy_(2, targets, words.index_select(2, sources))

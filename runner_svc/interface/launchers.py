@@ -1,0 +1,79 @@
+"""What launches the kernels of a step beside those of the decoder: interfaces, implemented by `runner_svc.cuda`.
+
+The backend knows only these, so that tests can drive it where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from runner_svc.interface.attention_launcher import AttentionLauncher
+from runner_svc.interface.kv_cache import KVCache
+from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.skinny_launchers import SkinnyLaunchers
+
+
+class GatherLauncher(Protocol):
+    """As `runner_svc.cuda.gather.GatherInputs`."""
+
+    def __call__(
+        self,
+        stream: int,
+        slots: Tensor,
+        starts: Tensor,
+        offsets: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+    ) -> None: ...
+
+
+class ScatterLauncher(Protocol):
+    """As `runner_svc.cuda.scatter.ScatterSegments`."""
+
+    def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None: ...
+
+
+class CopyLauncher(Protocol):
+    """As `runner_svc.cuda.copy.CopyWords`."""
+
+    def __call__(self, stream: int, source: Tensor, target: Tensor, num_words: int) -> None: ...
+
+
+class SamplingLauncher(Protocol):
+    """As `runner_svc.cuda.sampling.CudaSampler`."""
+
+    def __call__(
+        self,
+        stream: int,
+        logits: Tensor,
+        records: Tensor,
+        extra_ids: Tensor,
+        extra_values: Tensor,
+        tokens: Tensor,
+        finite: Tensor,
+        *,
+        adjusted: bool,
+        masks: Tensor | None = None,
+    ) -> None: ...
+
+
+class Launchers(Protocol):
+    """Makes the launchers of one model; as `runner_svc.gpu.launchers.CudaLaunchers`."""
+
+    def decoder(self, fp8_cache: bool) -> DecoderLaunchers: ...
+
+    def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]: ...
+
+    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> AttentionLauncher: ...
+
+    def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherLauncher: ...
+
+    def copy(self) -> CopyLauncher: ...
+
+    def scatter(self) -> ScatterLauncher: ...
+
+    def sampling(self, tokens: Tensor) -> SamplingLauncher: ...

@@ -1,0 +1,63 @@
+"""What launches the kernels of a decoder's layers: interfaces, implemented by `runner_svc.cuda`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class NormLauncher(Protocol):
+    """As `runner_svc.cuda.norm.AddRmsNorm`."""
+
+    def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+    def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+
+class ActivationLauncher(Protocol):
+    """As `runner_svc.cuda.activation.ActivationMul`."""
+
+    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
+
+
+class GatedLauncher(Protocol):
+    """As `runner_svc.cuda.products.gated_product.GatedProduct`."""
+
+    def fits(self, weight: Tensor) -> bool: ...
+
+    def prepare(self, max_tokens: int, weight: Tensor) -> None: ...
+
+    def __call__(self, stream: int, x: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+
+class RopeKvLauncher(Protocol):
+    """As `runner_svc.cuda.rope_kv.RopeKvWrite`."""
+
+    def __call__(
+        self,
+        stream: int,
+        qkv: Tensor,
+        queries: Tensor,
+        cache: Tensor,
+        rotations: Tensor,
+        rotation_rows: Tensor,
+        slot_mapping: Tensor,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        cache_scales: Tensor | None = None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLaunchers:
+    """The kernels of a layer, compiled for one model."""
+
+    norm: NormLauncher
+    activation: ActivationLauncher
+    # None: there is none for this GPU.
+    gated: GatedLauncher | None
+    rotating: RopeKvLauncher
+    # For layers without rotary embedding (SmolLM3 has some).
+    plain: RopeKvLauncher

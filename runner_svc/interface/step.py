@@ -1,0 +1,184 @@
+"""A batch and what comes of it, by rows: what a runner gives its backend, and what it gets back.
+
+All arrays are numpy on the CPU: a backend moves what it needs. Rows are the plan's extents, in order, without those of
+sequences that failed before; R rows hold T positions together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roster_protos import plan_pb2
+from runner_svc.interface.slot_state import SlotState
+
+
+@dataclass(slots=True, eq=False)
+class StepBatch:
+    """One forward pass."""
+
+    slots: NDArray[np.int32]  # [R] slot of each row
+    starts: NDArray[np.int32]  # [R] first position
+    counts: NDArray[np.int32]  # [R] positions, >= 1
+    sample: NDArray[np.bool_]  # [R] a token is sampled after the last position
+    # The next four are empty for a SlotBackend, which gathers its inputs itself.
+    tokens: NDArray[np.int32]  # [T] input token ids, row after row
+    positions: NDArray[np.int32]  # [T] position of each
+    slot_mapping: NDArray[np.int64]  # [T] block * block_size + offset: where each position's KV is written
+    block_tables: NDArray[np.int32]  # [R, W] W covers the longest row; beyond a row's own table: 0, the dummy block
+    params: NDArray[np.void]  # [R] records of ROW_PARAMS
+    states: list[SlotState]  # [R]
+    # [W] ascending rows of those that sample: not right after the forward pass, but once their masks are there.
+    awaits: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+
+    @property
+    def drawing_rows(self) -> NDArray[np.intp]:
+        """Rows that sample right after the forward pass, ascending."""
+        rows = np.flatnonzero(self.sample)
+        return np.setdiff1d(rows, self.awaits, assume_unique=True) if len(self.awaits) else rows
+
+    @property
+    def waiting(self) -> NDArray[np.bool_]:
+        """bool [R]: the rows that wait for masks."""
+        waiting = np.zeros(len(self.slots), np.bool_)
+        waiting[self.awaits] = True
+        return waiting
+
+    @property
+    def ends(self) -> NDArray[np.int32]:
+        """int32 [R]: positions that each row's attention sees, and the position of the token that it samples."""
+        return self.starts + self.counts
+
+    def num_scored(self, row: int) -> int:
+        """Leading positions of the row whose logits score a prompt token (that of the next position), if it asked."""
+        if self.states[row].prompt_logprobs is None:
+            return 0
+        start, count = int(self.starts[row]), int(self.counts[row])
+        return max(0, min(count, self.states[row].prompt_len - 1 - start))
+
+
+class MaskedRows(Protocol):
+    """The rows of a batch that wait for masks, from the forward pass on."""
+
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
+        """Samples all of them. `masks` [W, ceil(vocab_size / 32)]: a bit per token id, set where it is allowed.
+
+        `gone` [W]: rows whose sequence has left its slot since. They are sampled like the others, as a preempted
+        sequence goes on with its token, but what they draw is written into no slot: it may be another sequence's. What
+        all come to is told by batch row; the other rows have no token there.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """What came of a batch, by its rows. Rows that wait for masks have no token yet."""
+
+    statuses: NDArray[np.uint8]  # [R] plan_pb2.RowStatus
+    token_counts: NDArray[np.uint8]  # [R] tokens sampled, 0 or 1
+    tokens: NDArray[np.int32]  # [token_counts.sum()]
+    # Of rows that asked; `row` is the batch's row.
+    logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
+    forward_ns: int = 0
+    sample_ns: int = 0
+    # Time for which the device had nothing to do before the batch; None where only the caller can tell.
+    idle_ns: int | None = None
+    # What waits for masks, of a `Backend` that computes while the caller waits.
+    masked_rows: MaskedRows | None = None
+
+    @property
+    def drew_all(self) -> bool:
+        """Whether every row has drawn a token."""
+        return len(self.tokens) == len(self.token_counts)
+
+    @classmethod
+    def sampled(
+        cls, num_rows: int, rows: NDArray[np.intp], tokens: NDArray[np.int32], finite: NDArray[np.bool_]
+    ) -> StepOutput:
+        """The output where the ascending `rows` [L] drew `tokens` [L], except for those that are not `finite` [L]."""
+        statuses = np.zeros(num_rows, np.uint8)
+        if len(rows) == num_rows and finite.all():
+            return cls(statuses, np.ones(num_rows, np.uint8), tokens.astype(np.int32, copy=False))
+        statuses[rows[~finite]] = plan_pb2.ROW_STATUS_NOT_FINITE
+        token_counts = np.zeros(num_rows, np.uint8)
+        token_counts[rows[finite]] = 1
+        return cls(statuses, token_counts, tokens[finite].astype(np.int32, copy=False))
+
+    def add(self, masked: StepOutput) -> None:
+        """Takes over what rows that waited for masks came to."""
+        by_row = np.zeros(len(self.statuses), np.int32)
+        for output in (self, masked):
+            by_row[output.token_counts.astype(bool)] = output.tokens
+        self.statuses |= masked.statuses  # the rows of one are 0 in the other
+        self.token_counts |= masked.token_counts
+        self.tokens = by_row[self.token_counts.astype(bool)]
+        self.logprobs += masked.logprobs
+        self.sample_ns += masked.sample_ns
+
+    def fail(self, rows: NDArray[np.bool_]) -> None:
+        """Takes back what the rows that are set in `rows` [R] came to: they get ROW_STATUS_FAILED and no token."""
+        self.tokens = self.tokens[~rows[self.token_counts.astype(bool)]]
+        self.token_counts[rows] = 0
+        self.statuses[rows] = plan_pb2.ROW_STATUS_FAILED
+        self.logprobs = [entry for entry in self.logprobs if not rows[entry.row]]
+        self.prompt_logprobs = [entry for entry in self.prompt_logprobs if not rows[entry.row]]
+
+
+class PendingStep(Protocol):
+    """A batch under way, or its rows that waited for masks."""
+
+    @property
+    def masked_rows(self) -> MaskedRows | None:
+        """The rows that wait for masks."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once; cheap."""
+
+    def wait(self) -> StepOutput:
+        """Blocks until the batch is done; called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A `PendingStep` that is there already."""
+
+    output: StepOutput
+
+    @property
+    def masked_rows(self) -> MaskedRows | None:
+        """See `PendingStep`."""
+        return self.output.masked_rows
+
+    def done(self) -> bool:
+        """See `PendingStep`."""
+        return True
+
+    def wait(self) -> StepOutput:
+        """See `PendingStep`."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedDraw:
+    """`MaskedRows` of a backend that computes while the caller waits."""
+
+    draw: Callable[[NDArray[np.uint32], NDArray[np.bool_]], StepOutput]
+    """What `sample` does."""
+
+    def sample(self, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> PendingStep:
+        """See `MaskedRows`."""
+        began = time.perf_counter_ns()
+        output = self.draw(masks, gone)
+        output.sample_ns = time.perf_counter_ns() - began
+        return DoneStep(output)
+
+
+def allowed_ids(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """bool [W, vocab_size] of masks [W, ceil(vocab_size / 32)]."""
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    return bits[:, :vocab_size].view(np.bool_)

@@ -1,0 +1,1 @@
+"""The runner's end of the link to the scheduler."""

@@ -1,0 +1,297 @@
+"""The runner's end of the link to the scheduler: sessions, heartbeats, resending.
+
+| situation | what is said |
+| --- | --- |
+| no session, a fault, a new connection, or silence for `silence_s` | Hello, every second, until the scheduler answers |
+| the same, while a plan computes | nothing yet: Hello means that plans can be taken |
+| the same, when that takes longer than `plan_timeout_s`, pauses aside | HungBackend: the process must begin anew |
+| Welcome of a new session | nothing: the old session's plans, queued ones included, are dropped |
+| Welcome of a session that was left, or of an earlier term | Event: fenced, with the term in force |
+| anything else of another session | the same: its scheduler may have been paused while a successor took over |
+| a plan that was executed before | its result once more |
+| a plan after a missing one | Event: resend from the missing one |
+| a plan that does not fit, or an error in the backend | Event: fault; no more plans until a new session |
+| an error that the backend can't survive | the same, then BrokenBackend: the process must be started again |
+| Masks | nothing: the plan's result follows; for a plan that is done they come again after a resend |
+| Ping | Pong, also while a plan computes; and resend, if a plan that it names never came. Hello tells of its term |
+| silence ends within the same session | recent results again, and resend from the next plan: either may be lost |
+
+Sequences and KV survive the scheduler: only a Welcome without `resume` releases them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import structlog
+import zmq
+from google.protobuf.message import DecodeError
+
+from roster_common.link_protocol import OURS, TERMS, shared
+from roster_protos import plan_pb2
+from runner_svc.execution.busy_watch import TICK_S, BusyWatch
+from runner_svc.execution.compute_thread import ComputeThread
+from runner_svc.execution.jobs import BeginSession, ExecutePlan, Executor, Stop, TakeMasks, TakeSnapshot
+from runner_svc.execution.overlapping_executor import OverlappingExecutor
+from runner_svc.execution.runner import Runner
+from runner_svc.link.curve import CurveClient
+from runner_svc.link.scheduler_connection import SchedulerConnection
+
+HELLO_INTERVAL_S = 1.0
+_LONGEST_POLL_S = TICK_S  # `stop` is noticed this late at most, and plans are watched as often
+_UNANSWERED_HELLOS = 10  # after so many the socket is replaced
+_KEPT_RESULTS = 8  # more than any depth
+_RETRY_S = 0.05  # between attempts while not connected
+_WATCHING_TURN_S = 0.005  # between whole turns of the loop while it watches plans that are under way
+_LINGER_MS = 1000
+
+log = structlog.get_logger()
+
+
+class Rejected(Exception):
+    """The scheduler can't use this runner; the text says why."""
+
+
+class BrokenBackend(Exception):
+    """The device can't be used any more by this process."""
+
+
+class HungBackend(BrokenBackend):
+    """A plan does not end."""
+
+
+class PlanSocket:
+    """Runs in the thread that calls `run`; only `stop` may be called from elsewhere."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        endpoint: str,
+        silence_s: float = 3.0,
+        curve: CurveClient | None = None,
+        plan_timeout_s: float = 120.0,
+    ) -> None:
+        """`silence_s`: seconds without a word after which it says hello again. `curve`: None speaks in the clear.
+
+        `plan_timeout_s`: seconds that a plan may take while no scheduler wants it any more, pauses not counted.
+        """
+        self._silence_s = silence_s
+        self._watch = BusyWatch(plan_timeout_s)
+        self._hello = runner.hello()
+        self._hello.features[:] = sorted(OURS)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        wake_endpoint = f"inproc://wake-{id(self)}"
+        self._wake = self._context.socket(zmq.PULL)
+        self._wake.bind(wake_endpoint)
+        self._compute: Executor = (
+            OverlappingExecutor(runner) if runner.overlaps else ComputeThread(runner, self._context, wake_endpoint)
+        )
+        self._connection = SchedulerConnection(self._context, endpoint, curve, self._wake)
+        self._stopping = False
+        self._session = 0
+        self._features: frozenset[str] = frozenset()  # what both sides of the session have
+        self._left: dict[int, frozenset[str]] = {}  # sessions that are over, with theirs
+        self._next_plan = 1
+        self._last_done = 0
+        self._faulted = False
+        self._results: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_RESULTS)
+        self._heard_at = 0.0
+        self._seeking = True  # says Hello until answered
+        self._hellos = 0  # since the last answer
+        self._next_hello_at = 0.0
+        self._next_turn_at = 0.0
+
+    def stop(self) -> None:
+        """Makes `run` finish the plans it has and return."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serves until `stop`.
+
+        Raises Rejected when the scheduler turns the runner away, BrokenBackend when the backend is beyond use. After
+        HungBackend the process must end without waiting for its threads: the one that computes is stuck.
+        """
+        self._compute.start()
+        try:
+            while not self._stopping:
+                self._turn()
+                if self._faulted and self._compute.broken:
+                    raise BrokenBackend
+            self._post(plan_pb2.ToScheduler(session=self._session, event=plan_pb2.Event(draining=True)))
+            self._compute.submit(Stop())
+            while self._compute.is_alive() or self._compute.finished:
+                self._turn()
+                if self._watch.over:
+                    raise HungBackend
+            self._connection.flush()
+        finally:
+            if not self._watch.over:
+                self._compute.submit(Stop())
+                self._connection.close(linger_ms=_LINGER_MS)
+                self._wake.close(linger=0)
+                self._context.term()
+
+    # ------------------------------------------------------------------ one turn of the loop
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        under_way = self._compute.look()
+        if self._compute.finished:
+            self._forward()
+        if under_way and now < self._next_turn_at and not self._connection.has_message:
+            return
+        self._next_turn_at = now + _WATCHING_TURN_S
+        self._watch.look(self._compute.oldest_began_at, now)
+        wait_s = 0.0 if under_way else _LONGEST_POLL_S
+        if self._seeking:
+            wait_s = min(wait_s, max(0.0, self._next_hello_at - now))
+        ready = self._connection.poll(wait_s)
+        if ready.woken:
+            self._forward()
+        if ready.connected:
+            self._seek()
+        if ready.received:
+            self._receive()
+        self._connection.flush()
+        if not self._stopping:
+            self._greet(time.monotonic())
+
+    def _receive(self) -> None:
+        for frame in self._connection.messages():
+            try:
+                self._take_message(plan_pb2.ToRunner.FromString(frame))
+            except DecodeError:
+                log.warning("a frame that is no message", bytes=len(frame))
+
+    def _forward(self) -> None:
+        """Sends what has been finished, unless its session is over."""
+        while self._compute.finished:
+            message = self._compute.finished.popleft()
+            if message.session != self._session:
+                continue
+            kind = message.WhichOneof("body")
+            if kind == "event":
+                self._faulted = True
+                self._seek()
+            frame = self._post(message)
+            if kind == "result":
+                self._last_done = message.number
+                self._results.append((message.number, frame))
+
+    def _greet(self, now: float) -> None:
+        if not self._seeking and now - self._heard_at > self._silence_s:
+            log.warning("the scheduler is silent", seconds=round(now - self._heard_at, 1))
+            self._seek()
+        if not self._seeking or now < self._next_hello_at or self._compute.broken:
+            return
+        if self._compute.oldest_began_at is not None:
+            if self._watch.over:
+                raise HungBackend
+            self._next_hello_at = now + _RETRY_S
+            return
+        if self._hellos >= _UNANSWERED_HELLOS:
+            self._hellos = 0
+            self._connection.replace()
+        hello = plan_pb2.ToScheduler(session=self._session, number=self._last_done, hello=self._hello)
+        if self._connection.send(hello.SerializeToString()):
+            self._hellos += 1
+            self._next_hello_at = now + HELLO_INTERVAL_S
+        else:
+            self._next_hello_at = now + _RETRY_S
+
+    def _seek(self) -> None:
+        self._seeking = True
+        self._next_hello_at = 0.0
+
+    # ------------------------------------------------------------------ messages
+
+    def _take_message(self, message: plan_pb2.ToRunner) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "welcome":
+            self._begin_session(message.session, message.welcome)
+            return
+        if kind == "rejection" and self._seeking:
+            raise Rejected(message.rejection.reason)
+        if message.session != self._session or self._session == 0:
+            if self._hello.term and message.session:
+                self._fence(message.session, self._left.get(message.session, frozenset()))
+            return
+        self._heard()
+        if kind == "plan":
+            self._take_plan(message.number, message.plan)
+        elif kind == "masks":
+            self._compute.submit(TakeMasks(self._session, message.number, message.masks))
+        elif kind == "ping":
+            self._know(message.ping.term, message.ping.term_id)
+            self._hello.longest_context = max(self._hello.longest_context, message.ping.longest_context)
+            if message.ping.last_plan >= self._next_plan and not self._faulted:
+                self._ask_again()
+            pong = plan_pb2.Pong(last_plan=self._last_done)
+            self._post(plan_pb2.ToScheduler(session=self._session, number=message.number, pong=pong))
+        elif kind == "snapshot_request":
+            self._compute.submit(TakeSnapshot(self._session))
+
+    def _begin_session(self, session: int, welcome: plan_pb2.Welcome) -> None:
+        if session in (0, self._session):
+            return  # the Welcome that answered a second Hello
+        features = shared(welcome.features)
+        if session in self._left or (welcome.term, welcome.term_id) < (self._hello.term, self._hello.term_id):
+            self._fence(session, features)
+            return
+        log.info("session begins", session=session, resume=welcome.resume)
+        self._left[self._session] = self._features
+        self._features = features
+        self._know(welcome.term, welcome.term_id)
+        self._session = self._compute.session = session
+        self._next_plan, self._last_done, self._faulted = 1, 0, False
+        self._results.clear()
+        self._connection.drop_waiting()
+        self._seeking = False
+        self._hellos = 0
+        self._heard_at = time.monotonic()
+        self._compute.submit(BeginSession(session, welcome.resume))
+
+    def _know(self, number: int, term_id: int) -> None:
+        """What it tells its next scheduler is the greatest term that it has heard of."""
+        if (number, term_id) > (self._hello.term, self._hello.term_id):
+            self._hello.term, self._hello.term_id = number, term_id
+
+    def _fence(self, session: int, features: frozenset[str]) -> None:
+        """Whoever speaks of that session is told the term in force; its own sessions it knows to be over."""
+        event = plan_pb2.Event(fenced=self._hello.term)
+        if TERMS in features:
+            event.fenced_id = self._hello.term_id
+        self._post(plan_pb2.ToScheduler(session=session, event=event))
+
+    def _ask_again(self) -> None:
+        event = plan_pb2.Event(resend_from=self._next_plan)
+        self._post(plan_pb2.ToScheduler(session=self._session, event=event))
+
+    def _heard(self) -> None:
+        self._heard_at = time.monotonic()
+        self._hellos = 0
+        if not self._seeking or self._faulted:
+            return
+        self._seeking = False
+        for _, frame in self._results:
+            self._connection.send_later(frame)
+        self._ask_again()
+
+    def _take_plan(self, number: int, plan: plan_pb2.Plan) -> None:
+        if self._faulted:
+            return
+        if number == self._next_plan:
+            self._next_plan += 1
+            self._compute.submit(ExecutePlan(self._session, number, plan))
+        elif number > self._next_plan:
+            self._ask_again()
+        else:
+            for done, frame in self._results:
+                if done == number:
+                    self._connection.send_later(frame)
+
+    def _post(self, message: plan_pb2.ToScheduler) -> bytes:
+        frame = message.SerializeToString()
+        self._connection.send_later(frame)
+        return frame

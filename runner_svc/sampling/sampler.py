@@ -1,0 +1,206 @@
+"""Draws one token per row of logits, and reports log-probabilities.
+
+A row's token depends on its own logits, parameters and history, never on its neighbours: greedy rows are an argmax;
+the others are an argmax over `scaled + gumbel` (see `gumbel`), whose noise is keyed by (seed, sample index, position).
+On the CPU such rows are computed one by one: torch's vectorised loops treat the tail of a tensor differently in the
+last bit, and where the tail is depends on the number of rows.
+
+Order of the parameters: adjustments (`logit_adjustments`), the mask of a constrained row, temperature, top_k, top_p
+over what top_k kept, min_p. All truncations keep a prefix of the ids sorted by falling logit, equal logits by rising
+id. Log-probabilities are those of the adjusted and masked logits: what is excluded has -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roster_protos import plan_pb2
+from runner_svc.interface.step import StepBatch, allowed_ids
+from runner_svc.sampling.gumbel import gumbel, key_words
+from runner_svc.sampling.logit_adjustments import adjust_logits
+from runner_svc.sampling.noise import draw_keys
+
+# Likeliest ids that top_p looks at first; it takes eight times as many while their mass does not reach p.
+_TOP_P_CANDIDATES = 1024
+
+
+@dataclass(slots=True, eq=False)
+class SampledRows:
+    """What became of L rows of logits."""
+
+    tokens: NDArray[np.int32]  # [L]; meaningless where not finite
+    finite: NDArray[np.bool_]  # [L] the row's logits were all finite, and some token was allowed
+    logprobs: list[plan_pb2.RowLogprobs]  # of the finite rows that asked; `row` is the batch's row
+
+
+class Sampler:
+    """Stateless but for the ids of the vocabulary on the device."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self._ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp], masks: NDArray[np.uint32] | None = None
+    ) -> SampledRows:
+        """Draws the token that follows the last position of each of the batch's `rows` [L].
+
+        `logits`: float32 [L, vocab_size], overwritten. `masks` [L, ceil(vocab_size / 32)]: a bit per id, set where it
+        may be drawn; None: all may.
+        """
+        return self.draw(self.adjust(logits, batch, rows), logits, batch, rows, masks)
+
+    @torch.inference_mode()
+    def adjust(self, logits: Tensor, batch: StepBatch, rows: NDArray[np.intp]) -> Tensor:
+        """The part of `sample` that reads what the sequences hold so far; bool [L]: the logits were finite.
+
+        For rows that are drawn later, when their slots may hold other sequences, it is done right after the forward
+        pass.
+        """
+        params, positions = batch.params[rows], batch.ends[rows]
+        finite = _all_finite(logits)
+        for i in np.flatnonzero(params["adjusted"]).tolist():
+            adjust_logits(logits[i], params[i], batch.states[rows[i]], int(positions[i]))
+        return finite
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        finite: Tensor,
+        logits: Tensor,
+        batch: StepBatch,
+        rows: NDArray[np.intp],
+        masks: NDArray[np.uint32] | None = None,
+    ) -> SampledRows:
+        """The rest of `sample`, of rows that are adjusted."""
+        if masks is not None:
+            forbidden = torch.from_numpy(~allowed_ids(masks, logits.shape[1]))
+            logits.masked_fill_(forbidden.to(logits.device), -torch.inf)
+        best, tokens = logits.max(dim=1)
+        finite = finite & torch.isfinite(best)
+        finite_rows = finite.cpu().numpy()
+        self._choose(logits, best, tokens, batch.params[rows], batch.ends[rows], finite_rows)
+        sampled = tokens.to(torch.int32).cpu().numpy()
+        logprobs = [
+            _row_logprobs(logits[i : i + 1], sampled[i : i + 1], row, 0, top)
+            for i, row in enumerate(rows.tolist())
+            if finite_rows[i] and (top := batch.states[row].logprobs) is not None
+        ]
+        return SampledRows(sampled, finite_rows, logprobs)
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, logits: Tensor, batch: StepBatch, row: int) -> plan_pb2.RowLogprobs:
+        """Scores the prompt tokens behind the first `n = batch.num_scored(row)` positions of the row, unadjusted.
+
+        `logits`: float32 [n, vocab_size] of these positions.
+        """
+        state, first = batch.states[row], int(batch.starts[row]) + 1
+        targets = state.tokens[first : first + len(logits)]
+        return _row_logprobs(logits, targets, row, first, state.prompt_logprobs or 0)
+
+    def _choose(
+        self,
+        logits: Tensor,
+        best: Tensor,
+        tokens: Tensor,
+        params: NDArray[np.void],
+        positions: NDArray[np.int32],
+        finite: NDArray[np.bool_],
+    ) -> None:
+        """Overwrites the greedy `tokens` of rows with a temperature."""
+        noisy = finite & (params["temperature"] > 0)
+        if not noisy.any():
+            return
+        words = key_words(draw_keys(params["seed"], params["sample_index"], positions), logits.device)
+        truncated = noisy & ((params["top_k"] > 0) | (params["top_p"] < 1))
+        for i in np.flatnonzero(truncated).tolist():
+            scaled = (logits[i] - best[i]) / float(params["temperature"][i])
+            ids = _kept_ids(scaled, params[i])
+            scores = scaled[ids] + gumbel(words[i : i + 1], ids.to(torch.int32))[0]
+            tokens[i] = ids[scores.argmax()]
+        whole = np.flatnonzero(noisy & ~truncated)
+        for chunk in whole.reshape(-1, 1) if _row_by_row(logits.device) else [whole]:
+            index = torch.from_numpy(chunk).to(logits.device)
+            temperatures = torch.from_numpy(params["temperature"][chunk, None]).to(logits.device)
+            scaled = (logits[index] - best[index, None]) / temperatures
+            scores = gumbel(words[index], self._ids) + scaled
+            with np.errstate(divide="ignore"):
+                least = torch.from_numpy(np.log(params["min_p"][chunk, None])).to(logits.device)
+            tokens[index] = scores.masked_fill_(scaled < least, -torch.inf).argmax(dim=1)
+
+
+def _row_by_row(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
+def _all_finite(logits: Tensor) -> Tensor:
+    """bool [L]; one pass without a temporary: NaN and infinities come through min and max."""
+    low, high = torch.aminmax(logits, dim=1)
+    return torch.isfinite(low) & torch.isfinite(high)
+
+
+def _likeliest(values: Tensor, count: int) -> Tensor:
+    """The ids of the `count` largest of `values` [V], largest first, equal ones by id: int64 [count]."""
+    if count >= len(values):
+        return values.sort(descending=True, stable=True).indices
+    least = values.topk(count).values[-1]
+    ids = torch.nonzero(values >= least).squeeze(1)
+    return ids[values[ids].sort(descending=True, stable=True).indices[:count]]
+
+
+def _kept_ids(scaled: Tensor, params: np.void) -> Tensor:
+    """The ids that top_k, top_p and min_p leave of one row: int64, likeliest first, at least one.
+
+    `scaled`: float32 [V], logits divided by the temperature, the largest 0.
+    """
+    limit = min(int(params["top_k"]) or len(scaled), len(scaled))
+    top_p = float(params["top_p"])
+    if top_p < 1:
+        ids = _reaching(scaled, limit, top_p)
+    else:
+        ids = _likeliest(scaled, limit)
+    if params["min_p"] > 0:
+        ids = ids[scaled[ids] >= math.log(float(params["min_p"]))]
+    return ids
+
+
+def _reaching(scaled: Tensor, limit: int, top_p: float) -> Tensor:
+    """The fewest likeliest ids whose mass reaches `top_p` of that of the `limit` likeliest."""
+    count = min(limit, _TOP_P_CANDIDATES)
+    whole = scaled.exp().sum(dtype=torch.float64) if limit == len(scaled) else None
+    while True:
+        ids = _likeliest(scaled, limit if whole is None else count)
+        weights = scaled[ids].exp().to(torch.float64)
+        before = weights.cumsum(0) - weights
+        total = weights.sum() if whole is None else whole
+        kept = max(1, int((before < top_p * total).sum()))
+        if kept < len(ids) or len(ids) == limit:
+            return ids[:kept]
+        count = min(limit, count * 8)
+
+
+def _row_logprobs(
+    logits: Tensor, tokens: NDArray[np.int32], row: int, first_position: int, top: int
+) -> plan_pb2.RowLogprobs:
+    """The log-softmax of `logits` [n, V] at `tokens` [n], and the `top` largest of each."""
+    values, top_ids, top_values = [], [], []
+    for line, token in zip(logits, tokens.tolist(), strict=True):
+        logprobs = line.log_softmax(dim=0)
+        ids = _likeliest(logprobs, top) if top else torch.empty(0, dtype=torch.int64, device=logits.device)
+        values.append(logprobs[token])
+        top_ids.append(ids)
+        top_values.append(logprobs[ids])
+    return plan_pb2.RowLogprobs(
+        row=row,
+        first_position=first_position,
+        values=torch.stack(values).cpu().numpy().tobytes(),
+        top=top,
+        top_ids=torch.cat(top_ids).to(torch.int32).cpu().numpy().tobytes(),
+        top_values=torch.cat(top_values).cpu().numpy().tobytes(),
+    )

@@ -1,0 +1,1 @@
+"""What an operator, or a test, may set on a runner."""

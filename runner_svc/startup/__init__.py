@@ -1,0 +1,1 @@
+"""From settings to a backend that is ready, and a runner's name."""

@@ -1,0 +1,174 @@
+"""From settings and a device to a backend. torch is imported only for a real model: test backends start without it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from roster_common.setting_sources import UnusableSettings
+from runner_svc.interface.backend import Backend
+from runner_svc.interface.progress import Progress
+from runner_svc.settings.runner_settings import RunnerSettings
+from runner_svc.startup.device_choice import BrokenGpu
+
+_TEST_CONTEXT_LENGTH = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a backend's sizes the operator leaves to the kind of device."""
+
+    slots: int
+    max_step_tokens: int
+    kv_tokens: int | None  # None: as many as fit
+
+    @classmethod
+    def of(cls, settings: RunnerSettings, on_gpu: bool) -> Sizes:
+        """The settings, with defaults filled in. Raises UnusableSettings where they contradict each other."""
+        defaults = cls(256, 8192, None) if on_gpu else cls(8, 512, 16384)
+        sizes = cls(
+            settings.slots or defaults.slots,
+            settings.max_step_tokens or defaults.max_step_tokens,
+            settings.kv_tokens or defaults.kv_tokens,
+        )
+        if sizes.kv_tokens is not None and sizes.kv_tokens < settings.block_size:
+            raise UnusableSettings(f"kv_tokens is {sizes.kv_tokens}, less than one block of {settings.block_size}")
+        if sizes.max_step_tokens < sizes.slots:
+            raise UnusableSettings(
+                f"max_step_tokens is {sizes.max_step_tokens}, less than one for each of the {sizes.slots} slots"
+            )
+        return sizes
+
+    def num_blocks(self, block_size: int) -> int | None:
+        """KV blocks; None: as many as fit."""
+        return self.kv_tokens // block_size if self.kv_tokens is not None else None
+
+
+def build_backend(settings: RunnerSettings, device: str, progress: Progress) -> Backend:
+    """The backend that `settings` ask for on a device of `choose_device`, ready to compute.
+
+    Raises UnusableSettings, ModelNotFound, UnsupportedModel or BrokenGpu, each with one sentence for the operator.
+    """
+    if device == "cuda":
+        return _gpu_backend(settings, progress)
+    _refuse_fp8_cache(settings, device)
+    if device == "cpu":
+        return _cpu_backend(settings, progress)
+    return _test_backend(settings, device)
+
+
+def _test_backend(settings: RunnerSettings, device: str) -> Backend:
+    sizes = Sizes.of(settings, on_gpu=False)
+    num_blocks = sizes.num_blocks(settings.block_size) or 1
+    context_length = settings.context_length or _TEST_CONTEXT_LENGTH
+    given = settings.test_backend
+    if device == "hash":
+        from runner_svc.backends.hash_backend import HashBackend, Poison
+
+        return HashBackend(
+            num_slots=sizes.slots,
+            block_size=settings.block_size,
+            num_blocks=num_blocks,
+            max_step_tokens=sizes.max_step_tokens,
+            vocab_size=given.vocab_size,
+            context_length=context_length,
+            eos_probability=given.eos_probability,
+            step_ms=given.step_ms,
+            poison=Poison(given.poison_token, given.poison) if given.poison_token is not None else None,
+        )
+    from runner_svc.backends.null_backend import NullBackend
+
+    return NullBackend(
+        num_slots=sizes.slots,
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        max_step_tokens=sizes.max_step_tokens,
+        vocab_size=given.vocab_size,
+        context_length=context_length,
+        step_ms=given.step_ms,
+    )
+
+
+def _refuse_fp8_cache(settings: RunnerSettings, device: str) -> None:
+    if settings.kv_cache_dtype != "auto":
+        raise UnusableSettings(
+            f"kv_cache_dtype is {settings.kv_cache_dtype!r}, which needs a GPU, but the device is {device!r}: "
+            "set kv_cache_dtype to 'auto'"
+        )
+
+
+def _cpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+    import torch
+
+    from runner_svc.backends.torch_backend import TorchBackend
+
+    if settings.weights == "random":
+        raise UnusableSettings("weights is 'random', which needs a GPU: set weights to 'checkpoint'")
+    sizes = Sizes.of(settings, on_gpu=False)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    backend = TorchBackend.load(
+        settings.model,
+        cache_folder=settings.cache_dir,
+        progress=progress,
+        num_blocks=sizes.num_blocks(settings.block_size) or 1,
+        block_size=settings.block_size,
+        num_slots=sizes.slots,
+        max_step_tokens=sizes.max_step_tokens,
+    )
+    if settings.context_length is not None:
+        backend.model.context_length = min(settings.context_length, backend.model.context_length)
+    return backend
+
+
+def _gpu_backend(settings: RunnerSettings, progress: Progress) -> Backend:
+    import torch
+
+    from runner_svc.gpu.loading import GpuOptions, load_cuda_backend
+    from runner_svc.interface.pool_size import OutOfMemory
+    from runner_svc.startup.gpu_probe import failure
+
+    sizes = Sizes.of(settings, on_gpu=True)
+    options = GpuOptions(
+        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        random_weights=settings.weights == "random",
+        num_slots=sizes.slots,
+        block_size=settings.block_size,
+        max_step_tokens=sizes.max_step_tokens,
+        context_length=settings.context_length,
+        num_blocks=sizes.num_blocks(settings.block_size),
+        gpu_memory=settings.gpu_memory,
+        fp8_cache=settings.kv_cache_dtype == "fp8_e4m3",
+    )
+    try:
+        return load_cuda_backend(settings.model, settings.cache_dir, options, progress)
+    except OutOfMemory as error:
+        raise UnusableSettings(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise UnusableSettings(
+            "the GPU's memory is full: use a smaller model, lower slots, kv_tokens, max_step_tokens or context_length, "
+            "or end other programs that use the GPU"
+        ) from error
+    except _compile_errors() as error:
+        raise UnusableSettings(
+            f"CuPy can't compile the kernels ({_complaint(str(error))}): if CUDA's headers are missing, "
+            "pip install 'cupy-cuda13x[ctk]', which brings them, or set device to 'cpu'"
+        ) from error
+    except Exception as error:
+        obstacle = failure(error)
+        if obstacle is None:
+            raise
+        told = f"while the model loads, {obstacle}"
+        raise (BrokenGpu if obstacle.may_pass else UnusableSettings)(told) from error
+
+
+def _compile_errors() -> tuple[type[Exception], ...]:
+    """What CuPy raises for kernels that don't compile; nothing where CuPy was never imported, and raised nothing."""
+    compiler = sys.modules.get("cupy.cuda.compiler")
+    return (compiler.CompileException,) if compiler is not None else ()
+
+
+def _complaint(log: str) -> str:
+    """The first error in a compiler's log, which warnings may come before."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["no reason is given"]
+    return next((line for line in lines if "error" in line), lines[0])

@@ -1,0 +1,49 @@
+"""Shows how far loading is: a bar on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+_LINE_INTERVAL_S = 2.0
+
+log = structlog.get_logger()
+
+
+class LoadingProgress:
+    """Call it with what is being done and the share of it that is done; use as a context manager."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+        self._phase: str | None = None
+        self._told_at = 0.0
+
+    def __enter__(self) -> LoadingProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, phase: str, share: float) -> None:
+        """`share` is 0 to 1."""
+        if self._bar is not None:
+            if phase != self._phase:
+                self._bar.add_task(phase, total=1.0)
+            self._bar.update(self._bar.task_ids[-1], completed=share)
+        elif phase != self._phase or share >= 1 or time.monotonic() - self._told_at > _LINE_INTERVAL_S:
+            log.info(phase, percent=round(100 * share))
+            self._told_at = time.monotonic()
+        self._phase = phase

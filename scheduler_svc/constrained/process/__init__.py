@@ -1,0 +1,1 @@
+"""Runs in mask processes: the only code that calls the grammar library."""

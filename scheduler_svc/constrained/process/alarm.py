@@ -1,0 +1,28 @@
+"""A timer that ends the process when something takes too long, in whichever thread."""
+
+from __future__ import annotations
+
+from signal import ITIMER_REAL, setitimer
+from threading import Lock, get_ident
+from time import monotonic
+
+
+class Alarm:
+    """SIGALRM comes, and ends a process that has no handler for it, once a `with` block takes longer than its limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._lock = Lock()
+        self._until_s: dict[int, float] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._until_s[get_ident()] = monotonic() + self._limit_s
+            if len(self._until_s) == 1:
+                setitimer(ITIMER_REAL, self._limit_s)
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            del self._until_s[get_ident()]
+            left_s = max(1e-6, min(self._until_s.values()) - monotonic()) if self._until_s else 0.0
+            setitimer(ITIMER_REAL, left_s)

@@ -1,0 +1,88 @@
+"""What a mask process does: tells whether a grammar can be used, keeps a matcher a sequence, and makes masks.
+
+Two threads may use it, one for `grammar` and one for `masks`: a grammar may take a second, and a mask must not.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.constrained.columns import MaskAnswer, MaskAsk
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
+from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
+from scheduler_svc.constrained.source import UnusableGrammar
+
+Memory = Callable[[int], npt.NDArray[np.uint32]]
+"""From a number of uint32 to the shared memory's first so many."""
+
+
+class MaskServer:
+    """Of one model. Frames in, frames out; masks go into `memory`."""
+
+    def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory, compiler: GrammarCompiler) -> None:
+        """`threads`: for the masks of one plan. `compiler`: of this model."""
+        self._compiler = compiler
+        self._maker = MaskMaker(model.vocab_size, threads)
+        self._memory = memory
+        self._outputs: dict[int, OutputMatcher] = {}
+        self._ids, self._rows = array("q"), list[OutputMatcher]()  # those of the plan before
+
+    # ------------------------------------------------------------------ grammars
+
+    def grammar(self, frame: bytes) -> bytes:
+        """Answers {"check"} or {"open"}, both JSON; {"error"} says why a grammar can't be used."""
+        asked = json.loads(frame)
+        try:
+            answer = self._check(**asked["check"]) if "check" in asked else self._open(**asked["open"])
+        except UnusableGrammar as error:
+            answer = {"error": str(error)}
+        return json.dumps(answer).encode()
+
+    def _check(self, kind: str, text: str, received: list[int]) -> dict[str, Any]:
+        """The grammar as llguidance takes it, and how many of the received tokens can follow each other."""
+        grammar = grammar_text(kind, text)
+        matcher = self._compiler.compile(grammar)
+        taken = matcher.try_consume_tokens(received)
+        if taken == len(received) and taken:
+            matcher.compute_bitmask()
+        return {"grammar": grammar, "taken": taken}
+
+    def _open(
+        self, grammar: str, ids: list[int], min_tokens: int, stop_ids: list[int], tokens: list[int]
+    ) -> dict[str, Any]:
+        """Matchers by these ids, each told the tokens."""
+        opened = {}
+        for each in ids:
+            output = OutputMatcher(self._compiler.compile(grammar), min_tokens, np.array(stop_ids, np.int32))
+            if tokens and (problem := output.feed(tokens)):
+                raise UnusableGrammar(problem)
+            opened[each] = output
+        self._outputs.update(opened)
+        return {}
+
+    # ------------------------------------------------------------------ masks
+
+    def masks(self, frame: bytes) -> bytes:
+        """Answers a MaskAsk with a MaskAnswer."""
+        asked, outputs = MaskAsk.decode(frame), self._outputs
+        for each in asked.dropped:
+            outputs.pop(each, None)
+        if asked.ids != self._ids or asked.dropped:
+            self._ids, self._rows = asked.ids, [outputs[each] for each in asked.ids]
+        rows, places = self._rows, asked.num_positions
+        bits = self._memory(places * self._maker.words).reshape(places, self._maker.words)
+        positions, failures = self._maker.make(rows, asked.tokens, bits, asked.drafts)
+        answer = MaskAnswer(positions if asked.drafts else [], failures)
+        if asked.forced:
+            failed = {index for index, _ in failures}
+            answer.forced = [
+                [] if index in failed else output.matcher.compute_ff_tokens() for index, output in enumerate(rows)
+            ]
+        return answer.encode()

@@ -1,0 +1,167 @@
+"""Refuses at once what would not be served before its deadline, and says when it is worth coming back.
+
+It looks at what runs and what goes first; how long that takes is for `ServiceRate` to tell. Only what would be late
+even if all went rather well is refused: its wait a little shorter and its answer rather short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+
+from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
+from scheduler_svc.model.sequence import Request, Sequence
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.requests.service_rate import Work
+from scheduler_svc.runners.placement import Placement
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.policy_views import request_view
+from scheduler_svc.scheduler.scheduler import Scheduler
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+
+SAMPLED = 256
+"""Sequences that are looked at to tell how many go first, and how long those take."""
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
+"""Rather well: so much of the wait, and an answer that is shorter with this chance."""
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
+UNKNOWN_RETRY_S = 1.0
+
+
+class Forecast(NamedTuple):
+    """What a request may expect, in seconds."""
+
+    wait_s: float
+    """Until the last of its choices has a slot; 0 where all have one at once."""
+    hopeful_s: float
+    """Until its end, if all goes rather well."""
+    needed_s: float
+    """Until its end, on average."""
+
+
+class EarlyRefusal:
+    """Judges deadlines on what runs and waits; changes nothing."""
+
+    def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, settings: SchedulerSettings) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._placement = placement
+        self._settings = settings
+        self._policy = requests.policy
+
+    def refusal(self, request: Request) -> EngineRefusal | None:
+        """Why its deadline can't be met; None if it may be, if it has none, or if too little is known. A request that
+        gets a slot at once is never refused."""
+        if request.deadline_s is None or not self._settings.early_refusal:
+            return None
+        if self._placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
+            return None
+        forecast = self.forecast(request)
+        if forecast is None or not forecast.wait_s:
+            return None
+        late_s = forecast.hopeful_s - (request.deadline_s - self._requests.ledger.now_s)
+        if late_s <= 0:
+            return None
+        message = (
+            f"it would take about {forecast.needed_s:.1f} s at the present load, longer than its deadline: "
+            "try again later"
+        )
+        retry_s = self._requests.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
+        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
+
+    def forecast(self, request: Request) -> Forecast | None:
+        """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
+        rate = self._requests.rate
+        runners = list(self._placement.holders(request.limit))
+        if not rate.known or not runners:
+            return None
+        key, choices = self._policy.key(request_view(request), self._requests.ledger), len(request.sequences)
+        own = work_of(request.sequences)
+        first, count = self._ahead(request, key, runners)
+        ahead = work_of(first) if first else own
+        running, free = self._slots(runners, ahead, key)
+        wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
+        limit = self._requests.shares.limits_of(request.tenant).running
+        if limit is not None:
+            mine = self._running(self._pool.schedulers.values(), tenant=self._requests.ledger.index_of(request.tenant))
+            before = self._requests.shares.waiting(request.tenant) + choices - 1
+            wait_s = max(wait_s, rate.wait_s(mine, max(0, limit - len(mine.tokens)), ahead, before))
+        hopeful_s = HOPEFUL_WAIT * wait_s + float(rate.hold_at_s(own, HOPEFUL_CHANCE).max())
+        return Forecast(wait_s, hopeful_s, wait_s + float(rate.hold_s(own).max()))
+
+    def retry_s(self, leaving: float) -> float:
+        """Seconds until so many of the sequences that wait have got a slot, as a time to come back."""
+        waiting, runners = list(islice(self._requests.queue, SAMPLED)), list(self._placement.holders(0))
+        if not self._requests.rate.known or not runners or not waiting:
+            return UNKNOWN_RETRY_S
+        work = work_of(waiting)
+        running, free = self._slots(runners, work, None)
+        return _bounded(self._requests.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
+
+    def _slots(self, runners: list[Scheduler], waiting: Work, key: Any) -> tuple[Work, int]:
+        """What runs on these runners, and how many slots are free there, as far as there are blocks for sequences like
+        those that wait. Slots that a request of this key would be given in place of others are free too."""
+        free, num_tokens = 0, int(waiting.prompt.mean()) + 1
+        for scheduler in runners:
+            blocks = max(0, scheduler.pool.num_free - scheduler.admission.reserve)
+            free += min(len(scheduler.table.free), blocks // scheduler.pool.blocks_for(num_tokens))
+        everything = self._running(runners)
+        if key is None or not self._policy.displaces:
+            return everything, free
+        staying = self._running(runners, key=key)
+        return staying, free + len(everything.tokens) - len(staying.tokens)
+
+    def _running(self, runners: Iterable[Scheduler], *, tenant: int | None = None, key: Any = None) -> Work:
+        """What runs on these runners: of one tenant (its row in the ledger), or of ranks that go before `key`."""
+        prompt, tokens = [], []
+        for scheduler in runners:
+            table = scheduler.table
+            chosen = table.epoch > 0
+            if tenant is not None:
+                chosen &= table.tenant == tenant
+            if key is not None:
+                chosen &= np.array([s is not None and s.rank.key <= key for s in table.sequences.tolist()])
+            prompt.append(np.maximum(0, table.lag[chosen] - 1))
+            tokens.append((table.limit - table.length)[chosen])
+        return Work(np.concatenate(prompt), np.concatenate(tokens))
+
+    def _ahead(self, request: Request, key: Any, runners: list[Scheduler]) -> tuple[list[Sequence], int]:
+        """A sample of the sequences that go first, and about how many of them these runners will serve: by their ranks,
+        or by turns where tenants take them. Those that their tenant's limit holds back are passed."""
+        shares = self._requests.shares
+        waiting = len(self._requests.queue)
+        stride = waiting // SAMPLED + 1
+        sample = [
+            sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)
+        ]
+        if self._policy.orders_tenants:
+            own = shares.waiting(request.tenant) + len(request.sequences)
+            turns = min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
+            return sample, round(turns * self._part(sample, runners))
+        first = [sequence for sequence in sample if sequence.rank.key <= key]
+        return first, round(min(waiting, stride * len(first)) * self._part(first, runners))
+
+    def _part(self, sequences: list[Sequence], runners: list[Scheduler]) -> float:
+        """Which part of the sequences these runners will serve: each is as likely to get any slot that can hold it."""
+        every = list(self._placement.holders(0))
+        if len(every) == len(runners) or not sequences:
+            return 1.0
+        slots = np.array([scheduler.table.num_slots for scheduler in every])
+        sizes = np.array([scheduler.most_tokens for scheduler in every])
+        limits = np.array([sequence.limit for sequence in sequences])
+        theirs = (slots * (sizes >= limits[:, np.newaxis])).sum(axis=1)
+        ours = sum(scheduler.table.num_slots for scheduler in runners)
+        return float(np.minimum(1.0, ours / np.maximum(1, theirs)).mean())
+
+
+def work_of(sequences: list[Sequence]) -> Work:
+    """What is before sequences that wait."""
+    known = np.array([len(sequence.log) for sequence in sequences], np.int64)
+    return Work(known, np.array([sequence.limit for sequence in sequences], np.int64) - known)
+
+
+def _bounded(seconds: float) -> float:
+    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))

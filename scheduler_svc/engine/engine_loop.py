@@ -1,0 +1,138 @@
+"""Runs the engine: waits on its sockets, steps, and drains when told to."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+
+import structlog
+import zmq
+
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.failure.own_pause import forgive
+from scheduler_svc.link.curve import CurveServer
+from scheduler_svc.link.front_link import FrontLink
+from scheduler_svc.link.runner_link import PAUSE_S, RunnerLink
+from scheduler_svc.link.wake_pipe import WakePipe
+from scheduler_svc.metrics.snapshot_exchange import SnapshotExchange
+from scheduler_svc.metrics.step_phases import StepPhase
+from scheduler_svc.policy import PolicyGuard, load_policy
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+
+GC_THRESHOLD = 20_000
+"""Objects between collections: a step makes a few hundred, nearly none of them in cycles."""
+
+log = structlog.get_logger()
+
+
+class EngineLoop:
+    """The engine with its sockets. `run` must be called in the thread that is to own them."""
+
+    def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
+        """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (a taken endpoint)."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        policy = PolicyGuard(
+            load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
+        )
+        self._settings = settings
+        curve = None
+        if settings.link_key is not None and settings.link_runners is not None:
+            curve = CurveServer(self._context, settings.link_key, settings.link_runners)
+        self._fronts = FrontLink(self._context, front_endpoint)
+        self._runners = RunnerLink(
+            self._context,
+            settings.link,
+            silence_s=settings.runner_timeout_s,
+            plan_timeout_s=settings.plan_timeout_s,
+            clock=time.monotonic,
+            curve=curve,
+        )
+        self.engine = Engine(settings, policy, self._fronts, self._runners)
+        self.snapshots = SnapshotExchange()
+        """Where other threads ask for the engine's numbers."""
+        self._pipe = WakePipe()
+        self.engine.constraints.wake = self._pipe.wake
+        self.engine.constraints.starts_early = True
+        self._failures_told = 0
+        self._told_s = -math.inf
+        self._stops = 0
+        self._turned_s = time.monotonic()
+
+    def stop(self) -> None:
+        """Drains: nothing new, what runs gets `drain_s`. A second call ends it at once. Safe from a signal handler."""
+        self._stops += 1
+
+    def run(self) -> None:
+        """Steps until drained."""
+        engine, poller = self.engine, zmq.Poller()
+        gc.collect()
+        gc.freeze()  # what is here now stays: no collection needs to look at it
+        gc.set_threshold(GC_THRESHOLD, 20, 20)
+        poller.register(self._fronts.socket, zmq.POLLIN)
+        poller.register(self.snapshots.reader, zmq.POLLIN)
+        poller.register(self._pipe.reader, zmq.POLLIN)
+        for socket in self._runners.sockets:
+            poller.register(socket, zmq.POLLIN)
+        self._turned_s = time.monotonic()
+        log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
+        while not engine.shutdown.is_due:
+            self._forgive_pause()
+            self._pipe.settle()
+            engine.step()
+            self.snapshots.answer(engine.snapshots.take)
+            self._tell_failures()
+            self._wait(poller, min(engine.wake_s, self._runners.wake_s))
+            engine.phases.end(StepPhase.WAIT)
+            if self._stops:
+                engine.shutdown.begin(None if self._stops == 1 else 0.0)
+        engine.shutdown.finish()
+        log.info("the engine has drained")
+
+    def _forgive_pause(self) -> None:
+        """A turn comes at least every half second, unless this process was stopped."""
+        engine = self.engine
+        now_s = time.monotonic()
+        if now_s - self._turned_s > PAUSE_S:
+            forgive(engine.lifecycle, engine.requests, engine.pool, now_s - self._turned_s)
+        self._turned_s = now_s
+
+    @property
+    def fenced(self) -> bool:
+        """It ended because a successor has taken over."""
+        return self.engine.lifecycle.fenced
+
+    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        now_s = time.monotonic()
+        if self._settings.busy_poll_us and self.engine.pool.computes:
+            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            while now_s < watch_s:
+                if poller.poll(0):
+                    return
+                now_s = time.monotonic()
+        poller.poll(_ms_until(until_s))
+
+    def _tell_failures(self) -> None:
+        """Says that the policy fails, at most once a second."""
+        guard, now_s = self.engine.policy, time.monotonic()
+        if guard.failures > self._failures_told and now_s - self._told_s >= 1:
+            failures = guard.failures - self._failures_told
+            log.warning("the policy fails", policy=guard.policy.name, failures=failures, latest=guard.last_failure)
+            self._failures_told, self._told_s = guard.failures, now_s
+
+    def close(self) -> None:
+        """Closes the sockets, and ends the policy's watchdog."""
+        self.engine.policy.close()
+        self.engine.constraints.wake = lambda: None
+        self.engine.constraints.close()
+        self._pipe.close()
+        self.snapshots.close()
+        self._fronts.close()
+        self._runners.close()
+        self._context.term()
+
+
+def _ms_until(at_s: float) -> int:
+    """Whole milliseconds, rounded up, so that what is due then is due when the wait ends."""
+    return max(0, math.ceil((at_s - time.monotonic()) * 1000))

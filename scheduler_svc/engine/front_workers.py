@@ -1,0 +1,54 @@
+"""The front workers that are connected to one engine: who they are, what all of them are told, and when one is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roster_protos import engine_pb2
+from scheduler_svc.failure.disconnected_requests import DisconnectedRequests
+from scheduler_svc.requests.requests import Requests
+
+
+class FrontWorkers:
+    """Knows each worker by its number in the service and by its ZeroMQ identity, which a new process has anew."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        disconnected: DisconnectedRequests,
+        model_state: Callable[[], engine_pb2.FromEngine],
+        when_gone: Callable[[bytes], None],
+    ) -> None:
+        """`model_state`: what workers are told of the service; `when_gone` hears of each that is gone."""
+        self._requests = requests
+        self._disconnected = disconnected
+        self._model_state = model_state
+        self._when_gone = when_gone
+        self._identities: dict[int, bytes] = {}
+
+    def add(self, number: int, identity: bytes) -> None:
+        """A worker says hello, and hears what is served; the former one of this number is gone."""
+        former = self._identities.get(number)
+        if former is not None and former != identity:
+            self.forget(former)
+        self._identities[number] = identity
+        self._requests.outbox.message(identity, self._model_state())
+
+    def announce(self) -> None:
+        """Tells every worker what is served now."""
+        self.broadcast(self._model_state())
+
+    def broadcast(self, message: engine_pb2.FromEngine) -> None:
+        """A message to every worker."""
+        for identity in self._identities.values():
+            self._requests.outbox.message(identity, message)
+
+    def forget(self, identity: bytes) -> None:
+        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
+        self._when_gone(identity)
+        self._identities = {number: known for number, known in self._identities.items() if known != identity}
+        for request in self._requests.book.live():
+            if request.owner == identity:
+                self._requests.book.abandon(request)
+                if request.gone_until_s is None:
+                    self._disconnected.detach(request)

@@ -1,0 +1,124 @@
+"""ListPolicies and SetPolicy: policies are imported and built in the background, and put in force between two steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from roster_protos import admin_pb2, engine_pb2
+from scheduler_svc.constrained.background import Background
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.policy import Policy, UnknownPolicy, WrongParameters, load_policy
+from scheduler_svc.policy.catalog import describe_policies
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, frozen=True)
+class InForce:
+    """A policy by name and parameters (JSON)."""
+
+    name: str
+    parameters: str
+
+    @classmethod
+    def of(cls, policy: Policy) -> InForce:
+        """What an operator sees of it."""
+        return cls(policy.name, policy.parameters.model_dump_json())
+
+
+class PolicyCommands:
+    """Carries out what the admin API asks about policies."""
+
+    def __init__(self, requests: Requests, pool: RunnerPool, change_policy: Callable[[Policy], None]) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._change_policy = change_policy
+        self._background = Background()
+
+    @property
+    def busy(self) -> bool:
+        """Something is being loaded: `finish` will have something to do soon."""
+        return self._background.busy
+
+    def finish(self) -> None:
+        """Puts in force, and answers, what was loaded meanwhile. Between two steps."""
+        self._background.collect()
+
+    def list(self, worker: bytes, query: engine_pb2.PoliciesQuery) -> None:
+        """Answers with all installed policies."""
+
+        def answer(descriptions: list[admin_pb2.PolicyDescription]) -> None:
+            now = InForce.of(self._requests.policy.policy)
+            policies = admin_pb2.ListPoliciesResponse(
+                policies=descriptions, policy=now.name, policy_parameters=now.parameters
+            )
+            reply = engine_pb2.PoliciesReply(handle=query.handle, policies=policies)
+            self._requests.outbox.message(worker, engine_pb2.FromEngine(policies_reply=reply))
+
+        self._background.run(describe_policies, answer)
+
+    def change(self, worker: bytes, change: engine_pb2.PolicyChange) -> None:
+        """Loads the policy, puts it in force and answers; or refuses."""
+        name, parameters = change.policy.name, change.policy.parameters
+
+        def answer(loaded: Policy | EngineRefusal) -> None:
+            if isinstance(loaded, EngineRefusal):
+                self._requests.outbox.message(worker, loaded.to_message(change.handle))
+                return
+            reply = engine_pb2.PolicyChanged(handle=change.handle, change=self._put_in_force(loaded))
+            self._requests.outbox.message(worker, engine_pb2.FromEngine(policy_changed=reply))
+
+        self._background.run(lambda: _load(name, parameters), answer)
+
+    def _put_in_force(self, policy: Policy) -> admin_pb2.SetPolicyResponse:
+        former, new = InForce.of(self._requests.policy.policy), InForce.of(policy)
+        self._change_policy(policy)
+        self._requests.totals.policy_changes += 1
+        running = sum(scheduler.table.num_running for scheduler in self._pool.schedulers.values())
+        log.info(
+            "the policy changed",
+            policy=new.name,
+            parameters=new.parameters,
+            former=former.name,
+            former_parameters=former.parameters,
+            waiting=len(self._requests.queue),
+            running=running,
+        )
+        return admin_pb2.SetPolicyResponse(
+            policy=new.name,
+            policy_parameters=new.parameters,
+            former_policy=former.name,
+            former_parameters=former.parameters,
+            waiting=len(self._requests.queue),
+            running=running,
+        )
+
+
+def _load(name: str, text: str) -> Policy | EngineRefusal:
+    """The policy, or why it can't be had. Never raises: a third party's code runs here."""
+    try:
+        return load_policy(name, _parsed(text))
+    except UnknownPolicy as error:
+        return EngineRefusal(grpc.StatusCode.NOT_FOUND, str(error), "name")
+    except WrongParameters as error:
+        return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(error), "parameters")
+    except Exception as error:
+        return EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"policy {name!r} can't be started: {error!r}", "name")
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        parameters = json.loads(text or "{}")
+    except ValueError as error:
+        raise WrongParameters(f"the parameters are not JSON: {error}") from error
+    if not isinstance(parameters, dict):
+        raise WrongParameters('the parameters must be a JSON object, {"step_tokens": 512} for example')
+    return parameters

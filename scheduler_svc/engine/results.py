@@ -1,0 +1,104 @@
+"""What an applied result sets off in the engine: its tokens go to the streams, its ends are carried out, and all who
+learn from it hear of it."""
+
+from __future__ import annotations
+
+from scheduler_svc.failure.probation import Probation
+from scheduler_svc.failure.runner_lifecycle import RunnerLifecycle
+from scheduler_svc.failure.worthless import NOT_FINITE, is_worthless
+from scheduler_svc.link.links import Runners
+from scheduler_svc.link.runner_events import GotResult
+from scheduler_svc.model.sequence import FinishReason, Sequence
+from scheduler_svc.plan.applied_result import AppliedResult, MalformedResult
+from scheduler_svc.policy import Ended
+from scheduler_svc.reports.watchers import Watchers
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.placement import Placement
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.policy_views import observation, request_view
+from scheduler_svc.scheduler.scheduler import BadResult, Scheduler
+
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Results:
+    """Takes the results of all runners of one engine."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        runners: Runners,
+        placement: Placement,
+        probation: Probation,
+        lifecycle: RunnerLifecycle,
+        watchers: Watchers,
+    ) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._runners = runners
+        self._placement = placement
+        self._probation = probation
+        self._lifecycle = lifecycle
+        self._watchers = watchers
+        self._policy = requests.policy
+        self._ended: list[Ended] = []  # since the policy's last report
+
+    def apply(self, event: GotResult) -> None:
+        """Applies a result to its runner's roster; one that fits none of its plans ends the session."""
+        scheduler = self._pool.schedulers.get(event.session)
+        if scheduler is None:
+            proven = self._probation.take_result(event)
+            if proven is not None:
+                self._lifecycle.admit(proven)
+            return
+        if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, len(self._pool.schedulers)):
+            self._runners.drop(event.session, "nothing that it computed was finite")
+            return
+        try:
+            applied = scheduler.apply(event.number, event.result)
+        except (BadResult, MalformedResult) as error:
+            self._runners.drop(event.session, str(error))
+            return
+        if applied is None:
+            return
+        self._pool.wake(event.session)
+        self.carry_out(scheduler, applied)
+        self._placement.touch(event.session)
+        if scheduler.leaving:
+            self._lifecycle.finish_drain(event.session)
+
+    def carry_out(self, scheduler: Scheduler, applied: AppliedResult) -> None:
+        """What is applied to the roster happens to the requests."""
+        requests = self._requests
+        now_s = requests.ledger.now_s
+        self._record(applied)
+        requests.measurements.applied(applied)
+        if self._watchers.of_steps:
+            self._watchers.tell_done(scheduler, applied)
+        for sequence, end in applied.ends:
+            requests.finish(sequence, end)
+        running, waiting = scheduler.table.num_running, len(requests.queue)
+        requests.rate.stepped(now_s, applied.step_s, applied.flight.num_decode, running, waiting)
+        if self._policy.observes:
+            self._policy.observe(observation(scheduler.hello, applied, now_s, self._ended))
+            self._ended.clear()
+
+    def _record(self, applied: AppliedResult) -> None:
+        """The tokens go to the streams."""
+        requests = self._requests
+        requests.totals.sampled_tokens += len(applied.tokens)
+        requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
+        if applied.logprobs or applied.prompt_logprobs:
+            applied.keep_logprobs()
+        if len(applied.tokens) or applied.prompt_logprobs:
+            requests.outbox.tokens(applied, requests.book.sole_owner)
+
+    def note_end(self, sequence: Sequence) -> None:
+        """If the sequence has come to its own end, the policy will hear of it with the next report."""
+        if self._policy.observes and sequence.end is not None and sequence.end.reason in _OWN_ENDS:
+            self._ended.append(Ended(request_view(sequence.request), sequence.num_generated))
+
+    def forget_ends(self) -> None:
+        """Another policy is in force: what ended before is not its concern."""
+        self._ended.clear()

@@ -1,0 +1,225 @@
+"""Runners come, leave, and are lost: what the engine does then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from roster_protos import plan_pb2
+from scheduler_svc.failure.probation import Probation, Proven
+from scheduler_svc.failure.quarantine import Quarantine, suspects_of
+from scheduler_svc.failure.recovery import Recovery, UnsoundSnapshot, read_snapshot
+from scheduler_svc.kv_events.kv_feed import KvFeed
+from scheduler_svc.link.links import Runners
+from scheduler_svc.link.runner_events import Fenced, GotSnapshot, Joined, Leaving, Loss, Lost
+from scheduler_svc.model.sequence import End, FinishReason
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.placement import Placement
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
+
+RECOVERY_S = 1.0
+"""After a runner with sequences of an earlier scheduler came, others may follow: unknown requests may be theirs."""
+
+log = structlog.get_logger()
+
+
+class RunnerLifecycle:
+    """Carries out the events of the runner link that are not results."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        runners: Runners,
+        placement: Placement,
+        kv_feed: KvFeed,
+        quarantine: Quarantine,
+        probation: Probation,
+        recovery: Recovery,
+        *,
+        no_runner_s: float,
+        started_s: float,
+        when_changed: Callable[[], None],
+        when_fenced: Callable[[], None],
+    ) -> None:
+        """`no_runner_s`: seconds that requests wait for a runner where none is there, since `started_s` at first.
+        `when_changed`: other runners serve than before; `when_fenced`: nothing new may be taken any more."""
+        self._requests = requests
+        self._pool = pool
+        self._runners = runners
+        self._placement = placement
+        self._kv_feed = kv_feed
+        self._quarantine = quarantine
+        self._probation = probation
+        self._recovery = recovery
+        self._no_runner_s = no_runner_s
+        self._when_changed = when_changed
+        self._when_fenced = when_fenced
+        self._resuming: dict[int, plan_pb2.Hello] = {}
+        self._recovering_until_s = 0.0
+        self.alone_since_s: float | None = started_s
+        """Since when no runner is there; None while one is."""
+        self.fenced = False
+        """A successor has taken over: nothing more may be done here."""
+
+    @property
+    def recovering(self) -> bool:
+        """A request that is not known may still turn up."""
+        return bool(self._resuming) or self._requests.ledger.now_s < self._recovering_until_s
+
+    def forgive(self, pause_s: float) -> None:
+        """This process was stopped for so long: runners could not come meanwhile."""
+        self._recovering_until_s += pause_s
+        if self.alone_since_s is not None:
+            self.alone_since_s += pause_s
+
+    def apply(self, event: Joined | GotSnapshot | Leaving | Lost | Fenced) -> None:
+        """Carries out one event."""
+        if self.fenced:
+            return
+        match event:
+            case Joined():
+                self._join(event)
+            case GotSnapshot():
+                self._resume(event)
+            case Leaving():
+                self._let_go(event)
+            case Lost():
+                self._lose(event)
+            case Fenced():
+                self._fence(event)
+
+    def _join(self, event: Joined) -> None:
+        if event.former:
+            self._quarantine.clear_if_survived(event.former)
+        if self._refuses(event.session, event.hello):
+            return
+        if event.holds:
+            self._resuming[event.session] = event.hello
+            self._runners.resume(event.session)
+        else:
+            self._runners.welcome(event.session)
+            if not self._probation.takes(event.session, event.hello):
+                self._enter(event.session, self._add(event.session, event.hello))
+
+    def admit(self, proven: Proven) -> None:
+        """A runner that was on probation serves from now on.
+
+        Others may have come meanwhile that it must fit.
+        """
+        if self._refuses(proven.session, proven.hello):
+            return
+        scheduler = self._add(proven.session, proven.hello)
+        scheduler.begin_after(proven.last_plan)
+        self._enter(proven.session, scheduler)
+
+    def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
+        """Whether the runner can't serve here, which it is told, and the log."""
+        reason = self._pool.unfit(hello)
+        if reason:
+            log.error("a runner is refused", runner=hello.runner_id, reason=reason)
+            self._runners.reject(session, reason)
+        elif doubt := self._pool.likeness.doubt(hello):
+            log.warning("a runner differs in its rounding", runner=hello.runner_id, reason=doubt)
+        return bool(reason)
+
+    def _resume(self, event: GotSnapshot) -> None:
+        """The runner goes on with what it holds."""
+        hello = self._resuming.pop(event.session, None)
+        if hello is None or self._refuses(event.session, hello):  # others may have joined since its Hello
+            return
+        try:
+            residents = read_snapshot(event.snapshot, hello)
+        except UnsoundSnapshot as error:
+            self._runners.drop(event.session, str(error))
+            return
+        scheduler = self._add(event.session, hello)
+        self._recovering_until_s = self._requests.ledger.now_s + RECOVERY_S
+        going_on = self._recovery.adopt(scheduler, residents)
+        self._requests.totals.adopted += going_on
+        log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
+        self._enter(event.session, scheduler)
+
+    def _add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
+        scheduler = self._pool.add(session, hello)
+        self._kv_feed.join(session, scheduler)
+        return scheduler
+
+    def _enter(self, session: int, scheduler: Scheduler) -> None:
+        hello = scheduler.hello
+        self._placement.join(session, scheduler)
+        self.alone_since_s = None
+        log.info(
+            "a runner joined",
+            runner=hello.runner_id,
+            device=hello.device,
+            model=hello.model.name,
+            slots=hello.num_slots,
+            kv_tokens=hello.num_blocks * hello.block_size,
+        )
+        self._when_changed()
+
+    def _let_go(self, event: Leaving) -> None:
+        scheduler = self._pool.schedulers.get(event.session)
+        if scheduler is None:
+            self._probation.leave(event.session)
+        else:
+            log.info("a runner leaves", runner=scheduler.hello.runner_id)
+            scheduler.leaving = True
+            self.finish_drain(event.session)
+
+    def finish_drain(self, session: int) -> None:
+        """A runner that leaves has given its last result: its sequences go on elsewhere."""
+        scheduler = self._pool.schedulers.get(session)
+        if scheduler is not None and scheduler.leaving and not scheduler.in_flight:
+            self._runners.dismiss(session)
+            self._lose(Lost(session, "it has left", Loss.LEFT))
+
+    def _lose(self, event: Lost) -> None:
+        self._resuming.pop(event.session, None)
+        scheduler = self._pool.remove(event.session)
+        if scheduler is None:
+            self._probation.lost(event)
+            return
+        self._kv_feed.leave(event.session, scheduler)
+        self._probation.note_loss(scheduler, event)
+        suspects = suspects_of(scheduler)
+        waiting = scheduler.requeue_all(self._requests.queue)
+        self._placement.leave(event.session)
+        self._quarantine.lost(event.session, suspects, event.loss)
+        self._requests.totals.keep(scheduler)
+        self._requests.totals.losses[event.loss] += 1
+        self._requests.totals.recomputed += waiting
+        if not self._pool.schedulers:
+            self.alone_since_s = self._requests.ledger.now_s
+        tell = log.info if event.loss is Loss.LEFT else log.error
+        tell("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
+        self._when_changed()
+
+    def _fence(self, event: Fenced) -> None:
+        """Every stream ends: its tokens are the successor's to tell."""
+        self.fenced = True
+        self._probation.end()
+        log.error("another scheduler has taken over: this one ends", term=event.term.number)
+        for session in list(self._pool.schedulers):
+            self._runners.dismiss(session)
+            self._lose(Lost(session, "another scheduler has taken over", Loss.LEFT))
+        self._when_fenced()
+        self._requests.finish_all(
+            End(FinishReason.UNAVAILABLE, message="another scheduler has taken over: attach there")
+        )
+
+    def expire(self) -> None:
+        """Ends what has waited for a runner in vain."""
+        now_s = self._requests.ledger.now_s
+        for sequence in self._placement.given_up(self._quarantine.session):
+            tokens = f"that holds its {sequence.limit} tokens (prompt and max_tokens)"
+            ill = self._pool.expects(sequence.limit)
+            message = f"the runner {tokens} loses every plan" if ill else f"no runner came in time {tokens}"
+            self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
+        alone_since_s = self.alone_since_s
+        if alone_since_s is not None and now_s - alone_since_s > self._no_runner_s:
+            none = "the runners that are there lose every plan" if self._probation.active else "no runner came in time"
+            self._requests.finish_all(End(FinishReason.UNAVAILABLE, message=none))

@@ -1,0 +1,1 @@
+"""Who may connect: addresses, TLS, certificates and tokens."""

@@ -1,0 +1,90 @@
+"""The credentials of the gRPC servers: TLS with or without client certificates, and bearer tokens.
+
+Health stays open to whoever gets through TLS: probes carry no tokens.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+import grpc
+import grpc.aio
+
+from scheduler_svc.front.base.refusal import Refusal, abort
+from scheduler_svc.front.request.tenant import Tenants
+from scheduler_svc.front.rpc.health import HEALTH_SERVICE
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+
+
+class UnusableCertificate(ValueError):
+    """The files of TLS can't be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCredentials:
+    """What the servers of one process stand behind."""
+
+    credentials: grpc.ServerCredentials | None
+    """None: in the clear."""
+    tenants: Tenants
+    admins: Tenants
+
+    @classmethod
+    def open(cls, settings: SchedulerSettings) -> Self:
+        """From the files that the settings name. Raises UnusableCertificate or UnusableTokens."""
+        return cls(_credentials(settings), Tenants.read(settings.tokens), Tenants.read(settings.admin_tokens))
+
+    def listen(self, server: grpc.aio.Server, address: str) -> None:
+        """Opens the address, behind TLS if that is set."""
+        if self.credentials is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, self.credentials)
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Turns calls without a valid token away before any of their data is read."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """The call's handler, or one that refuses it."""
+        if not handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/"):
+            try:
+                self._tenants.of(handler_call_details.invocation_metadata)
+            except Refusal as refusal:
+                return _refusing(refusal)
+        return await continuation(handler_call_details)
+
+
+def _refusing(refusal: Refusal) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler for calls of any kind: it streams both ways, and so waits for no message."""
+
+    async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
+        await abort(context, refusal)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _credentials(settings: SchedulerSettings) -> grpc.ServerCredentials | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:  # gRPC would only log what is wrong
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        if settings.tls_client_ca is not None:
+            context.load_verify_locations(settings.tls_client_ca)
+        pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+        authorities = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
+    except (ssl.SSLError, OSError) as error:
+        files = ", ".join(str(path) for path in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if path)
+        raise UnusableCertificate(f"TLS can't be set up from {files}: {error}") from error
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)

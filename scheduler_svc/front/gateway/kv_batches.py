@@ -1,0 +1,124 @@
+"""The engine's news of the prefix cache as a gateway's `KvEventBatch`es.
+
+A snapshot goes out in chunks that carry the numbers up to that of the last changes in it, as `KvSnapshotChunk` wants.
+All runners together are one rank. No batch carries a load record: gateways ask `GetLoads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from smg_grpc_proto.generated import common_pb2
+
+from roster_protos import engine_pb2
+from scheduler_svc.front.base.little_endian import int32_list
+from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, NAME_BYTES
+
+RANK = 0
+UNKNOWN = 1
+"""`unknown_before` of a snapshot that lacks blocks: the time without a record counts as one sequence."""
+
+
+def first_batches(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[common_pb2.KvEventBatch]:
+    """What a subscription begins with: a snapshot of `unix_s`, or the changes that the subscriber lacks."""
+    if start.WhichOneof("start") == "replay":
+        yield from map(changes_batch, start.replay.changes)
+        return
+    cached = _Cached(start.snapshot)
+    order = cached.parents_first()
+    firsts = range(0, len(order), CHUNK_BLOCKS) or range(1)
+    for index, first in enumerate(firsts):
+        batch = common_pb2.KvEventBatch(
+            sequence_number=start.number - (len(firsts) - 1 - index), timestamp=unix_s, dp_rank=RANK
+        )
+        batch.snapshot.index, batch.snapshot.count, batch.snapshot.blocks = index, len(firsts), len(order)
+        batch.snapshot.unknown_before = UNKNOWN if start.snapshot.partial else 0
+        if index == 0:
+            batch.events.add().cleared.SetInParent()
+        batch.events.extend(cached.stored_events(order[first : first + CHUNK_BLOCKS]))
+        yield batch
+
+
+class _Cached:
+    """A snapshot's columns, block by block."""
+
+    def __init__(self, snapshot: engine_pb2.KvSnapshot) -> None:
+        self._names, self._parents = _names(snapshot.names), _names(snapshot.parents)
+        self._tokens = int32_list(snapshot.tokens)
+        self._size = len(self._tokens) // len(self._names) if self._names else 0
+
+    def parents_first(self) -> list[int]:
+        """All blocks, each behind the one before it in its sequence."""
+        index_of = {name: index for index, name in enumerate(self._names)}
+        order: list[int] = []
+        seen: set[int] = set()
+        for block in range(len(self._names)):
+            chain: list[int] = []
+            at: int | None = block
+            while at is not None and at not in seen:
+                seen.add(at)
+                chain.append(at)
+                at = index_of.get(self._parents[at])
+            order += reversed(chain)
+        return order
+
+    def stored_events(self, blocks: Sequence[int]) -> Iterator[common_pb2.KvCacheEvent]:
+        """The blocks as events, each run of one sequence's as one."""
+        event: common_pb2.KvCacheEvent | None = None
+        last: int | None = None
+        for block in blocks:
+            name, parent = self._names[block], self._parents[block]
+            if event is None or parent != last or parent == name:
+                if event is not None:
+                    yield event
+                event = common_pb2.KvCacheEvent()
+                event.stored.SetInParent()
+                if parent != name:
+                    event.stored.parent_block_hash = parent
+            _add_block(event.stored, name, self._tokens[block * self._size : (block + 1) * self._size])
+            last = name
+        if event is not None:
+            yield event
+
+
+def changes_batch(changes: engine_pb2.KvChanges) -> common_pb2.KvEventBatch:
+    """One turn's changes."""
+    batch = common_pb2.KvEventBatch(sequence_number=changes.number, timestamp=changes.unix_s, dp_rank=RANK)
+    for event_id, change in enumerate(changes.changes, 1):
+        kind = change.WhichOneof("change")
+        if kind == "stored":
+            event = _stored_event(change.stored)
+        elif kind == "removed":
+            event = common_pb2.KvCacheEvent()
+            event.removed.block_hashes.extend(_names(change.removed))
+        else:
+            event = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
+        event.event_id = event_id
+        batch.events.append(event)
+    return batch
+
+
+def num_blocks(changes: engine_pb2.KvChanges) -> int:
+    """Blocks that the changes speak of."""
+    return sum((len(change.stored.names) + len(change.removed)) // NAME_BYTES for change in changes.changes)
+
+
+def _stored_event(stored: engine_pb2.KvStored) -> common_pb2.KvCacheEvent:
+    names, tokens = _names(stored.names), int32_list(stored.tokens)
+    size = len(tokens) // len(names)
+    event = common_pb2.KvCacheEvent()
+    if stored.HasField("parent"):
+        event.stored.parent_block_hash = stored.parent
+    for index, name in enumerate(names):
+        _add_block(event.stored, name, tokens[index * size : (index + 1) * size])
+    return event
+
+
+def _add_block(stored: common_pb2.KvBlocksStored, name: int, tokens: list[int]) -> None:
+    stored.blocks.add(block_hash=name, token_ids=tokens, block_size=len(tokens))
+
+
+def _names(column: bytes) -> list[int]:
+    names: list[int] = np.frombuffer(column, "<i8").tolist()
+    return names

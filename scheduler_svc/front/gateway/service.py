@@ -1,0 +1,206 @@
+"""`vllm.grpc.engine.VllmEngine` in terms of this worker's own parts: preparation, streams, and the engine's commands.
+
+The tokens and tenants of the public service hold here too, unless the service has an address of its own. Embed and the
+profiler are UNIMPLEMENTED, which gateways tolerate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import grpc
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
+
+from roster_protos import admin_pb2, engine_pb2
+from scheduler_svc.front.base.refusal import Refusal, abort
+from scheduler_svc.front.gateway.answer_writer import AnswerWriter
+from scheduler_svc.front.gateway.kv_subscriptions import KvSubscriptions
+from scheduler_svc.front.gateway.load_report import LoadReporter
+from scheduler_svc.front.gateway.request_mapping import to_generate_request
+from scheduler_svc.front.gateway.tokenizer_bundle import bundle_chunks, model_type, special_token_ids
+from scheduler_svc.front.request.preparation import Preparer
+from scheduler_svc.front.request.tenant import Tenants
+from scheduler_svc.front.rpc.pacing import FlushGate, MessagePacer
+from scheduler_svc.front.rpc.response_stream import write_responses
+from scheduler_svc.front.stream.engine_client import EngineClient
+from scheduler_svc.front.stream.request_stream import RequestStream
+from scheduler_svc.front.text.served_model import ServedModel
+from scheduler_svc.front.tracing.tracing import Tracing
+
+
+class VllmEngineService(vllm_grpc.VllmEngineServicer):
+    """Serves a gateway in one worker."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        served: ServedModel,
+        preparer: Preparer,
+        pacer: MessagePacer,
+        tenants: Tenants,
+        is_ready: Callable[[], bool],
+        tracing: Tracing,
+    ) -> None:
+        """`is_ready`: new requests are taken and the engine turns."""
+        self._client = client
+        self._served = served
+        self._preparer = preparer
+        self._pacer = pacer
+        self._tenants = tenants
+        self._is_ready = is_ready
+        self._tracing = tracing
+        self._loads = LoadReporter()
+        self._subscriptions = KvSubscriptions(client)
+
+    async def HealthCheck(
+        self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.HealthCheckResponse:
+        """Whether requests are taken now; a gateway sends none while they are not.
+
+        UNAVAILABLE before the first model: a gateway that gets any answer registers what it then finds, which would be
+        a worker without a model, for good.
+        """
+        try:
+            self._served.model  # noqa: B018
+        except Refusal as refusal:
+            await abort(context, refusal)
+        if self._is_ready():
+            return vllm.HealthCheckResponse(healthy=True, message="requests are taken")
+        return vllm.HealthCheckResponse(healthy=False, message="no runner, a drain, or an engine that hangs")
+
+    async def GetModelInfo(
+        self, request: vllm.GetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.GetModelInfoResponse:
+        """Describes the model."""
+        try:
+            model = self._served.model
+        except Refusal as refusal:
+            await abort(context, refusal)
+        ids = special_token_ids(model)
+        return vllm.GetModelInfoResponse(
+            model_path=model.name,
+            tokenizer_path=model.name,
+            served_model_name=model.name,
+            is_generation=True,
+            max_context_length=model.context_length,
+            max_req_input_len=model.context_length - 1,
+            vocab_size=model.vocab_size,
+            model_type=model_type(model.architecture),
+            architectures=[model.architecture],
+            eos_token_ids=model.eos_token_ids,
+            pad_token_id=ids.get("pad_token", 0),
+            bos_token_id=ids.get("bos_token", 0),
+        )
+
+    async def GetServerInfo(
+        self, request: vllm.GetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> vllm.GetServerInfoResponse:
+        """What a gateway tells workers apart by."""
+        status = await self._status(context)
+        runners = status.runners
+        return vllm.GetServerInfoResponse(
+            active_requests=status.waiting + sum(runner.running for runner in runners),
+            last_receive_timestamp=time.time(),
+            uptime_seconds=status.uptime_s,
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+            block_size=runners[0].block_size if runners else 0,
+            max_num_seqs=sum(runner.slots for runner in runners),
+        )
+
+    async def GetLoads(self, request: vllm.GetLoadsRequest, context: grpc.aio.ServicerContext) -> vllm.GetLoadsResponse:
+        """Queue, slots and KV in use, now."""
+        return self._loads.report(await self._status(context))
+
+    async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> None:
+        """The model's tokenizer as a zip."""
+        try:
+            model = self._served.model
+        except Refusal as refusal:
+            await abort(context, refusal)
+        for chunk in bundle_chunks(model):
+            await context.write(chunk)
+
+    async def Generate(self, request: vllm.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        """Streams the answer to one request, or writes it whole."""
+        gate = FlushGate(self._pacer)
+        trace = self._tracing.begin(context.invocation_metadata())
+        try:
+            tenant = self._tenants.of(context.invocation_metadata())
+            prepared = await self._preparer.prepare(to_generate_request(request), context.time_remaining())
+            valid = prepared.valid
+            stream = RequestStream(self._client, prepared.text, valid.request_id, (), gate.notify)
+            if trace is not None:
+                trace.submitted(valid, tenant, self._served.model.name)
+            stream.submit(valid, tenant, trace)
+            writer = AnswerWriter(valid.prompt, valid.n, request.stream, context.write)
+            await write_responses(stream, gate, writer.write)
+        except Refusal as refusal:
+            if trace is not None:
+                trace.refused(refusal)
+            await abort(context, refusal)
+
+    async def Abort(self, request: vllm.AbortRequest, context: grpc.aio.ServicerContext) -> vllm.AbortResponse:
+        """Ends requests of this tenant; those that are not there have ended already."""
+        try:
+            tenant = self._tenants.of(context.invocation_metadata())
+            for request_id in request.request_ids:
+                await self._abort(tenant, request_id)
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return vllm.AbortResponse()
+
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.FlushCacheResponse:
+        """Forgets all prefixes. Running requests go on, and so nothing has to wait: `timeout_s` is not needed."""
+        handle = self._client.new_handle()
+        try:
+            flush = engine_pb2.FlushPrefixes(handle=handle)
+            await self._client.call(handle, engine_pb2.Command(flush_prefixes=flush))
+        except Refusal as refusal:
+            await abort(context, refusal)
+        return common_pb2.FlushCacheResponse(success=True, message="no prefix is remembered")
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """What the prefix cache holds, and how that changes, until the caller goes or the engine does."""
+        try:
+            if self._tenants.need_tokens:
+                raise _tells_all_tenants()
+            async with self._subscriptions.follow(request.start_sequence_number) as batches:
+                await context.send_initial_metadata(())  # the subscription has begun, even if there is no news yet
+                async for batch in batches:
+                    await context.write(batch)
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    def lose(self) -> None:
+        """The engine is gone: ends every subscription with UNAVAILABLE."""
+        self._subscriptions.lose()
+
+    async def _abort(self, tenant: str, request_id: str) -> None:
+        handle = self._client.new_handle()
+        cancel = engine_pb2.CancelById(handle=handle, tenant=tenant, request_id=request_id)
+        try:
+            await self._client.call(handle, engine_pb2.Command(cancel_by_id=cancel))
+        except Refusal as refusal:
+            if refusal.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+
+    async def _status(self, context: grpc.aio.ServicerContext) -> admin_pb2.GetStatusResponse:
+        handle = self._client.new_handle()
+        command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
+        try:
+            return (await self._client.call(handle, command)).status_reply.status
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+
+def _tells_all_tenants() -> Refusal:
+    message = "these events tell every tenant's prompts: give the gateway an address of its own (gateway_listen)"
+    return Refusal(grpc.StatusCode.PERMISSION_DENIED, message)

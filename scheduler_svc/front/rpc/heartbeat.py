@@ -1,0 +1,54 @@
+"""Does the engine turn? A worker asks it again and again; what it answers, and that it answers, becomes health.
+
+Unanswered questions are counted, not seconds: a worker that was stopped itself has asked nothing meanwhile, and so
+accuses nobody when it wakes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from roster_protos import engine_pb2
+from scheduler_svc.front.stream.engine_client import EngineClient
+
+LONGEST_INTERVAL_S = 1.0
+
+
+class Heartbeat:
+    """What a worker knows of the engine's and the runners' progress."""
+
+    def __init__(self, client: EngineClient, stall_s: float, on_change: Callable[[], None]) -> None:
+        """`stall_s`: seconds without an answer after which the engine hangs. `on_change`: called, on the loop, when
+        what follows has changed."""
+        self._client = client
+        self._interval_s = min(LONGEST_INTERVAL_S, stall_s / 4)
+        self._most_unanswered = stall_s / self._interval_s
+        self._unanswered = 0
+        self._on_change = on_change
+        self.engine_turns = True
+        self.runners_progress = False
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        while True:
+            self.ask()
+            await asyncio.sleep(self._interval_s)
+            self._unanswered += 1
+            if self._unanswered >= self._most_unanswered:
+                self._set(engine_turns=False, runners_progress=False)
+
+    def ask(self) -> None:
+        """Asks once more than `run` does: something has changed."""
+        self._client.send(engine_pb2.Command(ping=engine_pb2.Ping()))
+
+    def answered(self, pong: engine_pb2.Pong) -> None:
+        """The engine's answer."""
+        self._unanswered = 0
+        self._set(engine_turns=True, runners_progress=pong.runners_progress)
+
+    def _set(self, engine_turns: bool, runners_progress: bool) -> None:
+        before = (self.engine_turns, self.runners_progress)
+        self.engine_turns, self.runners_progress = engine_turns, runners_progress
+        if before != (engine_turns, runners_progress):
+            self._on_change()

@@ -1,0 +1,205 @@
+"""One choice of a request as this worker streams it: tokens come in by steps, decided text goes out by messages.
+
+Tokens are turned into text when a message is about to be written, many at once, which is cheaper and costs a slow
+reader nothing. Only a choice with stop strings is `eager`: its tokens become text as they come, so that a match ends
+the sequence in the engine within a step.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from roster_protos import engine_pb2, inference_pb2, plan_pb2
+from scheduler_svc.front.stream.logprob_columns import LogprobColumns
+from scheduler_svc.front.text.text_stream import ChoiceText, Piece
+from scheduler_svc.front.tracing.request_trace import RequestTrace
+
+
+class ChoiceOwner(Protocol):
+    """The request's stream, as its choices know it."""
+
+    trace: RequestTrace | None
+
+    def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
+        """A stop string is complete after so many tokens."""
+
+    def touched(self, first: bool) -> None:
+        """A choice has something to tell; `first`: for the first time."""
+
+    def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
+        """Log-probabilities of the prompt have come with a choice's row."""
+
+    def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
+        """The choice has fewer tokens than its client says to have."""
+
+    def choice_ended(self) -> None:
+        """A choice has ended."""
+
+
+_WHOLE = (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH)
+"""Ends of choices that lack nothing."""
+
+
+class ChoiceStream:
+    """State of one choice. `incoming`, always the same list, holds tokens that are not text yet: the engine client
+    appends to it, and calls `arrived` when it was empty."""
+
+    __slots__ = (
+        "_cursor",
+        "_finish",
+        "_started",
+        "_stream",
+        "_text",
+        "_waiting",
+        "cached_tokens",
+        "eager",
+        "finish_pending",
+        "has_ended",
+        "incoming",
+        "index",
+        "logprobs",
+        "num_tokens",
+        "sequence_id",
+    )
+
+    def __init__(
+        self, stream: ChoiceOwner, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
+    ) -> None:
+        """`eager`: there are stop strings. `top`: alternatives per token, None without logprobs."""
+        self._stream = stream
+        self._text = text
+        self._started = False
+        self._cursor = 0
+        self._waiting: list[int] | None = None  # tokens so far, fewer than the client's cursor
+        self._finish: inference_pb2.Finish | None = None
+        self.finish_pending = False
+        """`take_finish` has something to give."""
+        self.index = index
+        self.sequence_id = sequence_id
+        self.incoming: list[int] = []
+        self.eager = eager
+        self.logprobs = None if top is None else LogprobColumns(top)
+        self.has_ended = False
+        self.num_tokens = 0
+        self.cached_tokens = 0
+
+    def accepted(self) -> None:
+        """The request is new to the engine. The last of its received tokens may have completed a stop string."""
+        if self._match_stop():
+            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+
+    def arrived(self) -> None:
+        """`incoming` was empty and is not: turns the tokens into text if that can't wait, and tells the stream.
+
+        The first tokens of a choice are urgent.
+        """
+        if self._stream.trace is not None:
+            self._stream.trace.token()
+        if self.eager:
+            self._push()
+            if self._match_stop():
+                self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+        self._stream.touched(not self._started)
+
+    def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
+        """Log-probabilities of some of the prompt's tokens, which this choice was the first to compute."""
+        self._stream.prompt_logprobs(row)
+
+    def ended(self, end: engine_pb2.End) -> None:
+        """The engine's last word on the sequence, which may echo a stop string found here."""
+        self._push()
+        if self._waiting is not None:
+            if end.reason in _WHOLE:
+                self._stream.cursor_missed(self.index, self._cursor, len(self._waiting))
+                return
+            self._cut_short(end, self._waiting)
+        self._match_stop()
+        self._end(end)
+        if self._stream.trace is not None:
+            self._stream.trace.choice_ended(end, self.num_tokens)
+        self._stream.choice_ended()
+
+    def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:
+        """Takes up a sequence from its `tokens`, received ones left out, of which the client has the first `cursor`.
+
+        Where there are fewer (a new engine computes them again), the choice waits until it has come so far, and ends
+        with whatever keeps it from that. Raises ValueError when it is whole and has fewer.
+        """
+        if self.logprobs is not None:
+            self.logprobs.leave_out = cursor
+            self.logprobs.extend(record.logprobs)
+        if len(tokens) < cursor and record.end.reason not in _WHOLE:
+            self._cursor, self._waiting = cursor, tokens
+            if record.HasField("end"):
+                self._cut_short(record.end, tokens)
+                self._end(record.end)
+            return
+        self._text.resume(tokens, cursor)
+        if self._match_stop() and not record.HasField("end"):
+            self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
+        if record.HasField("end"):
+            self._end(record.end)
+
+    def _cut_short(self, end: engine_pb2.End, tokens: list[int]) -> None:
+        """It ended with these `tokens`, on the way to what the client has."""
+        end.num_tokens += self._cursor - len(tokens)
+        self._waiting = None
+
+    def take(self) -> Piece | None:
+        """Removes and returns what is decided and not delivered; None when there is nothing."""
+        if self.incoming:
+            self._push()
+        piece = self._text.take()
+        if piece is not None:
+            self._started = True
+        return piece
+
+    def take_finish(self) -> inference_pb2.Finish:
+        """The finish, once: call it only while `finish_pending`, and after `take`."""
+        if self._finish is None:
+            raise RuntimeError("the choice has not finished")
+        self.finish_pending = False
+        return self._finish
+
+    def _push(self) -> None:
+        if self._waiting is not None:
+            self._waiting += self.incoming
+            if len(self._waiting) >= self._cursor:
+                self._text.resume(self._waiting, self._cursor)
+                self._waiting = None
+            self.incoming.clear()
+        elif self.incoming:
+            if self._finish is None:
+                self._text.push(self.incoming)
+            self.incoming.clear()
+
+    def _match_stop(self) -> bool:
+        """Whether a stop string has just been found."""
+        if self._text.stop is None or self._finish is not None:
+            return False
+        finish = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_STOP, stop_string=self._text.stop)
+        self._finished(finish, self._text.num_tokens)
+        return True
+
+    def _end(self, end: engine_pb2.End) -> None:
+        self.has_ended = True
+        self.cached_tokens = end.cached_tokens
+        if self._finish is None:
+            self._text.finish()
+            self._finished(_finish_of(end), end.num_tokens)
+
+    def _finished(self, finish: inference_pb2.Finish, num_tokens: int) -> None:
+        finish.index = self.index
+        finish.num_tokens = num_tokens
+        self.num_tokens = num_tokens
+        self._finish = finish
+        self.finish_pending = True
+
+
+def _finish_of(end: engine_pb2.End) -> inference_pb2.Finish:
+    finish = inference_pb2.Finish(reason=end.reason, message=end.message)  # type: ignore[arg-type]
+    if end.stop_string:
+        finish.stop_string = end.stop_string
+    elif end.HasField("stop_token_id"):
+        finish.stop_token_id = end.stop_token_id
+    return finish

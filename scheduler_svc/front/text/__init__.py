@@ -1,0 +1,1 @@
+"""A model's text: tokenizer, chat templates, detokenization, stop strings."""

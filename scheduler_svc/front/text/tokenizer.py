@@ -1,0 +1,111 @@
+"""Everything about a model's text: its tokenizer, chat template, vocabulary and limits, built once per Hello.
+
+What the front workers encode and decode goes through here. Special tokens are written by the chat template and by the
+tokenizer's own post-processor only (see special_tokens): a `text` prompt gets what the post-processor adds (a BOS
+token, say), a rendered chat gets nothing added, for its template writes all that belongs there, and token ids stay as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from roster_protos import inference_pb2, plan_pb2
+from scheduler_svc.front.base.refusal import invalid
+from scheduler_svc.front.text.chat_template import ChatTemplateError, TemplateUnusable
+from scheduler_svc.front.text.detokenizer import Detokenizer
+from scheduler_svc.front.text.special_tokens import SpecialTokens
+from scheduler_svc.front.text.template_renderer import TemplateRenderer
+from scheduler_svc.front.text.text_stream import ChoiceText, TextOptions
+from scheduler_svc.front.text.token_texts import TokenTexts
+
+
+class ModelText:
+    """The text side of one model.
+
+    `model`: as the runner described it. Raises UnsupportedTokenizer if its tokens can't be turned into text one by one,
+    and ValueError if the tokenizer isn't one. A chat template that doesn't compile only refuses chats. Rendering a chat
+    asks another process and waits for it (see template_renderer): not on the event loop.
+    """
+
+    def __init__(self, model: plan_pb2.Model) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.eos_token_ids = tuple(model.eos_token_ids)
+        self._special = SpecialTokens(model.tokenizer)
+        self._tokenizer = Tokenizer.from_buffer(self._special.renamed)
+        # A tokenizer.json may carry its training's truncation and padding, which would cut or fill prompts silently.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+        """No token stands for more bytes of text than this."""
+        self._texts = {
+            skip: TokenTexts(self._tokenizer, self._special.text_of, skip_special_tokens=skip) for skip in (True, False)
+        }
+        self._template: TemplateRenderer | None = None
+        if model.chat_template:
+            most = self.context_length * self.max_token_bytes
+            self._template = TemplateRenderer(model.chat_template, model.special_tokens, most)
+
+    def check_template(self) -> str:
+        """Compiles the chat template; why it can't be used, "" if it can or there is none. Takes up to seconds."""
+        try:
+            if self._template is not None:
+                self._template.check()
+        except TemplateUnusable as error:
+            return str(error)
+        return ""
+
+    def close(self) -> None:
+        """Ends the template's process."""
+        if self._template is not None:
+            self._template.close()
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of plain text, with what the post-processor adds; special tokens inside stay text."""
+        return self._tokenizer.encode(text).ids
+
+    def encode_prompt(self, prompt: inference_pb2.Prompt) -> list[int]:
+        """Tokens of a prompt of any kind. Raises Refusal: no kind, no chat template, or one that can't render this.
+
+        Costs about 1 µs per byte of text; `validation` bounds the size first.
+        """
+        kind = prompt.WhichOneof("kind")
+        if kind == "text":
+            return self.encode(prompt.text)
+        if kind == "token_ids":
+            return list(prompt.token_ids.ids)
+        if kind == "chat":
+            return self._tokenizer.encode(self._special.seal(self._render(prompt.chat)), add_special_tokens=False).ids
+        raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of tokens; ids without text (outside the tokenizer's vocabulary) add nothing."""
+        detokenizer = Detokenizer(self._texts[skip_special_tokens])
+        pieces = [detokenizer.push(token) for token in ids]
+        return "".join(pieces) + detokenizer.finish()
+
+    def choice(self, request: inference_pb2.GenerateRequest, received: Sequence[int] = ()) -> ChoiceText:
+        """A choice's text stream for a validated request; `received`: tokens that an earlier attempt delivered."""
+        options = TextOptions.of(request)
+        return ChoiceText(self._texts[options.skip_special_tokens], options, received)
+
+    def _render(self, chat: inference_pb2.Chat) -> str:
+        """The chat as its template writes it, the users' special tokens still shielded."""
+        if self._template is None:
+            raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
+        shield = self._special.shield
+        messages = [
+            {"role": shield(message.role), "content": shield("".join(part.text for part in message.parts))}
+            for message in chat.messages
+        ]
+        add_generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+        try:
+            return self._template.render(messages, add_generation_prompt)
+        except TemplateUnusable as error:
+            raise invalid("prompt.chat", f"{error}; send `text` or `token_ids` instead") from error
+        except ChatTemplateError as error:
+            raise invalid("prompt.chat.messages", str(error)) from error

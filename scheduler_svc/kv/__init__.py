@@ -1,0 +1,1 @@
+"""KV blocks of one runner: who owns which, and their names by content."""

@@ -1,0 +1,1 @@
+"""What the engine knows of requests: sequences, their tokens, ends and suspicions; no decision."""

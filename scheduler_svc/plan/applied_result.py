@@ -1,0 +1,204 @@
+"""Applying a result: tokens, counters and ends of one plan's rows, all rows at once.
+
+A row is *live* while its sequence sits in the slot under the same epoch. Other rows are stale: those of a preempted
+sequence still bring their token (the stream must not lose it) but touch no counter; those of an ended one are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.model.sequence import End, FinishReason, Phase, Sequence
+from scheduler_svc.plan.in_flight import InFlight
+from scheduler_svc.plan.plan_draft import Column
+from scheduler_svc.plan.slot_table import SlotTable
+
+OK = plan_pb2.ROW_STATUS_UNSPECIFIED
+_MESSAGES: dict[int, str] = {
+    plan_pb2.ROW_STATUS_NOT_FINITE: "the model's logits were not finite",
+    plan_pb2.ROW_STATUS_FAILED: "the runner could not compute this sequence",
+}
+
+
+_NO_TIMES = np.zeros(0)
+_NO_TIMES.setflags(write=False)
+
+
+@dataclass(slots=True)
+class AppliedResult:
+    """What a result brought: token i is that of row `rows[i]` of the plan, live rows first, then late ones."""
+
+    flight: InFlight
+    rows: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+    sequence_ids: npt.NDArray[np.uint64]
+    ends: list[tuple[Sequence, End]] = field(default_factory=list)
+    dropped_rows: int = 0
+    logprobs: list[tuple[int, plan_pb2.RowLogprobs]] = field(default_factory=list)
+    """(index of the token, log-probabilities)."""
+    prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
+    now_s: float = 0.0
+    """When it was here."""
+    previous_s: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
+    """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
+    step_s: float = 0.0
+    """What the step took of the runner's time."""
+    idle_s: float = 0.0
+    """How long the runner had had no plan when this one was sent."""
+
+    @property
+    def gaps_s(self) -> npt.NDArray[np.float64]:
+        """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
+        return self.now_s - self.previous_s
+
+    def keep_logprobs(self) -> None:
+        """Log-probabilities stay with the sequences that live, too, for Attach; of prompts, only what is new stays."""
+        if self.logprobs:
+            sequences = self.sequences
+            for index, logprobs in self.logprobs:
+                sequences[index].logprobs.append(logprobs)
+        rows, self.prompt_logprobs = self.prompt_logprobs, []
+        for sequence, row in rows:
+            known = sequence.request.prompt_logprobs
+            if known is not None and sequence.phase is not Phase.FINISHED and (new := known.add(row)) is not None:
+                self.prompt_logprobs.append((sequence, new))
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Whose token each is. Made when asked for: most steps never look at a sequence."""
+        return self.flight.sequences[self.rows].tolist()
+
+
+class MalformedResult(ValueError):
+    """Columns of a result that do not fit its plan."""
+
+
+def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
+    """Moves the counters by what `result`, here at `now_s`, says of `flight`'s rows.
+
+    Raises MalformedResult, changing nothing.
+    """
+    batch_rows, num_rows = flight.batch_rows, len(flight.flags)
+    undisturbed = result.token_counts == flight.flags and result.statuses == bytes(num_rows)
+    undisturbed = undisturbed and len(result.tokens) == 4 * flight.samples
+    got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
+    if any(logprobs.row >= num_rows for logprobs in result.prompt_logprobs):
+        raise MalformedResult(f"result of plan {flight.number}: log-probabilities of a row that it does not have")
+    tokens = np.frombuffer(result.tokens, "<i4")
+    if undisturbed and flight.samples == num_rows and batch_rows.is_seated(table):
+        applied = _apply_steady(table, flight, tokens, now_s)
+    else:
+        live = table.epoch[batch_rows.slots] == batch_rows.epochs
+        applied = _apply_mixed(table, flight, failed, got, live, tokens, now_s)
+    if result.logprobs:
+        index_of_row = {row: index for index, row in enumerate(applied.rows.tolist())}
+        applied.logprobs = [(index_of_row[p.row], p) for p in result.logprobs if p.row in index_of_row]
+    for logprobs in result.prompt_logprobs:
+        applied.prompt_logprobs.append((flight.sequences[logprobs.row], logprobs))
+    return applied
+
+
+def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
+    """(has a token, by row; status of the rows that are not well). Raises MalformedResult for columns that do not fit
+    the plan."""
+    statuses, token_counts = np.frombuffer(result.statuses, np.uint8), np.frombuffer(result.token_counts, np.uint8)
+    num_rows = len(flight.sequences)
+    if {len(statuses), len(token_counts)} != {num_rows} or int(token_counts.sum()) * 4 != len(result.tokens):
+        raise MalformedResult(f"result of plan {flight.number}: its columns do not fit {num_rows} rows")
+    got = token_counts == 1
+    if not np.array_equal(got, flight.sample & (statuses == OK)):
+        raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
+    return got, {row: int(statuses[row]) for row in (statuses != OK).nonzero()[0].tolist()}
+
+
+def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> AppliedResult:
+    """Every row is live and sampled."""
+    batch_rows = flight.batch_rows
+    table.computed[batch_rows.slots] = flight.ends
+    applied = AppliedResult(flight, batch_rows.rows, tokens, batch_rows.sequence_ids)
+    _append(table, batch_rows.slots, flight.known, applied, now_s)
+    return applied
+
+
+def _append(
+    table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult, now_s: float
+) -> None:
+    """Live rows get their tokens, with which they have `lengths`; collects the ends."""
+    tokens = applied.tokens
+    applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
+    table.last_token_s[slots] = now_s
+    table.append(slots, tokens, lengths)
+    if applied.flight.fills or table.stops:
+        _collect_ends(table, slots, lengths, applied)
+
+
+def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult) -> None:
+    """Which rows end with the token that they just got."""
+    flight, tokens = applied.flight, applied.tokens
+    ended = table.stops.places(tokens) if table.stops else []
+    if flight.fills:
+        filled = (lengths >= table.limit[slots]).nonzero()[0].tolist()
+        ended = sorted({*ended, *filled}) if ended else filled
+    for index in ended:
+        sequence = flight.batch_rows.sequences[applied.rows[index]]
+        end = end_of(sequence, int(tokens[index]), int(lengths[index]))
+        if end is not None:
+            applied.ends.append((sequence, end))
+
+
+def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End | None:
+    """Does the sequence end with this token, with which it has `num_tokens`? By default the token it just got."""
+    if token in sequence.request.stop_ids:
+        return End(FinishReason.STOP, stop_token_id=token)
+    if (len(sequence.tokens) if num_tokens is None else num_tokens) >= sequence.limit:
+        return End(FinishReason.LENGTH)
+    return None
+
+
+def _apply_mixed(
+    table: SlotTable,
+    flight: InFlight,
+    failed: dict[int, int],
+    got: npt.NDArray[np.bool_],
+    live: npt.NDArray[np.bool_],
+    tokens: npt.NDArray[np.int32],
+    now_s: float,
+) -> AppliedResult:
+    """Any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
+    living, sequences = live.nonzero()[0], flight.sequences
+    table.computed[flight.slots[living]] = flight.ends[living]
+    index_of_token = flight.batch_rows.rows if len(tokens) == len(got) else np.cumsum(got) - 1
+    rows = (live & got).nonzero()[0]
+    applied = AppliedResult(flight, rows, tokens[index_of_token[rows]], flight.batch_rows.sequence_ids[rows])
+    _append(table, flight.slots[rows], flight.known[rows], applied, now_s)
+    late: list[int] = []
+    stale = (~live).nonzero()[0].tolist() if len(living) < len(live) else []
+    for row in sorted({*stale, *failed}):
+        sequence: Sequence = sequences[row]
+        if sequence.phase is Phase.FINISHED:
+            applied.dropped_rows += 1
+            continue
+        sequence.stale -= not live[row]
+        if row in failed:
+            message = _MESSAGES.get(failed[row], f"the runner answered status {failed[row]}")
+            applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
+        elif got[row]:
+            _append_late(sequence, int(tokens[index_of_token[row]]), applied)
+            late.append(row)
+    if late:
+        applied.rows = np.concatenate((rows, late))
+        applied.tokens = np.concatenate((applied.tokens, tokens[index_of_token[late]]))
+        applied.sequence_ids = np.concatenate((applied.sequence_ids, flight.batch_rows.sequence_ids[late]))
+    return applied
+
+
+def _append_late(sequence: Sequence, token: int, applied: AppliedResult) -> None:
+    """A waiting sequence gets the token of a row from before its preemption."""
+    sequence.log.append(token)
+    end = end_of(sequence, token)
+    if end is not None:
+        applied.ends.append((sequence, end))

@@ -1,0 +1,152 @@
+"""The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
+
+`commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
+what most steps are: it looks nothing up that it can tell from the plan before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.plan.in_flight import BatchRows, InFlight
+from scheduler_svc.plan.plan_draft import Appends, PlanDraft, ones, packed_ones
+from scheduler_svc.plan.slot_table import SlotTable
+from scheduler_svc.plan.steady_decode import SteadyDecode
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A plan ready to send, and what an observer may want to see of it."""
+
+    number: int
+    plan: plan_pb2.Plan
+    flight: InFlight
+    joined: list[tuple[Sequence, int]]
+    left: list[tuple[Sequence, int, str]]
+    awaiting: list[tuple[int, Sequence]] = field(default_factory=list)
+    """Rows that wait for a mask."""
+
+
+class PlanBuilder:
+    """Numbers and encodes the plans of one runner, and keeps those that it has not answered."""
+
+    def __init__(self, table: SlotTable, pool: BlockPool, clock: Callable[[], float]) -> None:
+        self.in_flight: deque[InFlight] = deque()
+        self.last_number = 0
+        self.table = table
+        self.pool = pool
+        self._block_size = np.array(pool.block_size, np.int32)
+        self._clock = clock
+        self.last: InFlight | None = None
+        self._steady: SteadyDecode | None = None
+        self._releases: list[int] = []
+        self._left: list[tuple[Sequence, int, str]] = []
+
+    def release(self, slot: int) -> None:
+        """The next plan tells the runner that the slot is free."""
+        self._releases.append(slot)
+
+    def note_leave(self, sequence: Sequence, slot: int, reason: str) -> None:
+        """Observers of the next plan hear who left, and why."""
+        self._left.append((sequence, slot, reason))
+
+    def grow(self, need_block: npt.NDArray[np.int64]) -> Appends:
+        """A block for each of these slots, whose next position begins one: before anybody else may take it."""
+        table, slots, blocks = self.table, need_block.tolist(), self.pool.allocate(len(need_block))
+        for sequence, block in zip(table.sequences[need_block], blocks, strict=True):
+            sequence.blocks.append(block)
+        capacity = table.capacity[need_block]
+        table.capacity[need_block] = capacity + self._block_size
+        return Appends(slots, (capacity // self._block_size).tolist(), blocks)
+
+    def commit(self, draft: PlanDraft) -> PlannedStep:
+        """Moves the counters and encodes the plan."""
+        table = self.table
+        slots, starts, counts, sample = draft.extents(table.planned)
+        ends = starts + counts
+        # Who samples has then computed all that it knew, and gets one more.
+        known = ends + ones(len(slots)) if all(draft.sample) else table.known[slots] + sample
+        table.planned[slots], table.known[slots] = ends, known
+        flags = sample.tobytes()
+        flight = InFlight(
+            number=self.last_number + 1,
+            batch_rows=self._rows(slots),
+            starts=starts,
+            counts=counts,
+            ends=ends,
+            known=known,
+            sample=sample,
+            flags=flags,
+            num_decode=len(draft.decode),
+            positions=len(draft.decode) + sum(draft.counts),
+            samples=flags.count(1),
+            fills=1 in (known >= table.limit[slots]).tobytes(),
+            sent_s=self._clock(),
+        )
+        plan = draft.encode(self._releases)
+        _encode_extents(flight, plan)
+        joined = [(sequence, sequence.slot) for sequence in draft.joined]
+        step = PlannedStep(flight.number, plan, flight, joined, self._left)
+        self._releases, self._left, self._steady = [], [], None
+        self._depart(flight)
+        return step
+
+    def follow(self) -> PlannedStep | None:
+        """The plan after the last one where all that run go on decoding; None where that takes more thought."""
+        last, table, steady = self.last, self.table, self.steady_decode()
+        if last is None or steady is None or not steady.steps:
+            return None
+        appends = None
+        if not steady.room:
+            need_block = steady.need_block(last, table)
+            if len(need_block) > self.pool.num_free:
+                return None
+            appends = self.grow(need_block)
+            steady.measure_room(last, table)
+        flight = steady.next_flight(last, table, self._clock())
+        plan = plan_pb2.Plan()
+        _encode_extents(flight, plan)
+        if appends is not None:
+            appends.encode_into(plan)
+        self._depart(flight)
+        return PlannedStep(flight.number, plan, flight, [], [])
+
+    def steady_decode(self) -> SteadyDecode | None:
+        """What goes on after the last plan; None where there is none."""
+        last, table, steady = self.last, self.table, self._steady
+        if last is None or self._releases or table.num_constrained:
+            return None
+        if steady is None or steady.changes != table.changes:
+            steady = self._steady = SteadyDecode.after(last, table)
+        return steady
+
+    def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
+        """Who is in these slots: often the same as in the plan before."""
+        if self.last is not None:
+            batch_rows = self.last.batch_rows
+            if batch_rows.slots.tobytes() == slots.tobytes() and batch_rows.is_seated(self.table):
+                return batch_rows
+        return BatchRows.of(self.table, slots)
+
+    def _depart(self, flight: InFlight) -> None:
+        self.last_number = flight.number
+        self.in_flight.append(flight)
+        self.last = flight
+
+
+def _encode_extents(flight: InFlight, plan: plan_pb2.Plan) -> None:
+    """Sets the plan's rows."""
+    num_rows = len(flight.flags)
+    all_decode = flight.num_decode == num_rows
+    plan.extent_slots = flight.batch_rows.packed_slots
+    plan.extent_starts = flight.starts.tobytes()
+    plan.extent_counts = packed_ones(num_rows) if all_decode else flight.counts.tobytes()
+    plan.extent_flags = flight.flags

@@ -1,0 +1,112 @@
+"""What one step will be, collected before anything is committed to the wire: the draft of a Plan."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.model.sequence import Sequence
+
+_INT32 = np.dtype("<i4")
+SAMPLE = 1
+"""Extent flag: sample a token after the last position."""
+
+
+Column = npt.NDArray[np.int32]
+"""A number by row or by slot, as it goes over the wire."""
+
+
+def pack(numbers: list[int] | npt.NDArray[np.integer]) -> bytes:
+    """A little-endian int32 column."""
+    if isinstance(numbers, list):
+        return struct.pack(f"<{len(numbers)}i", *numbers)
+    return np.asarray(numbers, dtype=_INT32).tobytes()
+
+
+_ONES = np.ones(4096, np.int32)
+_ONES.setflags(write=False)
+_TRUE = _ONES.astype(np.bool_)
+_TRUE.setflags(write=False)
+_PACKED_ONES = pack(_ONES)
+
+
+def ones(count: int) -> Column:
+    """A read-only column of ones: cheaper than making one, or than arithmetic with the number 1."""
+    return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int32)
+
+
+def _trues(count: int) -> npt.NDArray[np.bool_]:
+    """A read-only column of True."""
+    return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
+
+
+def packed_ones(count: int) -> bytes:
+    """`pack(ones(count))`, not made anew each time."""
+    return _PACKED_ONES[: 4 * count] if count <= len(_ONES) else pack(ones(count))
+
+
+@dataclass(slots=True)
+class Appends:
+    """Blocks that block tables get in a step: which slot's table gets which block at which index."""
+
+    slots: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    def encode_into(self, plan: plan_pb2.Plan) -> None:
+        """Sets the plan's columns."""
+        plan.append_slots = pack(self.slots)
+        plan.append_indexes = pack(self.indexes)
+        plan.append_blocks = pack(self.blocks)
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    """Rows and diffs of a step: decoding rows as a column, the few others as lists."""
+
+    decode: npt.NDArray[np.int64]
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    sample: list[bool] = field(default_factory=list)
+    appends: Appends = field(default_factory=Appends)
+    plan: plan_pb2.Plan = field(default_factory=plan_pb2.Plan)
+    """The plan, of which only the admissions are there."""
+    joined: list[Sequence] = field(default_factory=list)
+
+    def add_row(self, slot: int, start: int, count: int, sample: bool) -> None:
+        """A prefill row."""
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.counts.append(count)
+        self.sample.append(sample)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.decode) + len(self.slots)
+
+    def extents(self, planned: Column) -> tuple[npt.NDArray[np.int64], Column, Column, npt.NDArray[np.bool_]]:
+        """Columns (slots, starts, counts, sample) of all rows, decoding ones first."""
+        num_decode, num_rows = len(self.decode), self.num_rows
+        counts, sample = ones(num_rows), _trues(num_rows)
+        if num_rows == num_decode:
+            return self.decode, planned[self.decode], counts, sample
+        slots, starts = np.empty(num_rows, np.int64), np.empty(num_rows, np.int32)
+        counts, sample = counts.copy(), sample.copy()
+        slots[:num_decode], slots[num_decode:] = self.decode, self.slots
+        starts[:num_decode], starts[num_decode:] = planned[self.decode], self.starts
+        counts[num_decode:], sample[num_decode:] = self.counts, self.sample
+        return slots, starts, counts, sample
+
+    def encode(self, releases: list[int]) -> plan_pb2.Plan:
+        """The plan, all but its extents."""
+        if releases:
+            self.plan.releases = pack(releases)
+        if self.appends.slots:
+            self.appends.encode_into(self.plan)
+        return self.plan

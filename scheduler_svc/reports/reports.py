@@ -1,0 +1,156 @@
+"""What the engine tells about itself: status, model state, and the roster of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roster_common.distribution import distribution_version
+from roster_protos import admin_pb2, engine_pb2
+from scheduler_svc.failure.probation import Probation
+from scheduler_svc.failure.runner_illness import Illness
+from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.plan.applied_result import AppliedResult
+from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.requests.drain import Drain
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.scheduler.scheduler import Scheduler
+
+_DECODE, _PREFILL = admin_pb2.ROW_KIND_DECODE, admin_pb2.ROW_KIND_PREFILL
+
+
+class Reports:
+    """Makes them from the parts of one engine, between two steps."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        pool: RunnerPool,
+        drain: Drain,
+        probation: Probation,
+        clock: Callable[[], float],
+    ) -> None:
+        self._requests = requests
+        self._pool = pool
+        self._drain = drain
+        self._probation = probation
+        self._clock = clock
+        self.started_s = clock()
+
+    def model_state(self) -> engine_pb2.FromEngine:
+        """What front workers must know to take requests."""
+        state = engine_pb2.ModelState(
+            ready=bool(self._pool.schedulers) and not self._drain.begun,
+            draining=self._drain.begun,
+            pool_tokens=self._pool.max_tokens,
+            usual_tokens=self._pool.usual_tokens,
+        )
+        if self._pool.model is not None:
+            state.model.CopyFrom(self._pool.model)
+        return engine_pb2.FromEngine(model=state)
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        """Everything an operator asks first."""
+        totals = self._requests.totals
+        schedulers = list(self._pool.schedulers.values())
+        return admin_pb2.GetStatusResponse(
+            version=distribution_version(),
+            uptime_s=self._clock() - self.started_s,
+            policy=self._requests.policy.policy.name,
+            policy_parameters=self._requests.policy.policy.parameters.model_dump_json(),
+            waiting=self._requests.num_waiting,
+            waiting_tokens=self._requests.queue.num_tokens,
+            runners=[_runner_status(scheduler) for scheduler in schedulers],
+            totals=admin_pb2.Totals(
+                requests=totals.requests,
+                refused=totals.refused,
+                finished=totals.finished,
+                sampled_tokens=totals.sampled_tokens,
+                plans=totals.plans,
+                policy_failures=self._requests.policy.failures,
+                policy_changes=totals.policy_changes,
+                policy_overruns=self._requests.policy.overruns,
+                preemptions=totals.preemptions + sum(s.preemptions for s in schedulers),
+                prefill_tokens=totals.prefill_tokens + sum(s.prefill_tokens for s in schedulers),
+                dropped_rows=totals.dropped_rows + sum(s.dropped_rows for s in schedulers),
+                cached_tokens=totals.cached_tokens + sum(s.cached_tokens for s in schedulers),
+            ),
+            draining=self._drain.begun,
+            held_back=[self._held_back(illness) for illness in self._probation.held_back()],
+        )
+
+    def _held_back(self, illness: Illness) -> admin_pb2.HeldBackRunner:
+        return admin_pb2.HeldBackRunner(
+            id=illness.runner_id,
+            losses=illness.losses,
+            reason=illness.reason,
+            present=self._probation.holds(illness.runner_id),
+            next_probe_s=max(0.0, illness.until_s - self._requests.ledger.now_s),
+        )
+
+    def drain_progress(self) -> admin_pb2.DrainResponse:
+        """How far a drain is that has begun."""
+        return admin_pb2.DrainResponse(
+            running=sum(scheduler.table.num_running for scheduler in self._pool.schedulers.values()),
+            waiting=len(self._requests.queue),
+            remaining_ms=int(self._drain.remaining_s(self._clock()) * 1000),
+        )
+
+    def step_report(self, scheduler: Scheduler, step: PlannedStep) -> admin_pb2.WatchStepsResponse:
+        """The roster of a step, for those who watch."""
+        flight = step.flight
+        columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
+        kinds = [_DECODE] * flight.num_decode + [_PREFILL] * (len(flight.sequences) - flight.num_decode)
+        rows = zip(flight.sequences, *columns, kinds, strict=True)
+        return admin_pb2.WatchStepsResponse(
+            number=step.number,
+            runner=scheduler.hello.runner_id,
+            time_s=flight.sent_s - self.started_s,
+            rows=[
+                admin_pb2.StepRow(
+                    sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind
+                )
+                for sequence, slot, start, count, sample, kind in rows
+            ],
+            joined=[_reference(sequence, slot) for sequence, slot in step.joined],
+            left=[
+                admin_pb2.Leave(sequence=_reference(sequence, slot), reason=reason)
+                for sequence, slot, reason in step.left
+            ],
+            slots=scheduler.table.num_slots,
+            waiting=len(self._requests.queue),
+            free_blocks=scheduler.pool.num_free,
+            blocks=scheduler.pool.num_blocks,
+            policy=self._requests.policy.policy.name,
+        )
+
+    def step_done(self, scheduler: Scheduler, applied: AppliedResult) -> engine_pb2.FromEngine:
+        """A step that was reported has its result, for those who watch."""
+        done = engine_pb2.StepDone(
+            runner=scheduler.hello.runner_id,
+            number=applied.flight.number,
+            done_s=applied.now_s - self.started_s,
+            run_s=applied.step_s,
+        )
+        return engine_pb2.FromEngine(step_done=done)
+
+
+def _runner_status(scheduler: Scheduler) -> admin_pb2.RunnerStatus:
+    hello = scheduler.hello
+    return admin_pb2.RunnerStatus(
+        id=hello.runner_id,
+        device=hello.device,
+        model=hello.model.name,
+        slots=hello.num_slots,
+        running=scheduler.table.num_running,
+        blocks=hello.num_blocks,
+        free_blocks=scheduler.pool.num_free,
+        cached_blocks=scheduler.pool.num_cached,
+        block_size=hello.block_size,
+        plans_in_flight=len(scheduler.in_flight),
+        last_plan=scheduler.last_plan,
+    )
+
+
+def _reference(sequence: Sequence, slot: int) -> admin_pb2.SequenceRef:
+    return admin_pb2.SequenceRef(request_id=sequence.request.request_id, index=sequence.index, slot=slot)

@@ -1,0 +1,76 @@
+"""Takes what a scrape of the metrics tells from the parts of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler_svc.constrained.constraints import Constraints
+from scheduler_svc.kv_events.kv_feed import KvFeed
+from scheduler_svc.metrics.snapshot import Snapshot
+from scheduler_svc.metrics.step_phases import StepPhases
+from scheduler_svc.reports.reports import Reports
+from scheduler_svc.requests.requests import Requests
+from scheduler_svc.runners.placement import Placement
+from scheduler_svc.runners.runner_pool import RunnerPool
+from scheduler_svc.settings.scheduler_settings import SchedulerSettings
+
+
+class Snapshots:
+    """Takes them, of one engine."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        requests: Requests,
+        pool: RunnerPool,
+        placement: Placement,
+        reports: Reports,
+        constraints: Constraints,
+        kv_feed: KvFeed,
+        phases: StepPhases,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._requests = requests
+        self._pool = pool
+        self._placement = placement
+        self._reports = reports
+        self._constraints = constraints
+        self._kv_feed = kv_feed
+        self._phases = phases
+        self._clock = clock
+
+    def take(self) -> Snapshot:
+        """The engine's state. Call it in the engine's thread, between two steps."""
+        measured, totals, model = self._requests.measurements, self._requests.totals, self._pool.model
+        measured.count()
+        now_s = self._clock()
+        return Snapshot(
+            status=self._reports.status(),
+            model=model.name if model is not None else "",
+            waiting=self._requests.num_waiting,
+            waiting_tokens=self._requests.queue.num_tokens + self._placement.placed_tokens,
+            waiting_limit=self._settings.max_waiting_requests,
+            waiting_tokens_limit=self._settings.max_waiting_tokens,
+            oldest_plans_s={
+                scheduler.hello.runner_id: now_s - scheduler.in_flight[0].sent_s if scheduler.in_flight else 0.0
+                for scheduler in self._pool.schedulers.values()
+            },
+            tenants=self._requests.shares.waiting_by_tenant(),
+            kv_subscribers=self._kv_feed.num_subscribers,
+            refusals=dict(totals.refusals),
+            ends=dict(measured.ends),
+            losses=dict(totals.losses),
+            mask_process_deaths=self._constraints.deaths,
+            recomputed=totals.recomputed,
+            adopted=totals.adopted,
+            phases_s=self._phases.seconds(),
+            run_s=measured.run_s,
+            idle_s=measured.idle_s,
+            ttft_s=measured.ttft_s.state(),
+            itl_s=measured.itl_s.state(),
+            e2e_s=measured.e2e_s.state(),
+            step_s=measured.step_s.state(),
+            step_rows=measured.step_rows.state(),
+            step_positions=measured.step_positions.state(),
+        )

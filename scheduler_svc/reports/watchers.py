@@ -1,0 +1,49 @@
+"""The workers that watch what an engine does: its steps as they are planned and done, and its roster now and then."""
+
+from __future__ import annotations
+
+from roster_protos import engine_pb2
+from scheduler_svc.plan.applied_result import AppliedResult
+from scheduler_svc.plan.plan_builder import PlannedStep
+from scheduler_svc.reports.reports import Reports
+from scheduler_svc.reports.roster_view import RosterView
+from scheduler_svc.requests.outbox import Outbox
+from scheduler_svc.scheduler.scheduler import Scheduler
+
+
+class Watchers:
+    """Tells them, through the outbox."""
+
+    def __init__(self, outbox: Outbox, reports: Reports, view: RosterView) -> None:
+        self._outbox = outbox
+        self._reports = reports
+        self._view = view
+        self.of_steps: set[bytes] = set()
+        """Workers that hear of each step."""
+        self.roster_queries: list[tuple[bytes, int]] = []
+        """(worker, handle of its call) of those who want to see the roster."""
+
+    @property
+    def active(self) -> bool:
+        """Somebody watches."""
+        return bool(self.of_steps or self.roster_queries)
+
+    def tell_planned(self, scheduler: Scheduler, step: PlannedStep) -> None:
+        """A step was sent to a runner."""
+        report = engine_pb2.FromEngine(step_report=self._reports.step_report(scheduler, step))
+        for worker in self.of_steps:
+            self._outbox.message(worker, report)
+
+    def tell_done(self, scheduler: Scheduler, applied: AppliedResult) -> None:
+        """A step has its result."""
+        done = self._reports.step_done(scheduler, applied)
+        for worker in self.of_steps:
+            self._outbox.message(worker, done)
+
+    def answer_roster_queries(self) -> None:
+        """Gives everybody who asked since the last time the same answer."""
+        roster = self._view.show()
+        queries, self.roster_queries = self.roster_queries, []
+        for worker, handle in queries:
+            reply = engine_pb2.RosterReply(handle=handle, roster=roster)
+            self._outbox.message(worker, engine_pb2.FromEngine(roster_reply=reply))

@@ -1,0 +1,45 @@
+"""Counts of one engine since its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from scheduler_svc.link.runner_events import Loss
+from scheduler_svc.model.refusal import RefusalReason
+from scheduler_svc.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start; those of lost runners are kept."""
+
+    requests: int = 0
+    refused: int = 0
+    finished: int = 0
+    sampled_tokens: int = 0
+    plans: int = 0
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    dropped_rows: int = 0
+    cached_tokens: int = 0
+    policy_changes: int = 0
+    recomputed: int = 0
+    """Sequences that wait again because their runner went away."""
+    adopted: int = 0
+    """Sequences of a former scheduler that went on."""
+    refusals: Counter[RefusalReason] = field(default_factory=Counter)
+    losses: Counter[Loss] = field(default_factory=Counter)
+
+    def refuse(self, reason: RefusalReason | None) -> None:
+        """A request was refused."""
+        self.refused += 1
+        if reason is not None:
+            self.refusals[reason] += 1
+
+    def keep(self, scheduler: Scheduler) -> None:
+        """Adds the counts of a roster that goes away."""
+        self.preemptions += scheduler.preemptions
+        self.prefill_tokens += scheduler.prefill_tokens
+        self.dropped_rows += scheduler.dropped_rows
+        self.cached_tokens += scheduler.cached_tokens

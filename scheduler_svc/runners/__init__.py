@@ -1,0 +1,1 @@
+"""The runners behind one engine, and which of them a waiting sequence goes to."""

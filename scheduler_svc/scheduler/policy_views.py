@@ -1,0 +1,114 @@
+"""Builds the read-only views that policies see."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from roster_protos import plan_pb2
+from scheduler_svc.kv.block_pool import BlockPool
+from scheduler_svc.model.sequence import Request, Sequence
+from scheduler_svc.plan.applied_result import AppliedResult
+from scheduler_svc.plan.slot_table import SlotTable
+from scheduler_svc.policy import Ended, FirstToken, Load, RequestView, RunningView, StepReport, WaitingView
+from scheduler_svc.queue.tenant_queues import Queue
+
+
+def request_view(request: Request) -> RequestView:
+    """The request without its tokens (made once: nothing in it changes)."""
+    if request.view is None:
+        request.view = RequestView(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            arrival_s=request.arrival_s,
+            priority=request.priority,
+            prompt_tokens=request.prompt_len,
+            max_tokens=request.max_tokens,
+            num_choices=len(request.sequences),
+            deadline_s=request.deadline_s,
+            ttft_target_ms=request.ttft_target_ms,
+            itl_target_ms=request.itl_target_ms,
+        )
+    return request.view
+
+
+def waiting_view(sequence: Sequence, cached: int, now_s: float) -> WaitingView:
+    """A waiting sequence, `cached` tokens of which are in the prefix cache."""
+    request = request_view(sequence.request)
+    waited_s = now_s - request.arrival_s
+    return WaitingView(sequence.id, request, sequence.rank, len(sequence.tokens), cached, waited_s)
+
+
+def running_view(sequence: Sequence, table: SlotTable) -> RunningView:
+    """A running sequence with its counters."""
+    slot = sequence.slot
+    return RunningView(
+        sequence_id=sequence.id,
+        request=request_view(sequence.request),
+        rank=sequence.rank,
+        computed=int(table.computed[slot]),
+        generated=int(table.length[slot]) - sequence.prompt_len,
+        blocks=len(sequence.blocks),
+    )
+
+
+def load_view(
+    hello: plan_pb2.Hello,
+    table: SlotTable,
+    pool: BlockPool,
+    queue: Queue,
+    decode: npt.NDArray[np.int64],
+    now_s: float,
+) -> Load:
+    """One runner, which said `hello`, and the queue, when the slots `decode` are to decode."""
+    running = table.num_running
+    return Load(
+        running=running,
+        decoding=len(decode),
+        slots=table.num_slots,
+        waiting=len(queue),
+        waiting_tokens=queue.num_tokens,
+        free_blocks=pool.num_free,
+        blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_step_tokens=hello.max_step_tokens,
+        now_s=now_s,
+        context=int(np.add.reduce(table.planned[decode])),
+        prompt_backlog=table.backlog if len(decode) < running else 0,
+        itl_target_s=float(table.itl_target_s[decode].min(initial=np.inf)) if table.num_itl_targets else np.inf,
+        tile_tokens=tile_tokens(hello),
+    )
+
+
+def tile_tokens(hello: plan_pb2.Hello) -> int:
+    """Positions of a tile by which the runner's steps take their time; 1 for one that does not tell."""
+    return max(1, hello.tile_tokens)
+
+
+_TRUE = b"\1"
+
+
+def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, ended: list[Ended]) -> StepReport:
+    """What the result, here at `now_s`, tells of its step; `ended` since the report before. The runner said `hello`."""
+    flight, gaps_s, num_decode = applied.flight, applied.gaps_s, applied.flight.num_decode
+    first_tokens = []
+    is_first = np.isnan(gaps_s)
+    if _TRUE in is_first.tobytes():
+        for index in is_first.nonzero()[0].tolist():
+            request = flight.sequences[applied.rows[index]].request
+            first_tokens.append(FirstToken(request_view(request), now_s - request.arrival_s))
+        gaps_s = gaps_s[~is_first]
+    return StepReport(
+        now_s=now_s,
+        rows=len(flight.flags),
+        sampled=len(applied.tokens),
+        round_trip_s=now_s - flight.sent_s,
+        step_s=applied.step_s,
+        decode_rows=num_decode,
+        prefill_tokens=flight.positions - num_decode,
+        context=int(np.add.reduce(flight.starts[:num_decode])),
+        tile_tokens=tile_tokens(hello),
+        gaps_s=gaps_s,
+        first_tokens=tuple(first_tokens),
+        ended=tuple(ended),
+    )

@@ -1,0 +1,101 @@
+"""Who is preempted: the policy chooses among the sequences that rank strictly below the one that needs room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Views
+from dataclasses import dataclass
+from itertools import islice
+
+from scheduler_svc.model.sequence import Sequence
+from scheduler_svc.plan.slot_table import SlotTable
+from scheduler_svc.policy import Policy, PolicyGuard, RunningView
+from scheduler_svc.scheduler.policy_views import running_view, waiting_view
+
+MAX_DISPLACING = 8
+"""Waiting sequences for which a step makes room, at most."""
+
+
+DECLINED_STEPS = 16
+"""Plans for which a policy that has displaced nobody is not asked again, unless something has changed: it may go by
+the time that the head of the queue has waited."""
+
+
+@dataclass(slots=True, frozen=True)
+class Declined:
+    """A policy has displaced nobody for the head of the queue, when so much had changed in the slots."""
+
+    head: Sequence | None
+    policy: Policy
+    changes: int
+    until_plan: int
+
+
+def choose_victim(candidate: Sequence, table: SlotTable, policy: PolicyGuard) -> Sequence | None:
+    """Whom to preempt so that running `candidate` gets a block; None: it waits."""
+    below = _below(candidate, table.running())
+    if not below:
+        return None
+    views = [running_view(sequence, table) for sequence in below]
+    return _chosen(policy.victim(views, running_view(candidate, table)), views, below)
+
+
+class Displacement:
+    """Makes room for waiting sequences of one runner: all victims are chosen first, then preempted by the caller."""
+
+    def __init__(self, table: SlotTable, free_blocks: int, block_size: int, policy: PolicyGuard, now_s: float) -> None:
+        self._table = table
+        self._free_slots = len(table.free)
+        self._free_blocks = free_blocks
+        self._block_size = block_size
+        self._policy = policy
+        self._now_s = now_s
+        self._running = table.running()
+
+    def choose(self, waiting: Iterable[Sequence]) -> list[Sequence]:
+        """Whom to preempt for the first of `waiting`, which come in order of rank."""
+        victims: list[Sequence] = []
+        for candidate in islice(waiting, MAX_DISPLACING):
+            blocks = -(-len(candidate.tokens) // self._block_size)
+            if self._free_slots < 1 or self._free_blocks < blocks:
+                chosen = self._choose_for(candidate, blocks)
+                if not chosen:
+                    break  # the others rank lower still
+                victims += chosen
+            self._free_slots -= 1
+            self._free_blocks -= blocks
+        return victims
+
+    def _choose_for(self, candidate: Sequence, blocks: int) -> list[Sequence]:
+        """Sequences whose leaving gives the candidate a slot and `blocks`; none if the policy names too few."""
+        below = _below(candidate, self._running)
+        if not below:
+            return []
+        view = waiting_view(candidate, 0, self._now_s)
+        views = [running_view(sequence, self._table) for sequence in below]
+        chosen: list[Sequence] = []
+        won = 0
+        while self._free_slots + len(chosen) < 1 or self._free_blocks + won < blocks:
+            sequence = _chosen(self._policy.displace(views, view), views, below) if views else None
+            if sequence is None:
+                return []
+            index = below.index(sequence)
+            won += views[index].blocks
+            chosen.append(sequence)
+            del below[index], views[index]
+        self._running = [sequence for sequence in self._running if sequence not in chosen]
+        self._free_slots += len(chosen)
+        self._free_blocks += won
+        return chosen
+
+
+def _below(candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
+    rank = candidate.rank
+    return [sequence for sequence in running if sequence.rank > rank]
+
+
+def _chosen(choice: RunningView | None, views: Views[RunningView], sequences: list[Sequence]) -> Sequence | None:
+    """The sequence whose view was chosen."""
+    if choice is None:
+        return None
+    return next(sequence for sequence, view in zip(sequences, views, strict=True) if view is choice)

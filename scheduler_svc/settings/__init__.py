@@ -1,0 +1,1 @@
+"""What an operator sets: read, checked, and what it opens to the network."""

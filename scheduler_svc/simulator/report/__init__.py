@@ -1,0 +1,1 @@
+"""What came of simulations: numbers, tables and pictures."""

@@ -1,0 +1,54 @@
+"""Policies compared in a picture: cumulative distributions of TTFT and ITL, and goodput. Needs the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scheduler_svc.simulator.outcome import Outcome, Seconds
+from scheduler_svc.simulator.report.report import Report
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+class PlotUnavailable(ValueError):
+    """matplotlib is missing, or the file's format is none that it writes."""
+
+
+def check_plot(path: Path) -> None:
+    """Raises PlotUnavailable when a plot can't be written there: before the simulation, not after it."""
+    if path.suffix not in FORMATS:
+        raise PlotUnavailable(f"{path}: a plot's file must end in {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise PlotUnavailable(
+            "plots need matplotlib: install it with `pip install 'roster-serve[plot]'`, or leave out --plot"
+        ) from None
+
+
+def plot_comparison(path: Path, title: str, outcomes: Sequence[Outcome], reports: Sequence[Report]) -> None:
+    """Writes the picture. Call `check_plot` first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    ttft, itl, goodput = figure.subplots(1, 3)
+    for outcome, one in zip(outcomes, reports, strict=True):
+        ttft.plot(*_distribution(outcome.ttft_s), label=one.policy)
+        itl.plot(*_distribution(outcome.itl_s), label=one.policy)
+    for axes, name in ((ttft, "time to first token, ms"), (itl, "time between tokens, ms")):
+        axes.set(xscale="log", xlabel=name, ylabel="share of requests" if axes is ttft else "share of tokens")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    goodput.bar([one.policy for one in reports], [one.goodput for one in reports])
+    goodput.set(ylabel="requests/s within targets")
+    figure.suptitle(title)
+    figure.savefig(path)
+
+
+def _distribution(times_s: Seconds) -> tuple[Seconds, Seconds]:
+    """At most 1,000 points (milliseconds, share of the times that are no longer)."""
+    shares = np.linspace(0, 1, min(1000, max(2, len(times_s))))
+    return np.percentile(times_s, shares * 100) * 1e3 if len(times_s) else np.zeros_like(shares), shares

@@ -1,0 +1,51 @@
+"""Reports side by side, as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from scheduler_svc.simulator.report.report import Percentiles, Report
+
+
+def report_table(title: str, reports: Sequence[Report]) -> Table:
+    """A column per policy, a row per number."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for one in reports:
+        table.add_column(one.policy, justify="right")
+    for name, cell in _ROWS:
+        table.add_row(name, *[cell(one) for one in reports])
+    return table
+
+
+def _milliseconds(times: Percentiles) -> str:
+    return " / ".join(_three_digits(value * 1e3) for value in (times.p50, times.p90, times.p99))
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    ("TTFT p50 / p90 / p99, ms", lambda r: _milliseconds(r.ttft)),
+    ("ITL p50 / p90 / p99, ms", lambda r: _milliseconds(r.itl)),
+    ("E2E p50 / p90 / p99, ms", lambda r: _milliseconds(r.e2e)),
+    ("goodput, requests/s", lambda r: f"{r.goodput:.2f}"),
+    ("requests within targets", lambda r: f"{r.good_share:.1%}"),
+    ("output tokens/s", lambda r: f"{r.output_tokens_per_s:,.0f}"),
+    ("prompt + output tokens/s", lambda r: f"{r.total_tokens_per_s:,.0f}"),
+    ("fairness over tenants (Jain)", lambda r: f"{r.fairness:.3f} of {r.tenants}"),
+    ("requests served / refused", lambda r: f"{r.requests:,} / {r.refused:,}"),
+    ("preemptions", lambda r: f"{r.preemptions:,}"),
+    ("prompt tokens from the cache", lambda r: f"{r.prefix_hit_rate:.1%}"),
+    ("steps", lambda r: f"{r.plans:,}"),
+    ("batch fill", lambda r: f"{r.batch_fill:.1%}"),
+    ("runners busy", lambda r: f"{r.runner_busy:.1%}"),
+    ("policy failures", lambda r: f"{r.policy_failures:,}"),
+    ("virtual seconds", lambda r: f"{r.seconds:,.1f}"),
+    ("wall seconds", lambda r: f"{r.wall_s:,.1f}"),
+    ("engine, µs of wall time a plan", lambda r: f"{r.engine_us_per_plan:,.0f}"),
+    ("engine busy (wall / virtual)", lambda r: f"{r.engine_busy:.2%}"),
+)

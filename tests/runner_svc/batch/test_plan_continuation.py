@@ -1,0 +1,205 @@
+"""Plans that follow from the last one: the slots come out as if each had been checked and applied whole."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from roster_protos import plan_pb2
+from runner_svc.batch.batch_state import AppliedPlan, BatchState
+from runner_svc.batch.plan_check import Limits, SlotCounters
+from runner_svc.batch.plan_columns import PlanFault
+from runner_svc.interface.step import StepOutput
+from tests.support.plans import SAMPLE, admission, plan
+from tests.support.thoroughness import count
+
+LIMITS = Limits(num_slots=6, num_blocks=200, block_size=4, max_step_tokens=64, context_length=60, vocab_size=100)
+
+
+class Whole(BatchState):
+    """The slow twin: looks at every plan, and at what came of it, as if it were the first."""
+
+    def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
+        applied = super().apply(plan)
+        self._continuation = None
+        return applied
+
+
+class Counted(BatchState):
+    """Counts the plans that followed."""
+
+    followed = 0
+
+    def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
+        applied = super()._continue(plan)
+        self.followed += applied is not None
+        return applied
+
+
+class Pair:
+    """The same plans for both; what comes of them must be equal."""
+
+    def __init__(self) -> None:
+        self.fast, self.slow = Counted(LIMITS, gathers_inputs=True), Whole(LIMITS, gathers_inputs=True)
+
+    def apply(self, asked: plan_pb2.Plan) -> tuple[AppliedPlan, AppliedPlan] | None:
+        """None where both refuse."""
+        outcomes: list[AppliedPlan | str] = []
+        for state in (self.fast, self.slow):
+            try:
+                outcomes.append(state.apply(asked))
+            except PlanFault as fault:
+                outcomes.append(str(fault))
+        self.compare_states()
+        fast, slow = outcomes
+        if isinstance(fast, str) or isinstance(slow, str):
+            assert fast == slow
+            return None
+        compare(fast, slow)
+        return fast, slow
+
+    def record(self, applied: tuple[AppliedPlan, AppliedPlan], failing: set[int]) -> list[int]:
+        """Every row draws a token, but for those of slots in `failing`, which are not finite; failed plan rows."""
+        outputs = []
+        for state, each in zip((self.fast, self.slow), applied, strict=True):
+            if each.batch is None:
+                return []
+            rows = np.flatnonzero(each.batch.sample)
+            finite = ~np.isin(each.batch.slots[rows], list(failing))
+            tokens = (each.batch.ends[rows] % 7).astype(np.int32)
+            output = StepOutput.sampled(len(each.batch.slots), rows, tokens, finite)
+            state.record(each, output)
+            outputs.append(output)
+        np.testing.assert_array_equal(outputs[0].statuses, outputs[1].statuses)
+        self.compare_states()
+        return each.batch.slots[outputs[0].statuses != 0].tolist()
+
+    def compare_states(self) -> None:
+        for field in fields(SlotCounters):
+            values = [getattr(state._counters, field.name) for state in (self.fast, self.slow)]
+            np.testing.assert_array_equal(*values, err_msg=field.name)
+        np.testing.assert_array_equal(self.fast._tables, self.slow._tables)
+        np.testing.assert_array_equal(self.fast._tokens, self.slow._tokens)
+        assert self.fast.residents() == self.slow.residents()
+
+
+def compare(fast: AppliedPlan, slow: AppliedPlan) -> None:
+    assert fast.num_rows == slow.num_rows
+    for name in ("rows", "epochs", "copy_sources", "copy_targets"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name), err_msg=name)
+    for name in ("append_slots", "append_indexes", "append_blocks"):
+        np.testing.assert_array_equal(getattr(fast.changes, name), getattr(slow.changes, name), err_msg=name)
+    assert len(fast.changes.admitted) == len(slow.changes.admitted)
+    assert (fast.batch is None) == (slow.batch is None)
+    if fast.batch is None or slow.batch is None:
+        return
+    for name in ("slots", "starts", "counts", "sample", "awaits", "params"):
+        np.testing.assert_array_equal(getattr(fast.batch, name), getattr(slow.batch, name), err_msg=name)
+    assert [state.sequence_id for state in fast.batch.states] == [state.sequence_id for state in slow.batch.states]
+
+
+class Scheduling:
+    """Sequences that come, decode and go; plans that are spoilt now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._next_block = 0
+        self.lengths: dict[int, int] = {}  # tokens by slot
+        self._tables: dict[int, int] = {}
+
+    def block(self) -> int:
+        self._next_block = self._next_block % LIMITS.num_blocks + 1
+        return self._next_block
+
+    def coming_and_going(self, failed: set[int]) -> plan_pb2.Plan:
+        """Somebody leaves, whoever failed among them, somebody comes, the others stand still."""
+        free = sorted(set(range(LIMITS.num_slots)) - set(self.lengths))
+        leaving = [slot for slot in self.lengths if slot in failed or self._rng.random() < 0.3]
+        for slot in leaving:
+            self.drop(slot)
+        admissions, extents = [], []
+        for slot in free[: self._rng.randint(0, 3)]:
+            length = self._rng.randint(1, 12)
+            blocks = [self.block() for _ in range(-(-length // LIMITS.block_size))]
+            admissions.append(admission(slot, [self._rng.randrange(100) for _ in range(length)], blocks))
+            extents.append((slot, 0, length, SAMPLE))
+            self.lengths[slot], self._tables[slot] = length + 1, len(blocks)
+        return plan(releases=leaving, admissions=admissions, extents=extents)
+
+    def decoding(self, slots: list[int]) -> plan_pb2.Plan:
+        """A position of each of the slots, with the blocks that they need."""
+        appends, extents = [], []
+        for slot in slots:
+            start = self.lengths[slot] - 1
+            if start == self._tables[slot] * LIMITS.block_size:
+                appends.append((slot, self._tables[slot], self.block()))
+                self._tables[slot] += 1
+            extents.append((slot, start, 1, SAMPLE))
+            self.lengths[slot] += 1
+        return plan(appends=appends, extents=extents)
+
+    def drop(self, slot: int) -> None:
+        del self.lengths[slot], self._tables[slot]
+
+    def spoilt(self, asked: plan_pb2.Plan) -> plan_pb2.Plan:
+        """A copy with one number wrong."""
+        copy = plan_pb2.Plan.FromString(asked.SerializeToString())
+        columns = ["append_slots", "append_indexes", "append_blocks", "extent_slots", "extent_starts", "extent_counts"]
+        name = self._rng.choice([name for name in columns if getattr(copy, name)])
+        values = np.frombuffer(getattr(copy, name), "<i4").copy()
+        place = self._rng.randrange(len(values))
+        values[place] = self._rng.choice([-1, 0, 1, 2, 5, 6, values[place] + 1, values[place] - 1, 201, 1 << 30])
+        setattr(copy, name, values.tobytes())
+        if self._rng.random() < 0.1:
+            setattr(copy, name, getattr(copy, name)[:-4])
+        return copy
+
+
+@pytest.mark.parametrize("run", range(count(200, in_ci=8)))
+def test_the_slots_are_those_of_the_slow_twin(run: int) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    both, scheduling = Pair(), Scheduling(rng)
+    under_way: list[tuple[AppliedPlan, AppliedPlan]] = []
+    failed: set[int] = set()
+    for _ in range(120):
+        in_context = [slot for slot, length in scheduling.lengths.items() if length < LIMITS.context_length]
+        if not in_context or rng.random() < (0.3 if failed else 0.06):
+            asked, failed = scheduling.coming_and_going(failed), set()
+        elif rng.random() < 0.05:
+            asked = scheduling.decoding(rng.sample(in_context, rng.randint(1, len(in_context))))
+        else:
+            asked = scheduling.decoding(in_context)
+        if rng.random() < 0.1 and asked.extent_slots:
+            wrong = scheduling.spoilt(asked)
+            if wrong != asked and both.apply(wrong) is not None:
+                return  # it fitted after all, and the plans behind it no longer do
+        applied = both.apply(asked)
+        assert applied is not None
+        under_way.append(applied)
+        if len(under_way) == 2:
+            failing = {rng.randrange(LIMITS.num_slots)} if rng.random() < 0.03 else set()
+            failed.update(both.record(under_way.pop(0), failing))
+    assert both.fast.followed > 20
+
+
+def test_a_continuation_ends_with_a_failure_and_with_a_session() -> None:
+    both = Pair()
+    admissions = [admission(slot, [1, 2], [1 + 5 * slot + i for i in range(5)]) for slot in range(3)]
+    applied = both.apply(plan(admissions=admissions, extents=[(slot, 0, 2, SAMPLE) for slot in range(3)]))
+    assert applied is not None
+    both.record(applied, set())
+    for start in (2, 3, 4):
+        applied = both.apply(plan(extents=[(slot, start, 1, SAMPLE) for slot in range(3)]))
+        assert applied is not None
+        assert both.record(applied, {1} if start == 4 else set()) == ([1] if start == 4 else [])
+    assert both.fast.followed == 2
+    applied = both.apply(plan(extents=[(slot, 5, 1, SAMPLE) for slot in range(3)]))
+    assert applied is not None and applied[0].rows.tolist() == [0, 2]
+    for state in (both.fast, both.slow):
+        state.reset()
+    assert both.apply(plan(extents=[(slot, 6, 1, SAMPLE) for slot in range(3)])) is None

@@ -1,0 +1,64 @@
+"""A runner and its link leave nothing to the garbage collector, whose pauses would stop every stream."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.backends.torch_backend import TorchBackend
+from runner_svc.gpu.backend import CudaBackend
+from runner_svc.interface.backend import Backend
+from tests.support.garbage import circles_left_by, in_own_process
+from tests.support.host_backend import host_backend, no_progress
+from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, linked_runner
+from tests.support.tiny_models import make_tiny_model
+
+MAX_STEP_TOKENS = 64
+
+
+def hash_backend(folder: Path) -> HashBackend:
+    return HashBackend(
+        num_slots=NUM_SLOTS, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_step_tokens=MAX_STEP_TOKENS
+    )
+
+
+def torch_backend(folder: Path) -> TorchBackend:
+    return TorchBackend.load(
+        str(make_tiny_model("llama", folder / "tiny")),
+        cache_folder=folder / "unused",
+        progress=no_progress,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        num_slots=NUM_SLOTS,
+        max_step_tokens=MAX_STEP_TOKENS,
+    )
+
+
+def cuda_backend(folder: Path) -> CudaBackend:
+    """With launchers for the CPU: all but the kernels is what serves."""
+    return host_backend(
+        make_tiny_model("llama", folder / "tiny"),
+        num_slots=NUM_SLOTS,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=MAX_STEP_TOKENS,
+        num_blocks=NUM_BLOCKS,
+    )
+
+
+BACKENDS = {"hash": hash_backend, "torch": torch_backend, "cuda": cuda_backend}
+
+
+def circles_of(name: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        backend: Backend = BACKENDS[name](Path(folder))
+        with linked_runner(backend) as runner:
+            runner.generations(2)  # what is made once is made
+            return circles_left_by(lambda: runner.generations(3))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_plans_leave_no_circles(name: str) -> None:
+    assert in_own_process(f"circles_of({name!r})", __name__) == "0"

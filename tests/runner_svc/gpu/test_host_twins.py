@@ -1,0 +1,48 @@
+"""The host's launchers pass what the kernels have to pass on a GPU: so the tests there are right in themselves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.host_device import copy_words, scatter_segments
+from tests.support.host_layers import HostRopeKv
+from tests.support.rope_cases import EPS, SHAPES, RopeCase, check_fp8_write, check_write
+from tests.support.slot_copies import WORDS, check_copy, check_scatter
+
+CPU = torch.device("cpu")
+
+
+def host_rope(case: RopeCase) -> HostRopeKv:
+    config = SimpleNamespace(
+        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, rms_norm_eps=EPS
+    )
+    return HostRopeKv(config, case.rotary_dim)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 33])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rope_and_cache_write(shape: tuple, num_tokens: int, qk_norm: bool) -> None:
+    case = RopeCase(*shape, num_tokens=num_tokens, qk_norm=qk_norm)
+    for in_place in (False, True):
+        check_write(host_rope, case, CPU, 0, in_place)
+    check_fp8_write(host_rope, case, CPU, 0)
+
+
+def at_once() -> None:
+    """There is no device to wait for."""
+
+
+@pytest.mark.parametrize("num_words", WORDS)
+def test_copies(num_words: int) -> None:
+    source, target = (torch.zeros(num_words + 12, dtype=torch.int32) for _ in range(2))
+    check_copy(copy_words, source, target, num_words, 0, at_once)
+    check_copy(copy_words, source[4:], target[8:], num_words - 4 or 4, 0, at_once)
+
+
+@pytest.mark.parametrize(("num_admitted", "num_appended"), [(1, 0), (0, 1), (3, 2), (0, 40), (40, 40)])
+def test_changes_of_the_roster(num_admitted: int, num_appended: int) -> None:
+    check_scatter(scatter_segments, CPU, num_admitted, num_appended, 0, at_once)

@@ -1,0 +1,81 @@
+"""Scales of an FP8 cache: what they are for given magnitudes, and what a model served from such a cache loses."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner_svc.execution.runner import Runner
+from runner_svc.gpu.backend import CudaBackend
+from runner_svc.gpu.kv_scales import HEADROOM, LARGEST_E4M3, scales_for
+from runner_svc.interface.kv_cache import FP8
+from runner_svc.interface.pool_size import MemoryProfile
+from tests.support.host_backend import host_backend
+from tests.support.host_device import HostDevice
+from tests.support.plans import SAMPLE, admission, plan, sampling
+from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
+
+BLOCK_SIZE = 8
+
+
+def test_scales_are_the_least_powers_of_two_that_leave_room() -> None:
+    largest = torch.cat((torch.rand(100) * 1000, torch.tensor([1e-4, 224.0, 225.0])))
+    scales = scales_for(largest)
+    assert torch.equal(torch.exp2(torch.log2(scales).round()), scales)
+    assert bool((largest * HEADROOM <= scales * LARGEST_E4M3).all())
+    assert bool((largest * HEADROOM > scales / 2 * LARGEST_E4M3).all())
+    assert scales[-2:].tolist() == [1.0, 2.0]
+
+
+def test_heads_of_nothing_or_of_nonsense_get_a_scale_of_one() -> None:
+    assert scales_for(torch.tensor([0.0, torch.nan, torch.inf])).tolist() == [1.0, 1.0, 1.0]
+
+
+def backend_of(folder: Path, *, fp8_cache: bool, num_blocks: int | None = 48) -> CudaBackend:
+    return host_backend(
+        folder,
+        num_slots=5,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=40,
+        num_blocks=num_blocks,
+        fp8_cache=fp8_cache,
+        device=HostDevice(MemoryProfile(total=2 << 30, peak=1 << 20, other=1 << 20)),
+    )
+
+
+def prompt_logprobs(backend: CudaBackend, prompt: list[int]) -> np.ndarray:
+    """Of the tokens after the first, over two chunks, so that what was cached is read."""
+    runner = Runner(backend)
+    asks = sampling(prompt_logprobs=1)
+    runner.execute(1, plan(admissions=[admission(1, prompt, [9, 3, 5, 7], sampling=asks)], extents=[(1, 0, 20, 0)]))
+    result = runner.execute(2, plan(extents=[(1, 20, len(prompt) - 20, SAMPLE)]))
+    return np.frombuffer(result.prompt_logprobs[0].values, np.float32)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_model_loses_little_in_an_fp8_cache(family: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(family, tmp_path / "tiny")
+    rng = random.Random(3)
+    prompt = [rng.randrange(NUM_TOKENS) for _ in range(30)]
+    backend = backend_of(folder, fp8_cache=True)
+    assert backend.cache.data.dtype is FP8
+    assert backend.cache.scales is not None
+    assert backend.cache.scales.shape == (3, 2, 2)
+    backend.cache.data.view(torch.uint8).fill_(0x7F)  # NaN
+    exact = prompt_logprobs(backend_of(folder, fp8_cache=False), prompt)
+    error = np.abs(prompt_logprobs(backend, prompt) - exact).max() / exact.std()
+    assert 0 < error < 0.25
+
+
+def test_an_fp8_pool_holds_more(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "tiny")
+    wide, narrow = (backend_of(folder, fp8_cache=fp8_cache, num_blocks=None) for fp8_cache in (False, True))
+    assert narrow.num_blocks in range(4 * wide.num_blocks, 4 * wide.num_blocks + 4)  # float32 on a CPU
+    copied = torch.arange(narrow.cache.data[:, :, 0].numel(), dtype=torch.uint8).view_as(narrow.cache.data[:, :, 0])
+    narrow.cache.data.view(torch.uint8)[:, :, 5] = copied
+    narrow.copy_blocks(np.array([5], np.int32), np.array([7], np.int32))
+    assert torch.equal(narrow.cache.data.view(torch.uint8)[:, :, 7], copied)

@@ -1,0 +1,448 @@
+"""The link from the runner's side, against a scheduler by hand: sessions, duplicates, gaps, faults, heartbeats."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from roster_common.link_protocol import OURS, TERMS
+from roster_protos import plan_pb2
+from runner_svc.execution.runner import Runner
+from runner_svc.link import plan_socket
+from runner_svc.link.plan_socket import BrokenBackend, HungBackend, PlanSocket, Rejected
+from tests.support.fake_scheduler import FakeScheduler
+from tests.support.plans import SAMPLE, admission, ints, plan
+from tests.support.spy_backend import SpyBackend
+
+BEGIN = plan(admissions=[admission(0, [1, 2, 3], [1, 2])], extents=[(0, 0, 3, SAMPLE)])
+
+
+def decode(position: int) -> plan_pb2.Plan:
+    return plan(extents=[(0, position, 1, SAMPLE)])
+
+
+class RunnerUnderTest:
+    """A runner with its link in a thread."""
+
+    def __init__(self, endpoint: str, silence_s: float, plan_timeout_s: float = 60.0) -> None:
+        self.backend = SpyBackend()
+        self.link = PlanSocket(Runner(self.backend, "spy"), endpoint, silence_s, plan_timeout_s=plan_timeout_s)
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def hold_steps(self) -> Callable[[], None]:
+        """Makes steps wait until the returned function is called."""
+        gate = threading.Event()
+        self.backend.on_step = lambda batch: self._pass(gate)
+        return gate.set
+
+    def join(self) -> None:
+        """Waits for the link's end."""
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _pass(self, gate: threading.Event) -> None:
+        assert gate.wait(20)
+
+    def _run(self) -> None:
+        try:
+            self.link.run()
+        except (Rejected, BrokenBackend) as error:
+            self.error = error
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[FakeScheduler]:
+    scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
+    yield scheduler
+    scheduler.close()
+
+
+@pytest.fixture
+def start(scheduler: FakeScheduler) -> Iterator[Callable[..., RunnerUnderTest]]:
+    started: list[RunnerUnderTest] = []
+
+    def start_one(silence_s: float = 30.0, plan_timeout_s: float = 60.0) -> RunnerUnderTest:
+        started.append(RunnerUnderTest(scheduler.endpoint, silence_s, plan_timeout_s))
+        return started[-1]
+
+    yield start_one
+    for runner in started:
+        runner.link.stop()
+        runner.join()
+
+
+Start = Callable[..., RunnerUnderTest]
+
+
+def test_hello_is_repeated_until_a_welcome(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    first, second = scheduler.expect("hello"), scheduler.expect("hello")
+    assert first.session == 0
+    assert first.hello == second.hello
+    assert (first.hello.runner_id, first.hello.num_slots, first.hello.model.architecture) == ("spy", 4, "NullModel")
+    scheduler.send(welcome=plan_pb2.Welcome())
+    time.sleep(0.1)
+    while scheduler.receive(0):  # said before the Welcome was there
+        pass
+    assert scheduler.receive(1.5) is None
+
+
+def test_plans_are_executed_in_order_and_answered_with_their_numbers(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    scheduler.welcome()
+    for number, body in enumerate([BEGIN, decode(3), decode(4)], 1):
+        scheduler.send(number=number, plan=body)
+    for number in (1, 2, 3):
+        message = scheduler.expect("result")
+        assert (message.session, message.number) == (1, number)
+        assert ints(message.result.tokens) == [10]
+
+
+def test_messages_of_another_session_are_dropped(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.expect("hello")
+    scheduler.send(session=0, number=1, plan=BEGIN)  # no session yet
+    scheduler.welcome()
+    scheduler.send(session=7, number=1, plan=BEGIN)
+    scheduler.send(session=7, number=1, ping=plan_pb2.Ping())
+    scheduler.send(session=7, rejection=plan_pb2.Rejection(reason="of an older life"))
+    scheduler.nothing_but_hellos(0.5)
+    assert runner.backend.batches == []
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+
+
+def test_frames_that_are_no_messages_are_ignored(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    scheduler.welcome()
+    scheduler.send_frame(b"\xff\xff\xff")
+    scheduler.send_frame(b"")
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+
+
+def test_a_plan_that_comes_twice_is_executed_once_and_answered_again(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    release = runner.hold_steps()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=1, plan=BEGIN)  # while it computes: nothing to say yet
+    scheduler.nothing_but_hellos(0.3)
+    release()
+    first = scheduler.expect("result")
+    scheduler.nothing_but_hellos(0.3)
+    scheduler.send(number=1, plan=BEGIN)
+    assert scheduler.expect("result") == first
+    assert len(runner.backend.batches) == 1
+    scheduler.send(number=2, plan=decode(3))
+    assert scheduler.expect("result").number == 2
+
+
+def test_a_missing_plan_is_asked_for(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    scheduler.send(number=3, plan=decode(4))
+    assert scheduler.expect("event").event.resend_from == 2
+    assert len(runner.backend.batches) == 1
+    scheduler.send(number=2, plan=decode(3))
+    scheduler.send(number=3, plan=decode(4))
+    assert [scheduler.expect("result").number for _ in range(2)] == [2, 3]
+
+
+def test_a_fault_stops_everything_until_a_new_session(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=decode(0))  # there is no sequence
+    assert "slot 0 has no sequence" in scheduler.expect("event").event.fault
+    scheduler.send(number=2, plan=BEGIN)
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.nothing_but_hellos(0.5)
+    assert runner.backend.batches == []
+    assert scheduler.expect("hello").session == 1
+    scheduler.session = 2
+    scheduler.send(welcome=plan_pb2.Welcome())
+    scheduler.send(number=1, plan=BEGIN)
+    assert scheduler.expect("result").session == 2
+
+
+def test_an_error_in_the_backend_is_a_fault_and_can_not_be_resumed(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+
+    def explode(batch: object) -> None:
+        raise RuntimeError("out of memory")
+
+    runner.backend.on_step = explode
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    assert "out of memory" in scheduler.expect("event").event.fault
+    scheduler.session = 2
+    scheduler.welcome(resume=True)
+    assert "can't be kept after a fault" in scheduler.expect("event").event.fault
+
+
+def test_a_ping_is_answered_while_a_plan_computes(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    release = runner.hold_steps()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=41, ping=plan_pb2.Ping())
+    assert scheduler.expect("pong").number == 41
+    release()
+    assert scheduler.expect("result").number == 1
+
+
+def test_a_second_welcome_of_the_same_session_changes_nothing(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    scheduler.send(welcome=plan_pb2.Welcome())
+    scheduler.send(number=2, plan=decode(3))
+    assert scheduler.expect("result").number == 2
+
+
+def test_a_new_session_drops_what_the_old_one_had_queued(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    release = runner.hold_steps()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=2, plan=decode(3))
+    deadline = time.monotonic() + 10
+    while not runner.backend.batches and time.monotonic() < deadline:
+        time.sleep(0.01)
+    scheduler.session = 2
+    scheduler.send(welcome=plan_pb2.Welcome())
+    scheduler.send(number=9, ping=plan_pb2.Ping())
+    scheduler.expect("pong")  # the socket is in the new session; only now the old plan ends
+    release()
+    scheduler.send(number=1, plan=plan(admissions=[admission(0, [5], [1])], extents=[(0, 0, 1, SAMPLE)]))
+    message = scheduler.expect("result")
+    assert (message.session, message.number) == (2, 1)
+    assert [batch.tokens.tolist() for batch in runner.backend.batches] == [[1, 2, 3], [5]]
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_scheduler_that_starts_anew_finds_the_runner_and_what_it_holds(
+    scheduler: FakeScheduler, start: Start, resume: bool
+) -> None:
+    start(silence_s=2.0)
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    scheduler.close()
+    time.sleep(0.3)
+    successor = FakeScheduler(scheduler.endpoint, session=2)
+    try:
+        hello = successor.expect("hello")
+        assert (hello.session, hello.number) == (1, 1)
+        successor.send(welcome=plan_pb2.Welcome(resume=resume))
+        successor.send(snapshot_request=plan_pb2.SnapshotRequest())
+        snapshot = successor.expect("snapshot").snapshot
+        assert snapshot.last_plan == 0  # plans count anew in every session
+        if resume:
+            (sequence,) = snapshot.sequences
+            assert (sequence.sequence_id, sequence.computed, ints(sequence.tokens)) == (100, 3, [1, 2, 3, 10])
+            successor.send(number=1, plan=decode(3))
+        else:
+            assert not snapshot.sequences
+            successor.send(number=1, plan=BEGIN)
+        assert ints(successor.expect("result").result.tokens) == [10]
+    finally:
+        successor.close()
+
+
+def test_when_silence_ends_in_the_same_session_what_may_be_lost_is_said_again(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start(silence_s=0.5)
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    first = scheduler.expect("result")
+    assert scheduler.expect("hello").session == 1
+    scheduler.send(number=5, ping=plan_pb2.Ping())
+    assert scheduler.expect("result") == first
+    assert scheduler.expect("event").event.resend_from == 2
+    assert scheduler.expect("pong").number == 5
+
+
+def test_an_identity_that_gets_no_answer_is_replaced(
+    scheduler: FakeScheduler, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_socket, "HELLO_INTERVAL_S", 0.05)
+    monkeypatch.setattr(plan_socket, "_UNANSWERED_HELLOS", 3)
+    start()
+    identities = []
+    for _ in range(9):
+        scheduler.expect("hello")
+        identities.append(scheduler.identity)
+    assert len(set(identities)) >= 2
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+
+
+def test_a_rejected_runner_leaves_with_the_reason(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.expect("hello")
+    scheduler.send(session=3, rejection=plan_pb2.Rejection(reason="another model is served here"))
+    runner.join()
+    assert str(runner.error) == "another model is served here"
+
+
+def test_stop_finishes_the_plan_says_so_and_leaves(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+    scheduler.welcome()
+    release = runner.hold_steps()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=1, ping=plan_pb2.Ping())
+    scheduler.expect("pong")
+    runner.link.stop()
+    assert scheduler.expect("event").event.draining
+    release()
+    assert scheduler.expect("result").number == 1
+    runner.join()
+    assert scheduler.receive(0.2) is None
+
+
+def test_a_runner_without_a_scheduler_waits_and_can_be_stopped(tmp_path: Path) -> None:
+    runner = RunnerUnderTest(f"ipc://{tmp_path}/nobody", 30.0)
+    time.sleep(0.3)
+    runner.link.stop()
+    runner.join()
+    assert runner.error is None
+
+
+def test_an_earlier_term_and_a_session_that_was_left_are_fenced(scheduler: FakeScheduler, start: Start) -> None:
+    """A scheduler that was paused hears of its successor, whatever it says, and can't take the runner back."""
+    start()
+    scheduler.expect("hello")
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=10))
+    scheduler.send(session=2, welcome=plan_pb2.Welcome(term=20, resume=True))
+    stale: list[dict[str, object]] = [
+        {"session": 3, "welcome": plan_pb2.Welcome(term=10)},
+        {"session": 1, "welcome": plan_pb2.Welcome(term=20)},
+        {"session": 1, "number": 1, "plan": BEGIN},
+        {"session": 1, "ping": plan_pb2.Ping()},
+    ]
+    for message in stale:
+        scheduler.send(**message)  # type: ignore[arg-type]
+        answer = scheduler.expect("event")
+        assert answer.session == message["session"] and answer.event.fenced == 20
+    scheduler.send(session=2, number=1, plan=BEGIN)
+    assert scheduler.expect("result").session == 2
+
+
+def test_a_ping_tells_of_a_plan_that_never_came_and_a_pong_of_the_last_result(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.expect("result")
+    scheduler.send(number=7, ping=plan_pb2.Ping(last_plan=1))
+    assert scheduler.expect("pong").pong.last_plan == 1
+    scheduler.send(number=8, ping=plan_pb2.Ping(last_plan=2))
+    assert scheduler.expect("event").event.resend_from == 2
+    assert scheduler.expect("pong").number == 8
+
+
+def test_a_backend_beyond_use_says_so_and_ends_the_process(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start()
+
+    def fail(batch: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    runner.backend.on_step = fail
+    runner.backend.is_broken_by = lambda error: True  # type: ignore[method-assign]
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    assert "the device is gone" in scheduler.expect("event").event.fault
+    runner.join()
+    assert isinstance(runner.error, BrokenBackend)
+    assert scheduler.receive(0.5) is None, "it can't take plans, so it must not say hello"
+
+
+def test_a_runner_that_nobody_wants_says_hello_only_when_it_can_compute(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start(silence_s=0.3)
+    release = runner.hold_steps()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    scheduler.send(number=1, ping=plan_pb2.Ping())
+    scheduler.expect("pong")
+    assert scheduler.receive(1.5) is None, "it is silent: to say hello would be to ask for plans"
+    release()
+    kinds = {scheduler.receive(10).WhichOneof("body"), scheduler.receive(10).WhichOneof("body")}  # type: ignore[union-attr]
+    assert kinds == {"result", "hello"}
+
+
+def test_a_plan_that_does_not_end_ends_the_process_once_nobody_wants_it(scheduler: FakeScheduler, start: Start) -> None:
+    runner = start(silence_s=0.5, plan_timeout_s=1.0)
+    release = runner.hold_steps()
+    scheduler.welcome()
+    scheduler.send(number=1, plan=BEGIN)
+    for number in range(1, 21):  # the scheduler still waits for it
+        scheduler.send(number=number, ping=plan_pb2.Ping(last_plan=1))
+        scheduler.expect("pong")
+        time.sleep(0.1)
+    assert runner.error is None
+    runner.join()
+    assert isinstance(runner.error, HungBackend)
+    release()
+
+
+def test_terms_are_pairs_and_an_id_is_told_only_to_who_knows_of_them(scheduler: FakeScheduler, start: Start) -> None:
+    start()
+    hello = scheduler.expect("hello").hello
+    assert (hello.term, hello.term_id, list(hello.features)) == (0, 0, sorted(OURS))
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=10, term_id=5, features=[TERMS, "of a later release"]))
+    answers = [
+        ({"session": 2, "welcome": plan_pb2.Welcome(term=10, term_id=4, features=[TERMS])}, (10, 5)),
+        ({"session": 3, "welcome": plan_pb2.Welcome(term=9, term_id=7)}, (10, 0)),
+        ({"session": 4, "welcome": plan_pb2.Welcome(term=10)}, (10, 0)),
+        ({"session": 5, "ping": plan_pb2.Ping()}, (10, 0)),
+    ]
+    for message, told in answers:
+        scheduler.send(**message)  # type: ignore[arg-type]
+        event = scheduler.expect("event").event
+        assert (event.fenced, event.fenced_id) == told
+    scheduler.send(session=6, welcome=plan_pb2.Welcome(term=10, term_id=6, features=[TERMS]))
+    scheduler.send(session=6, number=1, ping=plan_pb2.Ping())
+    scheduler.expect("pong")
+    scheduler.send(session=1, number=1, plan=BEGIN)  # of its first session, whose scheduler knows ids
+    event = scheduler.expect("event").event
+    assert (event.fenced, event.fenced_id) == (10, 6)
+
+
+def test_it_tells_its_next_scheduler_of_the_longest_context_that_a_ping_named(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start(silence_s=0.3)
+    assert not scheduler.expect("hello").hello.longest_context
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, features=sorted(OURS)))
+    for longest in (700, 900, 0):
+        scheduler.send(session=1, number=1, ping=plan_pb2.Ping(longest_context=longest))
+        scheduler.expect("pong")
+    assert scheduler.expect("hello").hello.longest_context == 900
+
+
+def test_it_tells_its_next_scheduler_of_the_greatest_term_that_a_ping_named(
+    scheduler: FakeScheduler, start: Start
+) -> None:
+    start(silence_s=0.3)
+    scheduler.expect("hello")
+    scheduler.send(session=1, welcome=plan_pb2.Welcome(term=1, term_id=5, features=[TERMS]))
+    for term, term_id in ((7, 3), (6, 9), (0, 0)):
+        scheduler.send(session=1, number=1, ping=plan_pb2.Ping(term=term, term_id=term_id))
+        scheduler.expect("pong")
+    hello = scheduler.expect("hello").hello
+    assert (hello.term, hello.term_id) == (7, 3)
+    scheduler.send(session=2, welcome=plan_pb2.Welcome(term=7, term_id=2))
+    assert scheduler.expect("event").event.fenced == 7

@@ -1,0 +1,112 @@
+"""The masks of one plan: bits as the runner reads them, rows that fail, stop tokens that are put off, drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from runner_svc.backends.byte_tokenizer import IM_END_ID, NUM_TOKENS, byte_model
+from scheduler_svc.constrained.process.compiler import GrammarCompiler, grammar_text
+from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
+
+EVERYTHING = set(range(-(-NUM_TOKENS // 32) * 32))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(byte_model("hash", "HashModel", NUM_TOKENS, 2048))
+
+
+def output(compiler: GrammarCompiler, regex: str, min_tokens: int = 0) -> OutputMatcher:
+    return OutputMatcher(compiler.compile(grammar_text("regex", regex)), min_tokens, np.array([IM_END_ID], np.int32))
+
+
+@dataclass(slots=True)
+class AskedRow:
+    """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
+
+    output: OutputMatcher
+    tokens: list[int]
+    draft: Sequence[int] = ()
+
+
+def made(maker: MaskMaker, rows: list[AskedRow]) -> tuple[list[list[set[int]]], list[tuple[int, str]]]:
+    """By row, what each of its masks allows; and the failures."""
+    places = sum(1 + len(row.draft) for row in rows)
+    bits = np.zeros((places, maker.words), np.uint32)
+    drafts = [row.draft for row in rows] if any(row.draft for row in rows) else ()
+    counts, failures = maker.make([row.output for row in rows], [row.tokens for row in rows], bits, drafts)
+    sets = [set(np.flatnonzero(np.unpackbits(each.view(np.uint8), bitorder="little")).tolist()) for each in bits]
+    masks, at = [], 0
+    for row, count in zip(rows, counts, strict=True):
+        masks.append(sets[at : at + count])
+        at += 1 + len(row.draft)
+    return masks, failures
+
+
+def only(masks: list[list[set[int]]]) -> list[set[int]]:
+    return [mask for (mask,) in masks]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_each_row_has_the_mask_of_its_own_matcher(compiler: GrammarCompiler, threads: int) -> None:
+    maker = MaskMaker(NUM_TOKENS, threads)
+    outputs = [output(compiler, regex) for regex in ("ab", "[xy]z?", "q")]
+    masks, failures = made(maker, [AskedRow(each, []) for each in outputs])
+    assert only(masks) == [{ord("a")}, {ord("x"), ord("y")}, {ord("q")}] and not failures
+    told = [AskedRow(each, tokens) for each, tokens in zip(outputs, ([ord("a")], [ord("x")], []), strict=True)]
+    assert only(made(maker, told)[0]) == [{ord("b")}, {ord("z"), IM_END_ID}, {ord("q")}]
+    assert only(made(maker, [AskedRow(outputs[0], [ord("b")])])[0]) == [{IM_END_ID}]
+
+
+def test_a_row_that_fails_gets_a_mask_and_the_others_theirs(compiler: GrammarCompiler) -> None:
+    maker = MaskMaker(NUM_TOKENS, 1)
+    bad, good = output(compiler, "ab"), output(compiler, "ab")
+    masks, failures = made(maker, [AskedRow(bad, [ord("x")], [1, 2]), AskedRow(good, [ord("a")])])
+    assert masks == [[EVERYTHING], [{ord("b")}]]
+    ((index, why),) = failures
+    assert index == 0 and "does not continue a match" in why
+
+
+def test_stop_tokens_are_put_off_unless_nothing_else_may_come(compiler: GrammarCompiler) -> None:
+    maker = MaskMaker(NUM_TOKENS, 1)
+    each = output(compiler, "a{1,3}", min_tokens=9)
+    seen = [only(made(maker, [AskedRow(each, tokens)])[0])[0] for tokens in ([], [97], [97], [97])]
+    assert seen == [{97}, {97}, {97}, {IM_END_ID}]
+    each = output(compiler, "a{1,3}", min_tokens=1)
+    assert only(made(maker, [AskedRow(each, [97])])[0]) == [{97, IM_END_ID}]
+
+
+def test_a_draft_has_the_masks_of_its_tokens_one_by_one(compiler: GrammarCompiler) -> None:
+    """Right drafts, drafts that go wrong at each place, and ends among them; the matcher stays where it is."""
+    rng = random.Random(7)
+    maker = MaskMaker(NUM_TOKENS, 2)
+    for regex in ("[ab]{4,6}", "(foo|ba+r)[0-9]{1,3}", '"[a-c]*"(, "[a-c]*"){0,3}'):
+        rows, expected = [], []
+        for _ in range(8):
+            min_tokens = rng.choice([0, 0, 3])
+            drafted, twin = (output(compiler, regex, min_tokens) for _ in range(2))
+            told: list[int] = []
+            for _ in range(rng.randrange(4)):
+                token = rng.choice(sorted(only(made(maker, [AskedRow(twin, told[-1:])])[0])[0] - {IM_END_ID} or {97}))
+                told.append(token)
+            told = told[:-1] if len(told) > 1 else []
+            assert not drafted.feed(told)
+            twin = output(compiler, regex, min_tokens)
+            masks = [only(made(maker, [AskedRow(twin, told)])[0])[0]]
+            draft: list[int] = []
+            for _ in range(rng.randrange(5)):
+                draft.append(rng.choice(sorted(masks[-1])) if rng.random() < 0.8 else rng.randrange(256))
+                if draft[-1] not in masks[-1]:
+                    break
+                masks.append(only(made(maker, [AskedRow(twin, draft[-1:])])[0])[0])
+            rows.append(AskedRow(drafted, [], draft))
+            expected.append(masks)
+        before = [row.output.num_tokens for row in rows]
+        for _ in range(2):
+            assert made(maker, rows) == (expected, [])
+            assert [row.output.num_tokens for row in rows] == before

@@ -1,0 +1,134 @@
+"""Whatever is preempted, chunked, late or crowded: every stream equals its solo output, and nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from roster_protos import plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.plan.plan_draft import pack
+from tests.support.in_process import Stack, Submitted
+from tests.support.thoroughness import count
+
+EOS_PROBABILITY = 1 / 48
+NUM_REQUESTS = count(60, in_ci=7)
+"""Of each combination."""
+
+
+def backend(rng: random.Random, block_size: int, num_blocks: int) -> HashBackend:
+    slots = rng.randint(2, 6)
+    return HashBackend(
+        num_slots=slots,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_step_tokens=rng.randint(slots, 64),
+        context_length=512,
+        eos_probability=EOS_PROBABILITY,
+    )
+
+
+def sampling(rng: random.Random) -> plan_pb2.Sampling:
+    stop_ids = [IM_END_ID, *(rng.randrange(256) for _ in range(rng.choice((0, 0, 2, 6))))]
+    return plan_pb2.Sampling(
+        temperature=rng.choice((0.0, 1.0)),
+        top_p=1,
+        repetition_penalty=1,
+        min_tokens=rng.choice((0, 0, 3)),
+        stop_ids=pack(stop_ids),
+    )
+
+
+def submit_random(stack: Stack, rng: random.Random, most: int) -> Submitted:
+    prompt = [rng.randrange(256) for _ in range(rng.randint(1, most // 2))]
+    max_tokens = rng.randint(1, most - len(prompt))
+    received = [rng.randrange(200) for _ in range(rng.randint(0, max_tokens - 1))] if rng.random() < 0.1 else []
+    return stack.submit(
+        prompt,
+        max_tokens,
+        sampling=sampling(rng),
+        n=1 if received else rng.choice((1, 1, 1, 3)),
+        received=pack(received),
+    )
+
+
+def assert_equal_to_solo(stack: Stack) -> int:
+    """Compares every stream with the slow twin; returns the number of streams."""
+    for request in stack.requests.values():
+        assert request.refused is None and request.first_sequence_id is not None
+        for index in range(request.submit.n):
+            stream = stack.streams[request.first_sequence_id + index]
+            expected = request.expected(index, EOS_PROBABILITY)
+            received = len(request.submit.received) // 4
+            assert stream.tokens == expected[received:]
+            assert stream.end is not None and stream.end.num_tokens == len(expected)
+            if stream.end.reason == FinishReason.STOP:
+                assert stream.end.stop_token_id == expected[-1]
+            else:
+                assert stream.end.reason == FinishReason.LENGTH and len(expected) == request.submit.max_tokens
+    return len(stack.streams)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+@pytest.mark.parametrize("policy", ["fcfs", "orca", "static"])
+@pytest.mark.parametrize("prefix_sharing", [False, True])
+def test_streams_equal_their_solo_output(depth: int, block_size: int, policy: str, prefix_sharing: bool) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    stack = Stack(depth=depth, policy=policy, prefix_sharing=prefix_sharing)
+    num_blocks = max(4, 96 // block_size)
+    stack.add_runner(backend(rng, block_size, num_blocks))
+    for _ in range(NUM_REQUESTS):
+        submit_random(stack, rng, num_blocks * block_size)
+        for _ in range(rng.randrange(8)):
+            stack.turn(rng)
+    stack.run(rng)
+    assert assert_equal_to_solo(stack) >= NUM_REQUESTS
+    stack.assert_clean()
+
+
+def test_a_tiny_pool_preempts_again_and_again_and_changes_nothing() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    stack = Stack(depth=2)
+    hashes = HashBackend(
+        num_slots=8,
+        block_size=4,
+        num_blocks=24,
+        max_step_tokens=32,
+        context_length=256,
+        eos_probability=EOS_PROBABILITY,
+    )
+    session = stack.add_runner(hashes)
+    for _ in range(count(250, in_ci=100)):
+        submit_random(stack, rng, 96)
+    stack.run(rng)
+    assert_equal_to_solo(stack)
+    stack.assert_clean()
+    assert stack.engine.pool.schedulers[session].preemptions > count(200, in_ci=80)
+
+
+def test_runners_that_die_cost_no_token() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    stack = Stack(depth=2)
+    for _ in range(2):
+        stack.add_runner(backend(rng, 8, 24))
+    for number in range(count(120, in_ci=60)):
+        submit_random(stack, rng, 160)
+        for _ in range(rng.randrange(12)):
+            stack.turn(rng)
+        if number % 15 == 14:
+            stack.runners.kill(rng.choice(list(stack.runners.runners)))
+            stack.step()
+            stack.add_runner(backend(rng, 8, 24))
+    stack.run(rng)
+    assert_equal_to_solo(stack)
+    stack.assert_clean()

@@ -1,0 +1,290 @@
+"""Hypothesis drives the engine: admit, cancel, cut, preempt, expire, kill, in whatever order, with late results."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from roster_protos import engine_pb2, plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from scheduler_svc.constrained.process.compiler import grammar_text
+from scheduler_svc.model.sequence import FinishReason
+from scheduler_svc.model.suspicion import LONE_LOSSES, PARDONS, STRIKES
+from scheduler_svc.plan.plan_draft import pack
+from scheduler_svc.policy import VictimChoice, available_policies
+from scheduler_svc.settings.tenant_limits import TenantLimits
+from tests.support.constraints import CONSTRAINTS, allowed_after
+from tests.support.in_process import Stack, Submitted
+from tests.support.policies import policy_named
+from tests.support.thoroughness import count
+
+EOS_PROBABILITY = 1 / 24
+BLOCK_SIZE = 4
+NUM_BLOCKS = 14
+STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
+"""What many prompts begin with, so that prefixes are hit, awaited and evicted."""
+STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
+
+
+def make_backend(num_blocks: int = NUM_BLOCKS) -> HashBackend:
+    return HashBackend(
+        num_slots=3,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_step_tokens=10,
+        context_length=128,
+        eos_probability=EOS_PROBABILITY,
+    )
+
+
+MODEL = make_backend().model
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """`check_roster` runs after every plan (settings.check); tokens and ends are compared when all is done."""
+
+    @initialize(
+        depth=st.integers(1, 3),
+        policy=st.sampled_from(available_policies()),
+        sharing=st.sampled_from([True, True, False]),
+        isolated=st.booleans(),
+        runners=st.integers(1, 2),
+        running=st.sampled_from([None, 1]),
+        victim=st.sampled_from(list(VictimChoice)),
+    )
+    def start(
+        self,
+        depth: int,
+        policy: str,
+        sharing: bool,
+        isolated: bool,
+        runners: int,
+        running: int | None,
+        victim: VictimChoice,
+    ) -> None:
+        self.stack = Stack(
+            depth=depth,
+            policy=policy,
+            policy_parameters={"victim": victim},
+            prefix_sharing=sharing,
+            isolate_tenants=isolated,
+            tenant_limits={"a": TenantLimits(running=running)},
+        )
+        self.cancelled: set[int] = set()
+        self.kills = self.cuts = self.crashes = self.spells = 0
+        self.backends: list[HashBackend] = []
+        for _ in range(runners):
+            self._add_runner()
+        self.stack.step()
+
+    def _add_runner(self) -> None:
+        """Every third one is larger: all hold each request, and still they are of two size classes."""
+        larger = self.stack._sessions % 3 == 2
+        self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
+        self.stack.add_runner(self.backends[-1])
+
+    @rule(
+        prompt=st.one_of(
+            st.lists(st.integers(0, 3), min_size=1, max_size=30),
+            st.builds(lambda length, last: [*STEM[: length - 1], last], st.integers(1, 30), st.integers(0, 3)),
+        ),
+        max_tokens=st.integers(1, 26),
+        n=st.integers(1, 2),
+        temperature=st.sampled_from([0.0, 1.0]),
+        timeout_ms=st.one_of(st.none(), st.integers(1, 3000)),
+        keep_ms=st.sampled_from([0, 0, 1500]),
+        seed=st.integers(0, 9),
+        cache_salt=st.sampled_from(["", "", "salt"]),
+        tenant=st.sampled_from(["", "a"]),
+        num_received=st.sampled_from([0, 0, 0, 1, 4]),
+        priority=st.sampled_from([0, 0, 5, -5]),
+        logprobs=st.sampled_from([None, None, None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+        constraint=st.sampled_from([None] * 8 + CONSTRAINTS),
+    )
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        n: int,
+        temperature: float,
+        timeout_ms: int | None,
+        keep_ms: int,
+        seed: int,
+        cache_salt: str,
+        tenant: str,
+        num_received: int,
+        priority: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        constraint: tuple[str, str] | None,
+    ) -> None:
+        sampling = plan_pb2.Sampling(temperature=temperature, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
+        if logprobs is not None:
+            sampling.logprobs = logprobs
+        if prompt_logprobs is not None:
+            sampling.prompt_logprobs = prompt_logprobs
+        fields: dict[str, object] = {
+            "cache_salt": cache_salt,
+            "tenant": tenant,
+            "keep_ms": keep_ms,
+            "priority": priority,
+        }
+        if timeout_ms is not None:
+            fields["timeout_ms"] = timeout_ms
+        if constraint is not None:
+            fields["grammar_kind"], fields["grammar"] = constraint
+        elif num_received and n == 1:
+            submit = engine_pb2.Submit(prompt=pack(prompt), max_tokens=max_tokens, sampling=sampling)
+            tokens = Submitted(0, submit, seed=seed).expected(0, EOS_PROBABILITY)
+            fields["received"] = pack(tokens[: min(num_received, len(tokens) - 1)])
+        request = self.stack.submit(prompt, max_tokens, n=n, seed=seed, sampling=sampling, **fields)
+        if constraint is not None:
+            request.allowed = allowed_after(MODEL, *constraint, stop_ids=STOP_IDS)
+
+    @rule()
+    def step(self) -> None:
+        self.stack.step()
+
+    @rule(rng=st.randoms(use_true_random=False))
+    def execute(self, rng: random.Random) -> None:
+        if self.stack.runners.runners:
+            self.stack.runners.execute(rng.choice(sorted(self.stack.runners.runners)))
+
+    @rule(rng=st.randoms(use_true_random=False))
+    def deliver(self, rng: random.Random) -> None:
+        if self.stack.runners.runners:
+            self.stack.runners.deliver(rng.choice(sorted(self.stack.runners.runners)))
+
+    @rule(rng=st.randoms(use_true_random=False))
+    def turns(self, rng: random.Random) -> None:
+        for _ in range(12):
+            self.stack.turn(rng)
+
+    @precondition(lambda self: self.stack.requests)
+    @rule(rng=st.randoms(use_true_random=False), how=st.sampled_from(["cancel", "disconnect"]))
+    def cancel(self, rng: random.Random, how: str) -> None:
+        handle = rng.choice(sorted(self.stack.requests))
+        self.cancelled.add(handle)
+        message = engine_pb2.Cancel(handle=handle) if how == "cancel" else engine_pb2.Disconnect(handle=handle)
+        self.stack.front.put(**{how: message})
+
+    @rule(turns=st.integers(0, 4))
+    def slow_masks(self, turns: int) -> None:
+        """Masks come so many turns of their runner late: meanwhile their rows' sequences may leave."""
+        self.stack.runners.mask_delay = turns
+
+    @rule(rng=st.randoms(use_true_random=False), turns=st.integers(1, 6))
+    def overtaken(self, rng: random.Random, turns: int) -> None:
+        """Rows wait for masks when one of their requests is cancelled; one with a prompt of many chunks may follow."""
+        self.stack.runners.mask_delay = turns
+        constraint = rng.choice(CONSTRAINTS)
+        sampling = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
+        prompt = [rng.randrange(4) for _ in range(rng.randint(10, 13))]
+        tied = self.stack.submit(prompt, 20, seed=1, sampling=sampling, grammar=grammar_text(*constraint))
+        tied.allowed = allowed_after(MODEL, *constraint, stop_ids=STOP_IDS)
+        for _ in range(6):
+            self.stack.step()
+            if awaiting := self.stack.awaiting():
+                break
+            self._all_runners()
+        else:
+            return
+        gone = rng.choice(awaiting)
+        self.cancelled.add(gone.handle)
+        self.stack.front.put(cancel=engine_pb2.Cancel(handle=gone.handle))
+        for _ in self.stack.runners.runners:
+            self.stack.submit([rng.randrange(4) for _ in range(20)], 4, seed=2, sampling=sampling)
+        for _ in range(3):
+            self.stack.step()
+            self._all_runners()
+
+    def _all_runners(self) -> None:
+        """Each runner takes a plan and answers one."""
+        for session in sorted(self.stack.runners.runners):
+            self.stack.runners.execute(session)
+            self.stack.runners.deliver(session)
+
+    @precondition(lambda self: self.stack.streams)
+    @rule(rng=st.randoms(use_true_random=False))
+    def cut(self, rng: random.Random) -> None:
+        sequence_id = rng.choice(sorted(self.stack.streams))
+        keep = rng.randint(0, len(self.stack.streams[sequence_id].tokens))
+        self.cancelled.update(
+            request.handle
+            for request in self.stack.requests.values()
+            if request.first_sequence_id is not None
+            and request.first_sequence_id <= sequence_id < request.first_sequence_id + request.submit.n
+        )
+        self.stack.front.put(cut=engine_pb2.Cut(sequence_id=sequence_id, num_tokens=keep, stop_string="x"))
+
+    @rule(policy=st.sampled_from(available_policies()))
+    def swap_policy(self, policy: str) -> None:
+        self.stack.engine.swap.most_ranked = 2  # so that what happens next happens while the queue is being reordered
+        self.stack.engine.change_policy(policy_named(policy))
+
+    @rule(seconds=st.floats(0.1, 2))
+    def time_passes(self, seconds: float) -> None:
+        self.stack.now_s += seconds
+
+    @precondition(lambda self: self.stack.runners.runners)
+    @rule(rng=st.randoms(use_true_random=False))
+    def kill(self, rng: random.Random) -> None:
+        self.stack.runners.kill(rng.choice(sorted(self.stack.runners.runners)))
+        self.kills += 1
+        self._add_runner()
+
+    def _compare(self, request: Submitted) -> None:
+        for index, stream in enumerate(request.streams):
+            expected = request.expected(index, EOS_PROBABILITY)[len(request.submit.received) // 4 :]
+            assert stream.end is not None, "a sequence that never ended"
+            assert stream.tokens == expected[: len(stream.tokens)]
+            if stream.end.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE) or stream.end.stop_string:
+                assert request.handle in self.cancelled or request.submit.HasField("timeout_ms")
+            else:
+                assert stream.tokens == expected
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stack"):
+            return
+        for _ in range(2000):
+            self.stack.step()
+            if self.stack.engine.probation.active:
+                self.stack.now_s += 0.1
+            for session in list(self.stack.runners.runners):
+                self.stack.runners.execute(session)
+                self.stack.runners.deliver(session)
+            if (
+                self.stack.engine.requests.idle
+                and not self.stack.front.commands
+                and not self.stack.runners.events
+                and not any(self.stack.runners.results.values())
+            ):
+                break
+        self.stack.step()
+        for request in self.stack.requests.values():
+            if request.refused is None:
+                assert len(request.streams) == request.submit.n
+                self._compare(request)
+            elif request.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+                # Its deadline could not be met: refused before it began, or when it was sent again to a new scheduler.
+                assert request.submit.timeout_ms and request.refused.retry_after_ms
+                assert self.stack.restarts or not request.streams
+            else:  # it was alone on runners that were killed, after it had been on others
+                assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
+                losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
+                assert losses >= STRIKES + LONE_LOSSES
+        assert not self.stack.engine.quarantine.active
+        assert not any(backend.host_slots.strays for backend in self.backends)
+        self.stack.assert_clean()
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=count(80, in_ci=20), stateful_step_count=50, deadline=None, phases=(Phase.generate,)
+)
+TestEngine = EngineMachine.TestCase

@@ -1,0 +1,73 @@
+"""Checks of the two kernels that move words: a step's buffer, and what a plan changed in the slots.
+
+Each takes the launcher: the kernel's on a GPU, the host's anywhere. What must come out is told in numpy, from the
+changes themselves and not from their encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner_svc.gpu.device_slots import DeviceSlots
+from runner_svc.interface.backend import AdmittedSlot, SlotChanges
+
+Move = Callable[[int, Tensor, Tensor, int], None]
+WORDS = (4, 8, 1020, 1024, 1028, 65_536, 65_540, 300_000)
+"""A thread's, some blocks', all blocks' at once (64 of 256 threads of 4), and several rounds of them."""
+NUM_SLOTS, CONTEXT, MAX_BLOCKS = 40, 1000, 70
+_UNTOUCHED = -7
+
+
+def check_copy(
+    copy: Move, source: Tensor, target: Tensor, num_words: int, stream: int, done: Callable[[], None]
+) -> None:
+    """Both are int32 and longer than `num_words`; `done` waits for the device."""
+    source.copy_(torch.randint(-(2**31), 2**31, source.shape, dtype=torch.int64).int())
+    target.fill_(_UNTOUCHED)
+    expected = torch.full(target.shape, _UNTOUCHED, dtype=torch.int32)
+    expected[:num_words] = source[:num_words].cpu()
+    copy(stream, source, target, num_words)
+    done()
+    assert torch.equal(target.cpu(), expected)
+
+
+def random_changes(rng: np.random.Generator, num_admitted: int, num_appended: int) -> SlotChanges:
+    """Admissions of 1 to CONTEXT known tokens, of which some have no block yet, and appends behind the tables."""
+    admitted, free = [], dict.fromkeys(range(NUM_SLOTS), 0)
+    for slot in rng.permutation(NUM_SLOTS)[:num_admitted].tolist():
+        num_tokens = int(rng.integers(1, CONTEXT + 1))
+        tokens = rng.integers(0, 1 << 20, CONTEXT + 24, dtype=np.int32)
+        blocks = rng.integers(1, 1 << 20, int(rng.integers(0, MAX_BLOCKS - 1)), dtype=np.int32)
+        admitted.append(AdmittedSlot(SimpleNamespace(slot=slot, tokens=tokens), np.void(b""), num_tokens, blocks))
+        free[slot] = len(blocks)
+    slots = rng.permutation(NUM_SLOTS)[:num_appended].astype(np.int32)
+    indexes = np.array([free[slot] for slot in slots.tolist()], np.int32)
+    return SlotChanges(admitted, slots, indexes, rng.integers(1, 1 << 20, num_appended, dtype=np.int32))
+
+
+def check_scatter(
+    scatter: Move, device: torch.device, num_admitted: int, num_appended: int, stream: int, done: Callable[[], None]
+) -> None:
+    """Several plans' changes, one after another; whatever they don't name stays, the dummy slot's row too."""
+    rng = np.random.default_rng()
+    slots = DeviceSlots(NUM_SLOTS, CONTEXT, MAX_BLOCKS, device)
+    slots.words.fill_(_UNTOUCHED)
+    tokens, tables = slots.tokens.cpu().numpy().copy(), slots.tables.cpu().numpy().copy()
+    for _ in range(3):
+        changes = random_changes(rng, num_admitted, num_appended)
+        for one in changes.admitted:
+            tokens[one.state.slot, : one.num_tokens] = one.state.tokens[: one.num_tokens]
+            tables[one.state.slot, : len(one.blocks)] = one.blocks
+        tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
+        encoded = slots.encode(changes)
+        assert encoded is not None
+        on_device = torch.from_numpy(encoded).to(device)
+        scatter(stream, slots.words, on_device, int(encoded[0]))
+        done()  # `on_device` lives until then
+    np.testing.assert_array_equal(slots.tokens.cpu().numpy(), tokens)
+    np.testing.assert_array_equal(slots.tables.cpu().numpy(), tables)
