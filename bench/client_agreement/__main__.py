@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 from bench.client_agreement.clients import guidellm, ours
 from bench.client_agreement.comparison import BAR, Side, compared, overlapping, print_rows
-from bench.client_agreement.witness import CacheListener
+from bench.client_agreement.witness import Witness
 from bench.common.provenance import provenance, write_results
 from roster_client.serve.stack import Endpoints, Stack
 from runner_svc.backends.byte_tokenizer import build_byte_tokenizer
@@ -61,7 +61,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Side]:
 
 async def side_by_side(options: argparse.Namespace, folder: Path, port: int) -> dict[str, Side]:
     """Ours begins when guidellm, which takes longer to start, sends its first request."""
-    async with CacheListener(port) as by_theirs, CacheListener(port) as by_ours:
+    async with Witness(port) as by_theirs, Witness(port) as by_ours:
         their_run = asyncio.create_task(guidellm(by_theirs.url, options, folder))
         began = asyncio.create_task(by_theirs.began.wait())
         await asyncio.wait((their_run, began), return_when=asyncio.FIRST_COMPLETED)

@@ -30,7 +30,7 @@ class Seen:
         return self.text_s[0] - self.start_s
 
 
-class CacheListener:
+class Witness:
     """Forwards every connection to `port` of this machine; used as `async with`."""
 
     def __init__(self, port: int) -> None:

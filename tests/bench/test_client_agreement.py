@@ -8,7 +8,7 @@ import pytest
 
 from bench.client_agreement.clients import Answered
 from bench.client_agreement.comparison import BAR, OURS, THEIRS, Side, compared, overlapping
-from bench.client_agreement.witness import CacheListener, Seen
+from bench.client_agreement.witness import Seen, Witness
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 PIECES = (HEAD, b'data: {"text":""}\n', b'data: {"te', b'xt":"a"}\n', b'data: {"text":"b"}\n', b'data: {"usage":1}\n')
@@ -31,7 +31,7 @@ async def test_the_witness_forwards_and_notes_when_text_passed() -> None:
                 await asyncio.sleep(0.05)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, CacheListener(server.sockets[0].getsockname()[1]) as witness:
+    async with server, Witness(server.sockets[0].getsockname()[1]) as witness:
         port = int(witness.url.removesuffix("/v1").rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in (1, 2):
