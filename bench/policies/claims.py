@@ -93,7 +93,7 @@ def run(lengths: Lengths, arrivals_s: Iterable[float], setup: Setup) -> Outcome:
 def tokens_per_s(lengths: Lengths, setup: Setup) -> float:
     """Output tokens a second when all requests are there from the start."""
     outcome = run(lengths, [0.0] * len(lengths), setup)
-    return float(outcome.tokens.sum() / outcome.last_token_s.max())
+    return float(outcome.tokens.sum() / outcome.last_token_at.max())
 
 
 def normalized_latency_s(lengths: Lengths, rate: float, setup: Setup, mean: bool) -> float:

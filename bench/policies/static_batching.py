@@ -55,7 +55,7 @@ def run(lengths: list[tuple[int, int]], arrivals: list[float], policy: str, slot
 
 def seconds(lengths: list[tuple[int, int]], policy: str, slots: int, cost: CostModel) -> float:
     """Until the last token, all requests being there at once."""
-    return float(run(lengths, [0.0] * len(lengths), policy, slots, cost).last_token_s.max())
+    return float(run(lengths, [0.0] * len(lengths), policy, slots, cost).last_token_at.max())
 
 
 def normalized_latency(lengths: list[tuple[int, int]], rate: float, policy: str, slots: int, cost: CostModel) -> float:

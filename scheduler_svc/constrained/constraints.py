@@ -86,7 +86,7 @@ class Constraints:
         """The processes are started when the model is known, before a request needs them."""
         self._compiling = Background(lambda: self.wake())
         self._masking = Background(lambda: self.wake())
-        self._starts_s = math.inf
+        self._starts_at = math.inf
         self._new_client: Callable[[plan_pb2.Model, int], MaskClient] = MaskClient.of
         self._client: MaskClient | None = None
         self._clock = time.monotonic
@@ -110,11 +110,11 @@ class Constraints:
 
     def expect(self) -> None:
         """The model is known: the processes are started beside the engine, if that was asked for."""
-        if self.starts_early and self._client is None and self._starts_s == math.inf:
-            self._starts_s = self._requests.ledger.now_s + START_AFTER_S
+        if self.starts_early and self._client is None and self._starts_at == math.inf:
+            self._starts_at = self._requests.ledger.now_s + START_AFTER_S
 
     def _start(self) -> None:
-        self._starts_s = math.inf
+        self._starts_at = math.inf
         client = self._the_client
         self._compiling.run(lambda: _started(client), lambda nothing: None)
 
@@ -211,7 +211,7 @@ class Constraints:
 
     def collect(self) -> None:
         """Takes what the threads have brought, between two steps."""
-        if self._requests.ledger.now_s >= self._starts_s:
+        if self._requests.ledger.now_s >= self._starts_at:
             self._start()
         self._compiling.collect()
         self._masking.collect()
@@ -290,7 +290,7 @@ def _prepared(
     stop_ids: list[int],
 ) -> _Prepared:
     """So many sequences at the beginning of the grammar, or why there are none."""
-    began_s = clock()
+    began_at = clock()
     grammar, outputs, problem = "", None, None
     field = _field(kind)
     try:
@@ -307,7 +307,7 @@ def _prepared(
     except Exception as error:  # one request's data must not end the thread
         log.exception("a grammar failed to compile")
         problem = _Problem(f"{type(error).__name__}: {error}", field)
-    return _Prepared(clock() - began_s, grammar, outputs, problem)
+    return _Prepared(clock() - began_at, grammar, outputs, problem)
 
 
 def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> MadeMasks:

@@ -26,7 +26,7 @@ class AskingPipes:
         The end of `hang_up`, a socket to the same process, also ends the wait for an answer.
         """
         self._asks, self._answers, self._limit_s = asks, answers, limit_s
-        self._until_s = 0.0
+        self._until_at = 0.0
         os.set_blocking(asks, False)
         self._room, self._ready = select.poll(), select.poll()
         self._room.register(asks, select.POLLOUT)
@@ -39,7 +39,7 @@ class AskingPipes:
         Raises BrokenPipeError if the process is gone and has seen nothing of it, ConnectionResetError if it has gone
         since, and TimeoutError.
         """
-        self._until_s = time.monotonic() + self._limit_s
+        self._until_at = time.monotonic() + self._limit_s
         sent = os.write(self._asks, data)  # the pipe is empty: the frame before was answered
         if sent < len(data):
             self._send_rest(memoryview(data)[sent:])
@@ -58,7 +58,7 @@ class AskingPipes:
 
     def _await(self, poll: select.poll) -> int:
         """The first descriptor that is ready."""
-        ready = poll.poll(max(0.0, self._until_s - time.monotonic()) * 1e3)
+        ready = poll.poll(max(0.0, self._until_at - time.monotonic()) * 1e3)
         if not ready:
             raise TimeoutError
         return ready[0][0]

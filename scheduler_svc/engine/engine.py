@@ -102,7 +102,7 @@ class Engine:
             self.probation,
             Recovery(requests, self.constraints, self.disconnected, self.ids, wall_clock),
             no_runner_s=settings.no_runner_s,
-            started_s=self.clock(),
+            started_at=self.clock(),
             when_changed=self._serve_with_other_runners,
             when_fenced=lambda: self.shutdown.begin(0.0),
         )
@@ -244,17 +244,17 @@ class Engine:
         self.phases.end(StepPhase.PUBLISH)
 
     @property
-    def wake_s(self) -> float:
+    def wake_at(self) -> float:
         """When the next turn is due even if nothing comes: at most half a second from now."""
         if self.swap.active:
             return self.clock()
         latest = self.clock() + (0.01 if self.commands.policies.busy else 0.5)
         dues = (
             latest,
-            self.pool.next_due_s,
-            self.requests.book.next_due_s,
-            self.drain.until_s,
-            self.probation.next_due_s,
+            self.pool.next_due_at,
+            self.requests.book.next_due_at,
+            self.drain.until_at,
+            self.probation.next_due_at,
         )
         return min(due for due in dues if due is not None)
 

@@ -55,9 +55,9 @@ class EngineLoop:
         self.engine.constraints.wake = self._pipe.wake
         self.engine.constraints.starts_early = True
         self._failures_told = 0
-        self._told_s = -math.inf
+        self._told_at = -math.inf
         self._stops = 0
-        self._turned_s = time.monotonic()
+        self._turned_at = time.monotonic()
 
     def stop(self) -> None:
         """Drains: nothing new, what runs gets `drain_s`. A second call ends it at once. Safe from a signal handler."""
@@ -74,7 +74,7 @@ class EngineLoop:
         poller.register(self._pipe.reader, zmq.POLLIN)
         for socket in self._runners.sockets:
             poller.register(socket, zmq.POLLIN)
-        self._turned_s = time.monotonic()
+        self._turned_at = time.monotonic()
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.shutdown.is_due:
             self._forgive_pause()
@@ -82,7 +82,7 @@ class EngineLoop:
             engine.step()
             self.snapshots.answer(engine.snapshots.take)
             self._tell_failures()
-            self._wait(poller, min(engine.wake_s, self._runners.wake_s))
+            self._wait(poller, min(engine.wake_at, self._runners.wake_at))
             engine.phases.end(StepPhase.WAIT)
             if self._stops:
                 engine.shutdown.begin(None if self._stops == 1 else 0.0)
@@ -93,33 +93,33 @@ class EngineLoop:
         """A turn comes at least every half second, unless this process was stopped."""
         engine = self.engine
         now_s = time.monotonic()
-        if now_s - self._turned_s > PAUSE_S:
-            forgive(engine.lifecycle, engine.requests, engine.pool, now_s - self._turned_s)
-        self._turned_s = now_s
+        if now_s - self._turned_at > PAUSE_S:
+            forgive(engine.lifecycle, engine.requests, engine.pool, now_s - self._turned_at)
+        self._turned_at = now_s
 
     @property
     def fenced(self) -> bool:
         """It ended because a successor has taken over."""
         return self.engine.lifecycle.fenced
 
-    def _wait(self, poller: zmq.Poller, until_s: float) -> None:
+    def _wait(self, poller: zmq.Poller, until_at: float) -> None:
         """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
         now_s = time.monotonic()
         if self._settings.busy_poll_us and self.engine.pool.computes:
-            watch_s = min(until_s, now_s + self._settings.busy_poll_us / 1e6)
+            watch_s = min(until_at, now_s + self._settings.busy_poll_us / 1e6)
             while now_s < watch_s:
                 if poller.poll(0):
                     return
                 now_s = time.monotonic()
-        poller.poll(_ms_until(until_s))
+        poller.poll(_ms_until(until_at))
 
     def _tell_failures(self) -> None:
         """Says that the policy fails, at most once a second."""
         guard, now_s = self.engine.policy, time.monotonic()
-        if guard.failures > self._failures_told and now_s - self._told_s >= 1:
+        if guard.failures > self._failures_told and now_s - self._told_at >= 1:
             failures = guard.failures - self._failures_told
             log.warning("the policy fails", policy=guard.policy.name, failures=failures, latest=guard.last_failure)
-            self._failures_told, self._told_s = guard.failures, now_s
+            self._failures_told, self._told_at = guard.failures, now_s
 
     def close(self) -> None:
         """Closes the sockets, and ends the policy's watchdog."""

@@ -50,5 +50,5 @@ class FrontWorkers:
         for request in self._requests.book.live():
             if request.owner == identity:
                 self._requests.book.abandon(request)
-                if request.gone_until_s is None:
+                if request.gone_until_at is None:
                     self._disconnected.detach(request)

@@ -31,8 +31,8 @@ class DisconnectedRequests:
         self._keep(request, max(request.keep_s, self._attach_s))
 
     def _keep(self, request: Request, for_s: float) -> None:
-        request.gone_until_s = self._requests.ledger.now_s + for_s
-        self._requests.book.remind(request.gone_until_s, request)
+        request.gone_until_at = self._requests.ledger.now_s + for_s
+        self._requests.book.remind(request.gone_until_at, request)
 
     def _leave(self, request: Request) -> None:
         request.is_left = True
@@ -44,6 +44,6 @@ class DisconnectedRequests:
         for request in self._requests.book.due(now_s):
             if request.deadline_s is not None and request.deadline_s <= now_s:
                 self._requests.finish_request(request, End(FinishReason.DEADLINE))
-            elif request.gone_until_s is not None and request.gone_until_s <= now_s:
+            elif request.gone_until_at is not None and request.gone_until_at <= now_s:
                 self._leave(request)
         self._requests.book.expire(now_s)

@@ -15,9 +15,9 @@ def forgive(lifecycle: RunnerLifecycle, requests: Requests, pool: RunnerPool, pa
     """Puts off by `pause_s` seconds: the end of waiting for a runner, for clients to attach, and the age of plans."""
     lifecycle.forgive(pause_s)
     for request in requests.book.live():
-        if request.gone_until_s is not None:
-            request.gone_until_s += pause_s
-            requests.book.remind(request.gone_until_s, request)
+        if request.gone_until_at is not None:
+            request.gone_until_at += pause_s
+            requests.book.remind(request.gone_until_at, request)
     for scheduler in pool.schedulers.values():
         for flight in scheduler.in_flight:
-            flight.sent_s += pause_s
+            flight.sent_at += pause_s

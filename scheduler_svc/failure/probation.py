@@ -80,11 +80,11 @@ class Probation:
         return bool(self._held)
 
     @property
-    def next_due_s(self) -> float:
+    def next_due_at(self) -> float:
         """When the next hold ends; infinity where nothing is held."""
         if not self._held:
             return math.inf
-        dues = (held.illness.until_s for held in self._held.values() if not held.probing)
+        dues = (held.illness.until_at for held in self._held.values() if not held.probing)
         return min(dues, default=math.inf)
 
     def holds(self, runner_id: str) -> bool:
@@ -176,7 +176,7 @@ class Probation:
     def send_probes(self) -> None:
         """Sends the probes that are due."""
         for session, held in self._held.items():
-            if not held.probing and held.illness.until_s <= self._requests.ledger.now_s:
+            if not held.probing and held.illness.until_at <= self._requests.ledger.now_s:
                 held.probing = True
                 self._runners.send_plan(session, _PROBE, _probe())
 

@@ -28,7 +28,7 @@ class Illness:
     runner_id: str
     losses: int = 0
     """Sessions in a row that ended with plans under way, none finished in between."""
-    lost_s: float = 0.0
+    lost_at: float = 0.0
     """When the last of them ended."""
     session: int = 0
     """The last of them in which others than a probe were computed."""
@@ -42,9 +42,9 @@ class Illness:
         return 0.0 if doublings < 0 else min(LONGEST_HOLD_S, FIRST_HOLD_S * 2.0 ** min(doublings, 30))
 
     @property
-    def until_s(self) -> float:
+    def until_at(self) -> float:
         """When it gets its next chance."""
-        return self.lost_s + self.hold_s
+        return self.lost_at + self.hold_s
 
     @property
     def is_held(self) -> bool:
@@ -78,7 +78,7 @@ class RunnerIllness:
         illness = self._by_id.setdefault(runner_id, Illness(runner_id))
         self._by_id.move_to_end(runner_id)
         illness.losses += 1
-        illness.lost_s, illness.reason = now_s, reason
+        illness.lost_at, illness.reason = now_s, reason
         while len(self._by_id) > MOST_REMEMBERED:
             self._by_id.popitem(last=False)
         return illness
@@ -92,5 +92,5 @@ class RunnerIllness:
     def forget(self, now_s: float) -> None:
         """Drops the runners that were not heard of for long."""
         for illness in self:
-            if now_s - illness.lost_s > FORGET_S:
+            if now_s - illness.lost_at > FORGET_S:
                 del self._by_id[illness.runner_id]

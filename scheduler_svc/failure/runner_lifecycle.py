@@ -40,11 +40,11 @@ class RunnerLifecycle:
         recovery: Recovery,
         *,
         no_runner_s: float,
-        started_s: float,
+        started_at: float,
         when_changed: Callable[[], None],
         when_fenced: Callable[[], None],
     ) -> None:
-        """`no_runner_s`: seconds that requests wait for a runner where none is there, since `started_s` at first.
+        """`no_runner_s`: seconds that requests wait for a runner where none is there, since `started_at` at first.
         `when_changed`: other runners serve than before; `when_fenced`: nothing new may be taken any more."""
         self._requests = requests
         self._pool = pool
@@ -58,8 +58,8 @@ class RunnerLifecycle:
         self._when_changed = when_changed
         self._when_fenced = when_fenced
         self._resuming: dict[int, plan_pb2.Hello] = {}
-        self._recovering_until_s = 0.0
-        self.alone_since_s: float | None = started_s
+        self._recovering_until_at = 0.0
+        self.alone_since_at: float | None = started_at
         """Since when no runner is there; None while one is."""
         self.fenced = False
         """A successor has taken over: nothing more may be done here."""
@@ -67,13 +67,13 @@ class RunnerLifecycle:
     @property
     def recovering(self) -> bool:
         """A request that is not known may still turn up."""
-        return bool(self._resuming) or self._requests.ledger.now_s < self._recovering_until_s
+        return bool(self._resuming) or self._requests.ledger.now_s < self._recovering_until_at
 
     def forgive(self, pause_s: float) -> None:
         """This process was stopped for so long: runners could not come meanwhile."""
-        self._recovering_until_s += pause_s
-        if self.alone_since_s is not None:
-            self.alone_since_s += pause_s
+        self._recovering_until_at += pause_s
+        if self.alone_since_at is not None:
+            self.alone_since_at += pause_s
 
     def apply(self, event: Joined | GotSnapshot | Leaving | Lost | Fenced) -> None:
         """Carries out one event."""
@@ -136,7 +136,7 @@ class RunnerLifecycle:
             self._runners.drop(event.session, str(error))
             return
         scheduler = self._add(event.session, hello)
-        self._recovering_until_s = self._requests.ledger.now_s + RECOVERY_S
+        self._recovering_until_at = self._requests.ledger.now_s + RECOVERY_S
         going_on = self._recovery.adopt(scheduler, residents)
         self._requests.totals.adopted += going_on
         log.info("a runner's sequences go on", runner=hello.runner_id, held=len(residents), going_on=going_on)
@@ -150,7 +150,7 @@ class RunnerLifecycle:
     def _enter(self, session: int, scheduler: Scheduler) -> None:
         hello = scheduler.hello
         self._placement.join(session, scheduler)
-        self.alone_since_s = None
+        self.alone_since_at = None
         log.info(
             "a runner joined",
             runner=hello.runner_id,
@@ -193,7 +193,7 @@ class RunnerLifecycle:
         self._requests.totals.losses[event.loss] += 1
         self._requests.totals.recomputed += waiting
         if not self._pool.schedulers:
-            self.alone_since_s = self._requests.ledger.now_s
+            self.alone_since_at = self._requests.ledger.now_s
         tell = log.info if event.loss is Loss.LEFT else log.error
         tell("a runner is lost", runner=scheduler.hello.runner_id, reason=event.reason, sequences=waiting)
         self._when_changed()
@@ -219,7 +219,7 @@ class RunnerLifecycle:
             ill = self._pool.expects(sequence.limit)
             message = f"the runner {tokens} loses every plan" if ill else f"no runner came in time {tokens}"
             self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
-        alone_since_s = self.alone_since_s
-        if alone_since_s is not None and now_s - alone_since_s > self._no_runner_s:
+        alone_since_at = self.alone_since_at
+        if alone_since_at is not None and now_s - alone_since_at > self._no_runner_s:
             none = "the runners that are there lose every plan" if self._probation.active else "no runner came in time"
             self._requests.finish_all(End(FinishReason.UNAVAILABLE, message=none))

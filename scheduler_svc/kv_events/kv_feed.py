@@ -92,7 +92,7 @@ class KvFeed:
         """Of the last changes. Turns take more than a microsecond: a former scheduler's numbers are all smaller."""
         self._subscribers: dict[bytes, set[int]] = {}
         self._asking: list[tuple[bytes, engine_pb2.KvSubscribe]] = []
-        self._followed_s = 0.0
+        self._followed_at = 0.0
 
     @property
     def active(self) -> bool:
@@ -148,8 +148,8 @@ class KvFeed:
         for worker, ask in self._asking:
             self._answer(recording, worker, ask)
         if self._subscribers or self._asking:
-            self._followed_s = now_s
-        elif now_s - self._followed_s > LINGER_S:
+            self._followed_at = now_s
+        elif now_s - self._followed_at > LINGER_S:
             self._end()
         self._asking.clear()
 

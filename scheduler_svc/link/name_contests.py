@@ -33,7 +33,7 @@ class Newcomer:
     hello: plan_pb2.ToScheduler
     holder: int
     ping: int | None = None
-    until_s: float = math.inf
+    until_at: float = math.inf
 
 
 class NameContests:
@@ -54,9 +54,9 @@ class NameContests:
         self._waiting: dict[bytes, Newcomer] = {}
 
     @property
-    def due_s(self) -> float:
+    def due_at(self) -> float:
         """When an answer is overdue; infinity: none is awaited."""
-        return min(newcomer.until_s for newcomer in self._waiting.values()) if self._waiting else math.inf
+        return min(newcomer.until_at for newcomer in self._waiting.values()) if self._waiting else math.inf
 
     def holds_up(self, identity: bytes, hello: plan_pb2.ToScheduler, now_s: float) -> bool:
         """Whether the newcomer has to wait, as another runner has its id. A holder that can't be reached is dropped."""
@@ -79,7 +79,7 @@ class NameContests:
         """Pings the holder, unless it has no session yet in which it could answer."""
         if holder.welcome is not None and not holder.leaving:
             self._ping(holder, now_s)
-            newcomer.ping, newcomer.until_s = holder.pings, now_s + ANSWER_S
+            newcomer.ping, newcomer.until_at = holder.pings, now_s + ANSWER_S
 
     def answered(self, holder: Peer, ping: int) -> None:
         """The holder has answered that ping: newcomers that waited for it are turned away."""
@@ -105,7 +105,7 @@ class NameContests:
             holder = self._sessions.get(newcomer.holder)
             if holder is not None and newcomer.ping is None:
                 self._ask(newcomer, holder, now_s)
-            elif holder is not None and now_s >= newcomer.until_s:
+            elif holder is not None and now_s >= newcomer.until_at:
                 self._drop(holder.session, _REPLACED, Loss.REPLACED)
             if newcomer.holder not in self._sessions:
                 del self._waiting[newcomer.identity]
@@ -116,4 +116,4 @@ class NameContests:
         """Starts all timers again."""
         for newcomer in self._waiting.values():
             if newcomer.ping is not None:
-                newcomer.until_s = now_s + ANSWER_S
+                newcomer.until_at = now_s + ANSWER_S

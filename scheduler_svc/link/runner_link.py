@@ -64,7 +64,7 @@ class RunnerLink:
         self._peers: dict[bytes, Peer] = {}
         self._sessions: dict[int, Peer] = {}
         self._opened: set[int] = set()  # every session that this process ever opened
-        self._looked_s = clock()
+        self._looked_at = clock()
         self._probes: list[float] = []
         self._pending: list[RunnerEvent] = []  # found while sending; told at the next receive
         self._contests = NameContests(self._sessions, self._ping, self.drop, self._socket.send)
@@ -75,9 +75,9 @@ class RunnerLink:
         return self._socket.sockets
 
     @property
-    def wake_s(self) -> float:
+    def wake_at(self) -> float:
         """When `receive` has something to do even if nothing comes."""
-        return min(self._probes[0] if self._probes else float("inf"), self._contests.due_s)
+        return min(self._probes[0] if self._probes else float("inf"), self._contests.due_at)
 
     @property
     def term(self) -> Term:
@@ -93,11 +93,11 @@ class RunnerLink:
     def receive(self) -> list[RunnerEvent]:
         """All that has come since the last call, in order, then whoever was lost. Never blocks."""
         now_s = self._clock()
-        if now_s - self._looked_s > self._pause_s:
+        if now_s - self._looked_at > self._pause_s:
             for peer in self._peers.values():
                 peer.forgive(now_s)
             self._contests.forgive(now_s)
-        self._looked_s = now_s
+        self._looked_at = now_s
         events: list[RunnerEvent] = []
         for identity, frame in self._socket.frames():
             try:
@@ -123,14 +123,14 @@ class RunnerLink:
             return self._fenced(message, peer)
         if peer is None or message.session != peer.session:
             return []  # of an older session: whoever sends it is about to hear of the new one
-        peer.heard_s = now_s
+        peer.heard_at = now_s
         peer.entered = True
         if kind == "result":
             return self._result(peer, message)
         if kind == "event":
             return self._event(peer, message.event)
-        if kind == "snapshot" and peer.snapshot_asked_s is not None:
-            peer.snapshot_asked_s = None
+        if kind == "snapshot" and peer.snapshot_asked_at is not None:
+            peer.snapshot_asked_at = None
             return [GotSnapshot(peer.session, message.snapshot)]
         if kind == "pong":
             self._send_again(peer, lambda number: number <= message.pong.last_plan)
@@ -177,7 +177,7 @@ class RunnerLink:
         if fenced := self._meet(theirs):
             return fenced
         if peer is not None:
-            peer.heard_s = now_s
+            peer.heard_at = now_s
             if peer.welcome is None:
                 return []
             if message.session == peer.session:  # it has not heard of us for a while
@@ -231,13 +231,13 @@ class RunnerLink:
     def _look_after_peers(self, now_s: float) -> None:
         for peer in list(self._peers.values()):
             debt_s = peer.oldest_debt_s
-            if now_s - peer.heard_s > self._silence_s:
-                self.drop(peer.session, f"silent for {now_s - peer.heard_s:.1f} s", Loss.SILENT)
+            if now_s - peer.heard_at > self._silence_s:
+                self.drop(peer.session, f"silent for {now_s - peer.heard_at:.1f} s", Loss.SILENT)
             elif debt_s is not None and now_s - debt_s > self._plan_timeout_s:
                 self.drop(peer.session, f"it has held a plan for more than {self._plan_timeout_s:.0f} s", Loss.HUNG)
-            elif peer.welcome is not None and now_s - peer.pinged_s > PING_INTERVAL_S:
+            elif peer.welcome is not None and now_s - peer.pinged_at > PING_INTERVAL_S:
                 self._ping(peer, now_s)
-                if peer.snapshot_asked_s is not None:
+                if peer.snapshot_asked_at is not None:
                     self._ask_for_snapshot(peer)
 
     # ------------------------------------------------------------------ sending
@@ -252,7 +252,7 @@ class RunnerLink:
         """Opens the session with what the runner holds; GotSnapshot says what that is."""
         peer = self._sessions.get(session)
         if peer is not None:
-            peer.snapshot_asked_s = self._clock()
+            peer.snapshot_asked_at = self._clock()
             self._welcome(peer, plan_pb2.Welcome(resume=True))
 
     def reject(self, session: int, reason: str) -> None:
@@ -305,7 +305,7 @@ class RunnerLink:
         if TERMS in peer.features:
             welcome.term_id = self.term.id
         self._send(peer, plan_pb2.ToRunner(session=peer.session, welcome=welcome).SerializeToString())
-        if peer.snapshot_asked_s is not None:
+        if peer.snapshot_asked_at is not None:
             self._ask_for_snapshot(peer)
 
     def _ask_for_snapshot(self, peer: Peer) -> None:
@@ -324,7 +324,7 @@ class RunnerLink:
                 self._ping(peer, self._clock(), term)
 
     def _ping(self, peer: Peer, now_s: float, term: Term | None = None) -> None:
-        peer.pinged_s = now_s
+        peer.pinged_at = now_s
         peer.pings += 1
         ping = plan_pb2.Ping(last_plan=peer.last_plan)
         if TERMS in peer.features:

@@ -14,8 +14,8 @@ class Peer:
     identity: bytes
     session: int
     runner_id: str
-    heard_s: float
-    pinged_s: float
+    heard_at: float
+    pinged_at: float
     features: frozenset[str] = frozenset()
     """What both sides of this link have (`features`)."""
     longest_context: int = 0
@@ -25,7 +25,7 @@ class Peer:
     entered: bool = False
     """It has spoken in this session."""
     leaving: bool = False
-    snapshot_asked_s: float | None = None
+    snapshot_asked_at: float | None = None
     """Since when a snapshot is owed; None: none is."""
     pings: int = 0
     last_plan: int = 0
@@ -72,13 +72,13 @@ class Peer:
     @property
     def oldest_debt_s(self) -> float | None:
         """Since when the runner owes the oldest thing that it was asked for; None: nothing."""
-        if self.snapshot_asked_s is not None:
-            return self.snapshot_asked_s
+        if self.snapshot_asked_at is not None:
+            return self.snapshot_asked_at
         return next(iter(self.unacknowledged.values()))[1] if self.unacknowledged else None
 
     def forgive(self, now_s: float) -> None:
         """Starts all timers again."""
-        self.heard_s = now_s
+        self.heard_at = now_s
         self.unacknowledged = {number: (frame, now_s) for number, (frame, _) in self.unacknowledged.items()}
-        if self.snapshot_asked_s is not None:
-            self.snapshot_asked_s = now_s
+        if self.snapshot_asked_at is not None:
+            self.snapshot_asked_at = now_s

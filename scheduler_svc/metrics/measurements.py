@@ -68,10 +68,10 @@ class Measurements:
         if not results:
             return
         times_s = np.array([applied.now_s for applied in results])
-        tokens = np.array([len(applied.previous_s) for applied in results])
-        previous_s = np.concatenate([applied.previous_s for applied in results])
-        is_first = np.isnan(previous_s)
-        self.itl_s.add((times_s.repeat(tokens) - previous_s)[~is_first])
+        tokens = np.array([len(applied.previous_at) for applied in results])
+        previous_at = np.concatenate([applied.previous_at for applied in results])
+        is_first = np.isnan(previous_at)
+        self.itl_s.add((times_s.repeat(tokens) - previous_at)[~is_first])
         if is_first.any():
             having = np.searchsorted(tokens.cumsum(), is_first.nonzero()[0], side="right")
             # Not np.unique, whose first call imports numpy.ma: tens of milliseconds, in which no stream goes on.
@@ -91,7 +91,7 @@ def _first_tokens_s(applied: AppliedResult) -> list[float]:
     A sequence taken over from a former scheduler has no token before either; its first one came long ago.
     """
     flight, times_s = applied.flight, []
-    for index in np.flatnonzero(np.isnan(applied.previous_s)).tolist():
+    for index in np.flatnonzero(np.isnan(applied.previous_at)).tolist():
         row = applied.rows[index]
         request = flight.sequences[row].request
         if flight.starts[row] + flight.counts[row] == request.prompt_len + request.num_received:

@@ -23,13 +23,13 @@ class StepPhases:
 
     def __init__(self) -> None:
         self._seconds = [0.0] * len(StepPhase)
-        self._since_s = time.perf_counter()
+        self._since_at = time.perf_counter()
 
     def end(self, phase: StepPhase) -> None:
         """All since the last call was this phase."""
         now_s = time.perf_counter()
-        self._seconds[phase] += now_s - self._since_s
-        self._since_s = now_s
+        self._seconds[phase] += now_s - self._since_at
+        self._since_at = now_s
 
     def seconds(self) -> dict[StepPhase, float]:
         """Seconds in each phase so far."""

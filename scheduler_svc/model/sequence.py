@@ -87,7 +87,7 @@ class Sequence:
     queue_s: float | None = None
     """Seconds from its request's arrival to its first slot; None before that, or if a former scheduler gave it."""
     preemptions: int = 0
-    last_token_s: float = math.nan
+    last_token_at: float = math.nan
     """When its last token came, while it is in no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Request:
     """Those of its prompt, if they are asked for: all of it is computed then, whatever is cached."""
     view: RequestView | None = None
     """What policies see of it, once it was asked for."""
-    gone_until_s: float | None = None
+    gone_until_at: float | None = None
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""

@@ -43,7 +43,7 @@ class AppliedResult:
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
     now_s: float = 0.0
     """When it was here."""
-    previous_s: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
+    previous_at: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
     """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
     """What the step took of the runner's time."""
@@ -53,7 +53,7 @@ class AppliedResult:
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:
         """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
-        return self.now_s - self.previous_s
+        return self.now_s - self.previous_at
 
     def keep_logprobs(self) -> None:
         """Log-probabilities stay with the sequences that live, too, for Attach; of prompts, only what is new stays."""
@@ -129,8 +129,8 @@ def _append(
 ) -> None:
     """Live rows get their tokens, with which they have `lengths`; collects the ends."""
     tokens = applied.tokens
-    applied.now_s, applied.previous_s = now_s, table.last_token_s[slots]
-    table.last_token_s[slots] = now_s
+    applied.now_s, applied.previous_at = now_s, table.last_token_at[slots]
+    table.last_token_at[slots] = now_s
     table.append(slots, tokens, lengths)
     if applied.flight.fills or table.stops:
         _collect_ends(table, slots, lengths, applied)

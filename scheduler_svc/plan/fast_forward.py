@@ -94,14 +94,14 @@ def apply_all(table: SlotTable, flights: list[InFlight], tokens: Column, times_s
     """
     batch_rows, count = flights[0].batch_rows, len(flights)
     slots = batch_rows.slots
-    previous_s = np.empty((count, len(slots)))
-    previous_s[0] = table.last_token_s[slots]
-    previous_s[1:] = np.array(times_s[: count - 1])[:, None]
+    previous_at = np.empty((count, len(slots)))
+    previous_at[0] = table.last_token_at[slots]
+    previous_at[1:] = np.array(times_s[: count - 1])[:, None]
     table.computed[slots] = flights[-1].ends
-    table.last_token_s[slots] = times_s[count - 1]
+    table.last_token_at[slots] = times_s[count - 1]
     table.append_all(slots, tokens, flights[-1].known)
     rows, ids = batch_rows.rows, batch_rows.sequence_ids
     return [
-        AppliedResult(flight, rows, got, ids, now_s=now_s, previous_s=before_s)
-        for flight, got, now_s, before_s in zip(flights, tokens, times_s, previous_s, strict=True)
+        AppliedResult(flight, rows, got, ids, now_s=now_s, previous_at=before_at)
+        for flight, got, now_s, before_at in zip(flights, tokens, times_s, previous_at, strict=True)
     ]

@@ -80,7 +80,7 @@ class InFlight:
     """Rows that sample."""
     fills: bool
     """Some row samples the last token that its sequence may have."""
-    sent_s: float
+    sent_at: float
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:

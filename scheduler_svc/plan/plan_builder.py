@@ -89,7 +89,7 @@ class PlanBuilder:
             positions=len(draft.decode) + sum(draft.counts),
             samples=flags.count(1),
             fills=1 in (known >= table.limit[slots]).tobytes(),
-            sent_s=self._clock(),
+            sent_at=self._clock(),
         )
         plan = draft.encode(self._releases)
         _encode_extents(flight, plan)

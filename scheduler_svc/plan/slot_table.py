@@ -16,7 +16,7 @@ instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, appl
 | sequence_id | internal id, as published |
 | tenant | row of its tenant in the ledger |
 | itl_target_s | its inter-token target in seconds (infinity: none) |
-| last_token_s | when its last token came (NaN: it has none) |
+| last_token_at | when its last token came (NaN: it has none) |
 | constrained | each of its tokens waits for a mask, which the one before it decides |
 
 The latest sampled tokens gather in rows of their own, one a result, and reach each sequence's log all at once, or when
@@ -59,7 +59,7 @@ class SlotTable:
         self.sequence_id = np.zeros(num_slots, np.uint64)
         self.tenant = np.zeros(num_slots, np.int64)
         self.itl_target_s = np.full(num_slots, np.inf)
-        self.last_token_s = np.full(num_slots, np.nan)
+        self.last_token_at = np.full(num_slots, np.nan)
         self.constrained = np.zeros(num_slots, bool)
         self.stops = StopTokens()
         """Those of all who run."""
@@ -163,7 +163,7 @@ class SlotTable:
         target_ms = sequence.request.itl_target_ms
         self.itl_target_s[slot] = np.inf if target_ms is None else target_ms / 1000
         self.num_itl_targets += target_ms is not None
-        self.last_token_s[slot] = sequence.last_token_s
+        self.last_token_at[slot] = sequence.last_token_at
         self.constrained[slot] = bool(sequence.request.grammar)
         self.num_constrained += bool(sequence.request.grammar)
         self.stops.add(sequence.request.stop_ids)
@@ -175,7 +175,7 @@ class SlotTable:
         self.changes += 1
         sequence = self.sequences[slot]
         if sequence is not None:
-            sequence.last_token_s = float(self.last_token_s[slot])
+            sequence.last_token_at = float(self.last_token_at[slot])
             self.stops.remove(sequence.request.stop_ids)
             self.num_itl_targets -= sequence.request.itl_target_ms is not None
             self.num_constrained -= bool(sequence.request.grammar)

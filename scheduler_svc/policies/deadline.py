@@ -62,23 +62,23 @@ class Deadline(Policy):
 
     def key(self, request: RequestView, ledger: LedgerView) -> float:
         """When the first token is due."""
-        return self._due_s(request)
+        return self._due_at(request)
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
         """Refuses a request whose first token can't be in time."""
         self._pending.expire(load.now_s)
-        due_s = self._due_s(request)
+        due_at = self._due_at(request)
         if self.parameters.refuse and request.ttft_target_ms is not None and self._has_learnt:
             pace = self._pace(load)
-            late_s = self._pending.wait_s(due_s, request.prompt_tokens, pace) * self.parameters.safety
-            late_s -= due_s - load.now_s
+            late_s = self._pending.wait_s(due_at, request.prompt_tokens, pace) * self.parameters.safety
+            late_s -= due_at - load.now_s
             if late_s > 0:
                 reason = f"its first token can't be there within {request.ttft_target_ms} ms: try again later"
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, late_s)))
-            if self._pending.breaks(due_s, request.prompt_tokens, pace, load.now_s):
+            if self._pending.breaks(due_at, request.prompt_tokens, pace, load.now_s):
                 reason = "its prompt would make first tokens late that others were promised: try again later"
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, request.prompt_tokens / pace.tokens_per_s)))
-        self._pending.add(request, due_s)
+        self._pending.add(request, due_at)
         return Accept()
 
     def budget(self, load: Load) -> Budget:
@@ -93,7 +93,7 @@ class Deadline(Policy):
         """Learns steps' times and outputs' lengths; notes which promises were met."""
         self._model.observe(report)
         for first in report.first_tokens:
-            self._pending.keep(first.request, self._due_s(first.request))
+            self._pending.keep(first.request, self._due_at(first.request))
         for ended in report.ended:
             self._num_ended += 1
             self._mean_output += (ended.generated - self._mean_output) / min(self._num_ended, 100)
@@ -102,10 +102,10 @@ class Deadline(Policy):
     def _has_learnt(self) -> bool:
         return self._model.num_steps >= _LEARNING_STEPS and self._num_ended >= _LEARNING_ENDS
 
-    def _due_s(self, request: RequestView) -> float:
+    def _due_at(self, request: RequestView) -> float:
         target_s = self.parameters.best_effort_s if request.ttft_target_ms is None else request.ttft_target_ms / 1000
-        due_s: float = request.arrival_s + target_s
-        return due_s if request.deadline_s is None else min(due_s, request.deadline_s)
+        due_at: float = request.arrival_s + target_s
+        return due_at if request.deadline_s is None else min(due_at, request.deadline_s)
 
     def _pace(self, load: Load) -> Pace:
         """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""

@@ -52,8 +52,8 @@ class Watchdog:
         self._calls = 0
         self._caller = 0
         self._function = ""
-        self._since_s: float | None = None  # when the open call began
-        self._struck_s: float | None = None  # when it was last interrupted
+        self._since_at: float | None = None  # when the open call began
+        self._struck_at: float | None = None  # when it was last interrupted
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The answer of the function (`name` in the log). Raises what it raises, or PolicyTooSlow if interrupted."""
@@ -81,15 +81,15 @@ class Watchdog:
         self._caller = threading.get_ident()
         self._function = name
         self._calls += 1
-        self._since_s = time.monotonic()
+        self._since_at = time.monotonic()
         if self._asleep:
             self._wake.set()
 
     def _close_call(self) -> None:
         with self._lock:
-            self._since_s = None
-            struck_s, self._struck_s = self._struck_s, None
-        if struck_s is not None:
+            self._since_at = None
+            struck_at, self._struck_at = self._struck_at, None
+        if struck_at is not None:
             _raise_in(self._caller, None)
 
     # ------------------------------------------------------------------ the thread
@@ -97,23 +97,23 @@ class Watchdog:
     def _watch(self) -> None:
         seen = 0
         while not self._closed.is_set():
-            if seen == self._calls and self._since_s is None:
+            if seen == self._calls and self._since_at is None:
                 self._sleep(seen)
             seen = self._calls
             overrun_s = self._strike(time.monotonic())
             if overrun_s:
                 log.warning("the policy takes too long", function=self._function, seconds=round(overrun_s, 3))
-            looked_s, used_s = time.monotonic(), time.process_time()
+            looked_at, used_s = time.monotonic(), time.process_time()
             self._closed.wait(self.timeout_s / 4)
-            gap_s = time.monotonic() - looked_s - self.timeout_s / 4
+            gap_s = time.monotonic() - looked_at - self.timeout_s / 4
             if gap_s > PAUSE_S and time.process_time() - used_s < gap_s / 2:
                 self._forgive(time.monotonic())
 
     def _forgive(self, now_s: float) -> None:
         """The open call begins anew."""
         with self._lock:
-            if self._since_s is not None:
-                self._since_s = now_s
+            if self._since_at is not None:
+                self._since_at = now_s
 
     def _sleep(self, seen: int) -> None:
         """Until the next call; one that begins meanwhile sees `_asleep` or is seen here."""
@@ -126,10 +126,10 @@ class Watchdog:
     def _strike(self, now_s: float) -> float:
         """Interrupts the open call if it is too old, again after each timeout. Returns its age when it is struck."""
         with self._lock:
-            since_s, struck_s = self._since_s, self._struck_s
-            if since_s is None or now_s - (struck_s or since_s) < self.timeout_s:
+            since_at, struck_at = self._since_at, self._struck_at
+            if since_at is None or now_s - (struck_at or since_at) < self.timeout_s:
                 return 0.0
-            self._struck_s = now_s
-            self.overruns += struck_s is None
+            self._struck_at = now_s
+            self.overruns += struck_at is None
             _raise_in(self._caller, ctypes.py_object(PolicyInterrupted))
-            return now_s - since_s
+            return now_s - since_at

@@ -38,7 +38,7 @@ class ReorderedQueue(WaitingQueue):
 
     def advance(self, clock: Callable[[], float], most: int = MOST_RANKED) -> bool:
         """Ranks at most so many more; returns whether all are ranked now. `clock`: seconds, for `SLICE_S`."""
-        until_s = clock() + SLICE_S
+        until_at = clock() + SLICE_S
         for _ in range(most):
             if not self._next:
                 break
@@ -47,7 +47,7 @@ class ReorderedQueue(WaitingQueue):
                 self._rank_anew(sequence)
                 self.ordered.push(sequence)
                 self._shares.reranked(sequence, self.ordered)
-            if clock() >= until_s:
+            if clock() >= until_at:
                 break
         return not self._next
 

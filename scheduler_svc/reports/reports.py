@@ -35,7 +35,7 @@ class Reports:
         self._drain = drain
         self._probation = probation
         self._clock = clock
-        self.started_s = clock()
+        self.started_at = clock()
 
     def model_state(self) -> engine_pb2.FromEngine:
         """What front workers must know to take requests."""
@@ -55,7 +55,7 @@ class Reports:
         schedulers = list(self._pool.schedulers.values())
         return admin_pb2.GetStatusResponse(
             version=distribution_version(),
-            uptime_s=self._clock() - self.started_s,
+            uptime_s=self._clock() - self.started_at,
             policy=self._requests.policy.policy.name,
             policy_parameters=self._requests.policy.policy.parameters.model_dump_json(),
             waiting=self._requests.num_waiting,
@@ -85,7 +85,7 @@ class Reports:
             losses=illness.losses,
             reason=illness.reason,
             present=self._probation.holds(illness.runner_id),
-            next_probe_s=max(0.0, illness.until_s - self._requests.ledger.now_s),
+            next_probe_s=max(0.0, illness.until_at - self._requests.ledger.now_s),
         )
 
     def drain_progress(self) -> admin_pb2.DrainResponse:
@@ -105,7 +105,7 @@ class Reports:
         return admin_pb2.WatchStepsResponse(
             number=step.number,
             runner=scheduler.hello.runner_id,
-            time_s=flight.sent_s - self.started_s,
+            time_s=flight.sent_at - self.started_at,
             rows=[
                 admin_pb2.StepRow(
                     sequence=_reference(sequence, slot), start=start, count=count, sample=sample, kind=kind
@@ -129,7 +129,7 @@ class Reports:
         done = engine_pb2.StepDone(
             runner=scheduler.hello.runner_id,
             number=applied.flight.number,
-            done_s=applied.now_s - self.started_s,
+            done_s=applied.now_s - self.started_at,
             run_s=applied.step_s,
         )
         return engine_pb2.FromEngine(step_done=done)

@@ -35,7 +35,7 @@ class RosterView:
         measured, now_s = self._requests.measurements, self._clock()
         measured.count()
         roster = admin_pb2.WatchRosterResponse(
-            time_s=now_s - self._reports.started_s,
+            time_s=now_s - self._reports.started_at,
             status=self._reports.status(),
             waiting=_tenants(self._requests),
             ttft_s=_histogram(measured.ttft_s),

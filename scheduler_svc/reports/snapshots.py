@@ -53,7 +53,7 @@ class Snapshots:
             waiting_limit=self._settings.max_waiting_requests,
             waiting_tokens_limit=self._settings.max_waiting_tokens,
             oldest_plans_s={
-                scheduler.hello.runner_id: now_s - scheduler.in_flight[0].sent_s if scheduler.in_flight else 0.0
+                scheduler.hello.runner_id: now_s - scheduler.in_flight[0].sent_at if scheduler.in_flight else 0.0
                 for scheduler in self._pool.schedulers.values()
             },
             tenants=self._requests.shares.waiting_by_tenant(),

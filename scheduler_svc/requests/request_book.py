@@ -68,7 +68,7 @@ class RequestBook:
         if not request.finished:
             self._disown(request)
             self._owners[owner] += 1
-        request.handle, request.owner, request.gone_until_s = handle, owner, None
+        request.handle, request.owner, request.gone_until_at = handle, owner, None
         self._by_handle[handle] = request
 
     def abandon(self, request: Request) -> None:
@@ -116,7 +116,7 @@ class RequestBook:
         heapq.heappush(self._due, (at_s, self._serial, request))
 
     @property
-    def next_due_s(self) -> float | None:
+    def next_due_at(self) -> float | None:
         """When the next reminder falls due; those of requests that have finished are dropped on the way."""
         while self._due and self._due[0][2].finished:
             heapq.heappop(self._due)

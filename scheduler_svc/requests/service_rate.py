@@ -66,7 +66,7 @@ class ServiceRate:
     load: float = PRIOR_LOAD
     """The part of the slots' time that new requests ask for."""
     at_s: float = 0.0
-    faded_s: float = 0.0
+    faded_at: float = 0.0
 
     # ------------------------------------------------------------------ evidence
 
@@ -74,9 +74,9 @@ class ServiceRate:
         """A step of `decoding` decoding rows has ended after `step_s` seconds; `running` sequences have slots on its
         runner, and `waiting` wait for any."""
         if not self.at_s:  # of a scheduler that has just taken over it holds the time without one
-            self.at_s = self.faded_s = now_s
+            self.at_s = self.faded_at = now_s
             return
-        if now_s - self.faded_s >= 1.0:
+        if now_s - self.faded_at >= 1.0:
             self._fade(now_s)
         step_s = min(step_s, LONGEST_STEP_S)
         self.tokens += decoding
@@ -107,7 +107,7 @@ class ServiceRate:
 
     def _fade(self, now_s: float) -> None:
         """Idle seconds don't count. A burst is not a rate: what a second brings counts up to what it can serve."""
-        seconds, self.faded_s = now_s - self.faded_s, now_s
+        seconds, self.faded_at = now_s - self.faded_at, now_s
         kept = LOAD_KEPT ** min(seconds, 60.0)
         self.load = self.load * kept + min(1.0, self.arrived_slot_s / seconds) * (1 - kept)
         self.arrived_slot_s = 0.0

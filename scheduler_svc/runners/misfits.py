@@ -21,7 +21,7 @@ from scheduler_svc.queue.tenant_queues import Queue
 class _Wait:
     """Until when a sequence waits, and the tokens that it had when that was set."""
 
-    until_s: float
+    until_at: float
     num_tokens: int
 
 
@@ -78,7 +78,7 @@ class Misfits:
     def due(self) -> list[Sequence]:
         """The sequences that still wait when their time is up, each told once."""
         over: list[Sequence] = []
-        while self._due and self._due[0][0].until_s <= self._ledger.now_s:
+        while self._due and self._due[0][0].until_at <= self._ledger.now_s:
             wait, sequence = self._due.popleft()
             if self._waits.get(sequence) is wait:
                 del self._waits[sequence]

@@ -113,7 +113,7 @@ class RunnerPool:
     def progress(self, now_s: float) -> bool:
         """Some runner is there that has not held a plan for longer than `stall_s`. Those on probation are not here."""
         stall_s = self._settings.stall_s
-        return any(not s.in_flight or now_s - s.in_flight[0].sent_s <= stall_s for s in self.schedulers.values())
+        return any(not s.in_flight or now_s - s.in_flight[0].sent_at <= stall_s for s in self.schedulers.values())
 
     def ready(self) -> list[tuple[int, Scheduler]]:
         """Runners that get another plan now, if there is something to put into it."""
@@ -144,12 +144,12 @@ class RunnerPool:
         return any(scheduler.in_flight for scheduler in self.schedulers.values())
 
     @property
-    def next_due_s(self) -> float:
+    def next_due_at(self) -> float:
         """When the next plan is due that is held back; infinity where none is."""
         lead_s = self._lead_s
         if lead_s is None:
             return math.inf
-        held = (s.due_s(lead_s) for s in self.schedulers.values() if self._has_room(s) and self._is_early(s))
+        held = (s.due_at(lead_s) for s in self.schedulers.values() if self._has_room(s) and self._is_early(s))
         return min(held, default=math.inf)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
@@ -157,4 +157,4 @@ class RunnerPool:
 
     def _is_early(self, scheduler: Scheduler) -> bool:
         """Whether a plan is better made later, when it can take in who comes until then."""
-        return self._lead_s is not None and self._clock() < scheduler.due_s(self._lead_s)
+        return self._lead_s is not None and self._clock() < scheduler.due_at(self._lead_s)

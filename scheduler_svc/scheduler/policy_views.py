@@ -102,7 +102,7 @@ def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, end
         now_s=now_s,
         rows=len(flight.flags),
         sampled=len(applied.tokens),
-        round_trip_s=now_s - flight.sent_s,
+        round_trip_s=now_s - flight.sent_at,
         step_s=applied.step_s,
         decode_rows=num_decode,
         prefill_tokens=flight.positions - num_decode,

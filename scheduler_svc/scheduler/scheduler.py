@@ -72,7 +72,7 @@ class Scheduler:
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_s = clock()  # none yet: since it joined it has been idle
+        self._last_result_at = clock()  # none yet: since it joined it has been idle
         self._step_clock = StepClock()
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
@@ -124,13 +124,13 @@ class Scheduler:
 
     def note_time(self, applied: AppliedResult) -> None:
         """What the step took of the runner's time."""
-        sent_s, last_s, now_s = applied.flight.sent_s, self._last_result_s, applied.now_s
-        applied.step_s = now_s - max(sent_s, last_s)
-        applied.idle_s = max(0.0, sent_s - last_s)
-        self._last_result_s = now_s
+        sent_at, last_s, now_s = applied.flight.sent_at, self._last_result_at, applied.now_s
+        applied.step_s = now_s - max(sent_at, last_s)
+        applied.idle_s = max(0.0, sent_at - last_s)
+        self._last_result_at = now_s
         self._step_clock.record(applied.flight.positions, applied.step_s)
 
-    def due_s(self, lead_s: float) -> float:
+    def due_at(self, lead_s: float) -> float:
         """When the next plan should leave: `lead_s` before the runner is done with those that it has.
 
         Until then whoever comes still gets into it. It is earlier by a tenth of the time that they take, as that is
@@ -138,9 +138,9 @@ class Scheduler:
         """
         if not self.in_flight:
             return 0.0
-        begin_s = max(self.in_flight[0].sent_s, self._last_result_s)
+        begin_at = max(self.in_flight[0].sent_at, self._last_result_at)
         took_s = sum(self._step_clock.least_s(flight.positions) for flight in self.in_flight)
-        return begin_s + 0.9 * took_s - lead_s
+        return begin_at + 0.9 * took_s - lead_s
 
     # ------------------------------------------------------------------ leaving
 

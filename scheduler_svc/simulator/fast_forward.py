@@ -28,7 +28,7 @@ class FastForward:
     scheduler: Scheduler
     turns: int
     """At most."""
-    before_s: float
+    before_at: float
     """All of them must come before this."""
     last_number: int
     """Of the plan before the first."""
@@ -52,10 +52,10 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
     turns = _most_turns(scheduler, engine.requests.queue, engine.policy)
     if not turns:
         return None
-    last, due_s = scheduler.in_flight[-1], engine.requests.book.next_due_s
-    before_s = math.inf if due_s is None else due_s
+    last, due_at = scheduler.in_flight[-1], engine.requests.book.next_due_at
+    before_at = math.inf if due_at is None else due_at
     return FastForward(
-        session, scheduler, turns, before_s, last.number, len(last.flags), int(last.ends.sum()), last.flags
+        session, scheduler, turns, before_at, last.number, len(last.flags), int(last.ends.sum()), last.flags
     )
 
 

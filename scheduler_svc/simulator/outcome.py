@@ -43,7 +43,7 @@ class Outcome:
     served: npt.NDArray[np.int64]
     arrival_s: Seconds
     first_token_s: Seconds
-    last_token_s: Seconds
+    last_token_at: Seconds
     tokens: npt.NDArray[np.int64]
     """Tokens that each got."""
     token_times_s: Seconds
@@ -60,7 +60,7 @@ class Outcome:
     @property
     def e2e_s(self) -> Seconds:
         """From arrival to last token."""
-        return self.last_token_s - self.arrival_s
+        return self.last_token_at - self.arrival_s
 
     @property
     def itl_s(self) -> Seconds:
@@ -73,16 +73,16 @@ class Outcome:
     @property
     def mean_itl_s(self) -> Seconds:
         """Mean time between tokens of each; 0 for those of one token."""
-        return (self.last_token_s - self.first_token_s) / np.maximum(1, self.tokens - 1)
+        return (self.last_token_at - self.first_token_s) / np.maximum(1, self.tokens - 1)
 
     @property
     def tenants(self) -> list[str]:
         """Tenant of each served request."""
         return [self.trace.requests[index].tenant for index in self.served.tolist()]
 
-    def tokens_by(self, tenant: str, until_s: float) -> int:
+    def tokens_by(self, tenant: str, until_at: float) -> int:
         """Output tokens that the tenant had got by then."""
-        came = np.concatenate(([0], np.cumsum(self.token_times_s <= until_s)))
+        came = np.concatenate(([0], np.cumsum(self.token_times_s <= until_at)))
         per_request = came[self.offsets[1:]] - came[self.offsets[:-1]]
         return int(per_request[np.array([name == tenant for name in self.tenants], bool)].sum())
 
@@ -108,7 +108,7 @@ def outcome_of(front: SimulatedFront, counters: Counters) -> Outcome:
         served=served,
         arrival_s=np.array([requests[i].arrival_s for i in served.tolist()]),
         first_token_s=times_s[offsets[:-1]],
-        last_token_s=times_s[offsets[1:] - 1],
+        last_token_at=times_s[offsets[1:] - 1],
         tokens=tokens,
         token_times_s=times_s,
         offsets=offsets,

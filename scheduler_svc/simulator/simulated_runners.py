@@ -54,7 +54,7 @@ class SimulatedRunners:
         self._stops = StopPositions(count, shape.slots, stops) if stops else None
         self._sent: list[tuple[int, int, plan_pb2.Plan]] = []
         self._done: list[tuple[float, int, GotResult]] = []  # a heap by the time at which the engine gets the result
-        self._free_at_s = [0.0] * (count + 1)
+        self._free_at = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
         hellos = {session: _hello(session, shape, cost.tile_tokens) for session in range(1, count + 1)}
@@ -119,36 +119,36 @@ class SimulatedRunners:
         for session, number, plan in self._sent:
             work = StepWork.of_plan(plan)
             seconds = self._seconds(work)
-            end_s = max(self._free_at_s[session], arrival_s) + seconds
-            self._free_at_s[session] = end_s
+            end_at = max(self._free_at[session], arrival_s) + seconds
+            self._free_at[session] = end_at
             self.tallies.add(work, seconds)
             self._serial += 1
             event = GotResult(session, number, self._result(session, plan))
-            heapq.heappush(self._done, (end_s + link_s, self._serial, event))
+            heapq.heappush(self._done, (end_at + link_s, self._serial, event))
         self._sent.clear()
 
-    def fast_forward(self, chance: FastForward, until_s: float, scheduler_s: float) -> list[float]:
-        """Computes as many plans of the turns to skip as the engine makes before `until_s`, each in a turn of
+    def fast_forward(self, chance: FastForward, until_at: float, scheduler_s: float) -> list[float]:
+        """Computes as many plans of the turns to skip as the engine makes before `until_at`, each in a turn of
         `scheduler_s` that
         begins with the oldest result. Returns when these turns begin, the first of them at the earliest now."""
-        now_s, free_at_s, link_s = self._clock.now_s, self._free_at_s[chance.session], self._link_s
+        now_s, free_at, link_s = self._clock.now_s, self._free_at[chance.session], self._link_s
         work = StepWork(chance.num_rows, chance.num_rows, chance.context_tokens + chance.num_rows, 0.0)
         arrivals_s = deque(time_s for time_s, _, _ in sorted(self._done))
         times_s: list[float] = []
         while len(times_s) < chance.turns:
             now_s = max(now_s, arrivals_s[0])
-            if now_s >= until_s or (len(arrivals_s) > 1 and arrivals_s[1] <= now_s):  # a turn of another kind
+            if now_s >= until_at or (len(arrivals_s) > 1 and arrivals_s[1] <= now_s):  # a turn of another kind
                 break
             times_s.append(now_s)
             now_s += scheduler_s
             seconds = self._seconds(work)
-            free_at_s = max(free_at_s, now_s + link_s) + seconds
+            free_at = max(free_at, now_s + link_s) + seconds
             self.tallies.add(work, seconds)
             arrivals_s.popleft()
-            arrivals_s.append(free_at_s + link_s)
+            arrivals_s.append(free_at + link_s)
             work.context_tokens += chance.num_rows
         if times_s:
-            self._free_at_s[chance.session] = free_at_s
+            self._free_at[chance.session] = free_at
             self._serial += len(times_s)
             later, result = 1 - len(arrivals_s), self._result_of(chance.flags)
             last = chance.last_number + len(times_s)

@@ -147,11 +147,11 @@ class Simulation:
         chance = possible_fast_forward(self.engine) if self.setup.fast_forwards else None
         if chance is None:
             return False
-        scheduler_s, until_s = self.setup.scheduler_s, min(self.front.next_s, chance.before_s)
-        if self.engine_time.wants_sample and self.runners.next_s <= self.clock.now_s < until_s:
+        scheduler_s, until_at = self.setup.scheduler_s, min(self.front.next_s, chance.before_at)
+        if self.engine_time.wants_sample and self.runners.next_s <= self.clock.now_s < until_at:
             self.turn(is_sample=True)
             return True
-        times_s = self.runners.fast_forward(chance, until_s, scheduler_s)
+        times_s = self.runners.fast_forward(chance, until_at, scheduler_s)
         if not times_s:
             return False
         self.engine_time.skipped(len(times_s))
@@ -163,16 +163,16 @@ class Simulation:
 
     def _advance(self) -> None:
         """Moves the clock to the next event, unless one has come while the engine was busy."""
-        due_s = min(self.front.next_s, self.runners.next_s)
-        reminder_s = self.engine.requests.book.next_due_s
-        if reminder_s is not None:
-            due_s = min(due_s, reminder_s)
+        due_at = min(self.front.next_s, self.runners.next_s)
+        reminder_at = self.engine.requests.book.next_due_at
+        if reminder_at is not None:
+            due_at = min(due_at, reminder_at)
         if self.setup.plan_lead_ms is not None:
-            due_s = min(due_s, self.engine.pool.next_due_s)
-        if due_s < float("inf"):
+            due_at = min(due_at, self.engine.pool.next_due_at)
+        if due_at < float("inf"):
             self._idle_turns = 0
         else:
-            due_s = self.engine.wake_s
+            due_at = self.engine.wake_at
             self._idle_turns += 1
             if self._idle_turns > MOST_IDLE_TURNS:
                 waiting = len(self.engine.requests.queue)
@@ -180,7 +180,7 @@ class Simulation:
                     f"{waiting} sequences wait and nothing happens any more: does the policy admit "
                     "nobody, or is the KV cache smaller than a request?"
                 )
-        self.clock.now_s = max(self.clock.now_s, due_s)
+        self.clock.now_s = max(self.clock.now_s, due_at)
 
     def _counters(self, wall_s: float) -> Counters:
         engine, tallies = self.engine, self.runners.tallies

@@ -7,10 +7,10 @@ import random
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 
-def poisson(rng: random.Random, rate: float, start_s: float, end_s: float) -> list[float]:
-    """Times of a Poisson process of `rate` a second in [start_s, end_s)."""
+def poisson(rng: random.Random, rate: float, start_s: float, end_at: float) -> list[float]:
+    """Times of a Poisson process of `rate` a second in [start_s, end_at)."""
     times, now_s = [], start_s + rng.expovariate(rate)
-    while now_s < end_s:
+    while now_s < end_at:
         times.append(now_s)
         now_s += rng.expovariate(rate)
     return times

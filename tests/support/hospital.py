@@ -57,14 +57,14 @@ class Hospital:
         self.stack.now_s += 0.01
 
     def turns(self, seconds: float) -> None:
-        until_s = self.stack.now_s + seconds
-        while self.stack.now_s < until_s:
+        until_at = self.stack.now_s + seconds
+        while self.stack.now_s < until_at:
             self.turn()
 
     def run(self, most_s: float = 300.0) -> None:
-        until_s = self.stack.now_s + most_s
+        until_at = self.stack.now_s + most_s
         while not self.engine.requests.idle or self.stack.front.commands:
-            assert self.stack.now_s < until_s, "it never ends"
+            assert self.stack.now_s < until_at, "it never ends"
             self.turn()
         self.stack.step()
 

@@ -342,7 +342,7 @@ class World:
         assert status == 0, "the branch in which the request was admitted has failed"
         return verdict
 
-    def _ended(self, wish: Wish, submitted: Submitted, begin_s: float) -> bool:
+    def _ended(self, wish: Wish, submitted: Submitted, begin_at: float) -> bool:
         """Whether the request is over; notes what came of it."""
         ends = [stream.end for stream in submitted.streams]
         if submitted.refused is None and (not ends or None in ends):
@@ -350,12 +350,12 @@ class World:
         request_id = submitted.submit.request_id
         reasons = [0 if end is None else int(end.reason) for end in ends]
         reason = 0 if submitted.refused is not None else max(reasons)
-        took_s = self.stack.now_s - begin_s
+        took_s = self.stack.now_s - begin_at
         if request_id == self._forced:
             os.write(self._writer, json.dumps((reason, took_s)).encode())
             os._exit(0)
         if wish.timeout_ms is not None and request_id not in self._turned_away:
-            verdict = Verdict(request_id, begin_s, wish.timeout_ms / 1000, refused=False, reason=reason, took_s=took_s)
+            verdict = Verdict(request_id, begin_at, wish.timeout_ms / 1000, refused=False, reason=reason, took_s=took_s)
             self.report.verdicts.append(verdict)
         return True
 
@@ -456,7 +456,7 @@ class World:
     def _clients(self) -> None:
         """Stop strings that are complete, and clients that leave."""
         stack = self.stack
-        for request_id, (wish, submitted, begin_s) in self._live.items():
+        for request_id, (wish, submitted, begin_at) in self._live.items():
             if wish.cut_at is not None and submitted.first_sequence_id is not None:
                 for index, stream in enumerate(submitted.streams):
                     if stream.end is None and len(stream.tokens) >= wish.cut_at:
@@ -464,7 +464,7 @@ class World:
                             sequence_id=submitted.first_sequence_id + index, num_tokens=wish.cut_at, stop_string="stop"
                         )
                         stack.front.put(cut=cut)
-            if wish.leaves_s is not None and stack.now_s >= begin_s + wish.leaves_s and request_id not in self._left:
+            if wish.leaves_s is not None and stack.now_s >= begin_at + wish.leaves_s and request_id not in self._left:
                 self._left.add(request_id)
                 if wish.end == "cancel":
                     stack.front.put(cancel=engine_pb2.Cancel(handle=submitted.handle))

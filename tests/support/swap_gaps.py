@@ -66,11 +66,11 @@ class SwapTrial:
     def _turn_s(self, swap_to: str = "") -> float:
         stack = self._stack
         policy = policy_named(swap_to) if swap_to else None  # a service loads it beside its loop
-        begin_s = time.thread_time()
+        begin_at = time.thread_time()
         if policy is not None:
             stack.engine.change_policy(policy)
         stack.engine.step()
-        took_s = time.thread_time() - begin_s
+        took_s = time.thread_time() - begin_at
         messages, stack.front.messages = stack.front.messages, []
         for _, message in messages:
             stack._take(message)

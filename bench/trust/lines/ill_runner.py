@@ -70,18 +70,18 @@ class Ward:
     def run(self) -> float:
         """Serves until all has ended; returns the virtual seconds."""
         stack = self.stack
-        begin_s = stack.now_s
+        begin_at = stack.now_s
         while True:
             stack.step()
             if stack.engine.requests.idle:
-                return stack.now_s - begin_s
+                return stack.now_s - begin_at
             for session, plans in stack.runners.plans.items():
                 if plans and session not in self._busy:
                     self._busy.add(session)
                     seconds = 0.0 if session == self._ill and self._loses(session) else STEP_S
                     heapq.heappush(self._events, (stack.now_s + seconds, next(self._serial), session))
             next_s = self._events[0][0] if self._events else float("inf")
-            stack.now_s = max(stack.now_s, min(next_s, stack.engine.wake_s))
+            stack.now_s = max(stack.now_s, min(next_s, stack.engine.wake_at))
             while self._events and self._events[0][0] <= stack.now_s:
                 self._happen(heapq.heappop(self._events)[2])
 

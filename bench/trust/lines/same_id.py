@@ -71,10 +71,10 @@ async def _try(folder: Path, twins: int) -> Outcome:
                 await asyncio.gather(*load)
                 outcome.replaced = (folder / "scheduler.log").read_text().count("a runner is lost")
                 roster.end("runner", signal.SIGKILL)
-                begin_s = time.monotonic()
+                begin_at = time.monotonic()
                 roster.start_one("runner")
                 await client.generate([1], max_tokens=1).completion()
-                outcome.restart_s = time.monotonic() - begin_s
+                outcome.restart_s = time.monotonic() - begin_at
                 outcome.joining_s = _joining_s((folder / "runner.log").read_text())
     finally:
         twin.stop()

@@ -13,16 +13,16 @@ class Alarm:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._lock = Lock()
-        self._until_s: dict[int, float] = {}
+        self._until_at: dict[int, float] = {}
 
     def __enter__(self) -> None:
         with self._lock:
-            self._until_s[get_ident()] = monotonic() + self._limit_s
-            if len(self._until_s) == 1:
+            self._until_at[get_ident()] = monotonic() + self._limit_s
+            if len(self._until_at) == 1:
                 setitimer(ITIMER_REAL, self._limit_s)
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            del self._until_s[get_ident()]
-            left_s = max(1e-6, min(self._until_s.values()) - monotonic()) if self._until_s else 0.0
+            del self._until_at[get_ident()]
+            left_s = max(1e-6, min(self._until_at.values()) - monotonic()) if self._until_at else 0.0
             setitimer(ITIMER_REAL, left_s)

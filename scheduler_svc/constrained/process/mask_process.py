@@ -102,12 +102,12 @@ def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _wait(pid: int, patience_s: float) -> int:
-    until_s = time.monotonic() + patience_s
+    until_at = time.monotonic() + patience_s
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= until_s:
+        if time.monotonic() >= until_at:
             os.kill(pid, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         time.sleep(POLL_S)

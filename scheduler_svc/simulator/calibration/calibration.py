@@ -54,7 +54,7 @@ class _Sent:
     """A plan on its way. `follows`: another one was in flight when it left."""
 
     work: StepWork
-    sent_s: float
+    sent_at: float
     follows: bool
 
 
@@ -73,7 +73,7 @@ class RecordingLink:
     def __init__(self, link: Runners) -> None:
         self._link = link
         self._sent: deque[_Sent] = deque()
-        self._last_result_s = 0.0
+        self._last_result_at = 0.0
         self.hello: plan_pb2.Hello | None = None
         self.steps: list[TimedStep] = []
         self.round_trips: list[RoundTrip] = []
@@ -98,11 +98,11 @@ class RecordingLink:
         sent, timings = self._sent.popleft(), result.timings
         runner_s = (timings.prepare_ns + timings.forward_ns + timings.sample_ns) * 1e-9
         if alone and sent.follows:
-            self.steps.append(TimedStep(sent.work, now_s - self._last_result_s))
+            self.steps.append(TimedStep(sent.work, now_s - self._last_result_at))
             self.runner_s += runner_s
         elif alone:
-            self.round_trips.append(RoundTrip(sent.work, now_s - sent.sent_s, runner_s))
-        self._last_result_s = now_s
+            self.round_trips.append(RoundTrip(sent.work, now_s - sent.sent_at, runner_s))
+        self._last_result_at = now_s
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
         """Sends and notes the plan."""
@@ -204,10 +204,10 @@ class Calibrator:
 
     def wait_for_runner(self, timeout_s: float, alive: Callable[[], None] = lambda: None) -> plan_pb2.Hello:
         """Until the runner is there. `alive` may raise when it never will be. Raises CalibrationError."""
-        until_s = time.monotonic() + timeout_s
+        until_at = time.monotonic() + timeout_s
         while self._recorder.hello is None:
             alive()
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_at:
                 raise CalibrationError(f"no runner came to {self.endpoint} within {timeout_s:g} s")
             self._turn()
         return self._recorder.hello
@@ -231,9 +231,9 @@ class Calibrator:
         return self._fit(name, source, shape, tile_tokens(hello))
 
     def _rounds(self, shape: RunnerShape, context_length: int, seconds: float) -> Iterator[Round]:
-        until_s = time.monotonic() + seconds
+        until_at = time.monotonic() + seconds
         yield from fixed_rounds(shape, context_length)
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_at:
             yield mixed_round(shape, context_length, self._rng)
 
     def _play(self, requests: Round, vocab_size: int) -> None:

@@ -78,7 +78,7 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
         reason = next(iter(outcome.refusals.values()))
         raise ValueError(f"all {len(outcome.refusals)} requests were refused: {reason}")
     counters = outcome.counters
-    seconds = float(outcome.last_token_s.max() - outcome.arrival_s.min())
+    seconds = float(outcome.last_token_at.max() - outcome.arrival_s.min())
     prompt_tokens = sum(outcome.trace.requests[index].prompt_tokens for index in outcome.served.tolist())
     output_tokens = int(outcome.tokens.sum())
     good = _good(outcome, targets)

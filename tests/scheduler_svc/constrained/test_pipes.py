@@ -172,10 +172,10 @@ def test_one_that_was_gone_before(act: Act, blames: bool, monkeypatch: pytest.Mo
 def test_one_that_hangs_is_noticed(act: Act, frame: bytes) -> None:
     """Wherever it does: it gets no more time to end by itself."""
     handle, server = handle_of(act)
-    began_s = time.monotonic()
+    began_at = time.monotonic()
     with pytest.raises(Died) as death:
         handle.ask(Channel.MASKS, handle.start(), frame)
-    assert time.monotonic() - began_s >= LIMIT_S
+    assert time.monotonic() - began_at >= LIMIT_S
     assert death.value.status == -signal.SIGKILL and server.patience_s == [0.0]
     assert_the_next_answers(handle)
 

@@ -125,7 +125,7 @@ def test_a_full_queue_says_when_there_is_room() -> None:
     late = stack.submit([1, 2], 100)
     stack.step()
     assert late.refused is not None and "the queue is full" in late.refused.message
-    begin_s, waiting = stack.now_s, len(stack.engine.requests.queue)
+    begin_at, waiting = stack.now_s, len(stack.engine.requests.queue)
     while len(stack.engine.requests.queue) == waiting:
         stack.advance(session, turn_s=0.1)
-    assert is_true(late.refused.retry_after_ms / 1000, stack.now_s - begin_s)
+    assert is_true(late.refused.retry_after_ms / 1000, stack.now_s - begin_at)

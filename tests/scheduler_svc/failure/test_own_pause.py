@@ -63,7 +63,7 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     """A turn that takes as long looks the same from inside."""
     settings = SchedulerSettings(link="tcp://127.0.0.1:*", metrics_listen="", no_runner_s=60)
     loop = EngineLoop(settings, f"ipc://{tmp_path}/engine")
-    step, since_s = loop.engine.step, loop.engine.lifecycle.alone_since_s
+    step, since_at = loop.engine.step, loop.engine.lifecycle.alone_since_at
     pauses = iter([LOOP_PAUSE_S])
 
     def stopped() -> None:
@@ -75,14 +75,14 @@ def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
     engine.start()
     try:
         deadline = time.monotonic() + 20
-        while loop.engine.lifecycle.alone_since_s == since_s and time.monotonic() < deadline:
+        while loop.engine.lifecycle.alone_since_at == since_at and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         loop.stop()
         engine.join()
         loop.close()
-    put_off_s = loop.engine.lifecycle.alone_since_s
-    assert since_s is not None and put_off_s is not None and put_off_s - since_s >= LOOP_PAUSE_S
+    put_off_s = loop.engine.lifecycle.alone_since_at
+    assert since_at is not None and put_off_s is not None and put_off_s - since_at >= LOOP_PAUSE_S
 
 
 @pytest.mark.skipif(not FULL, reason="three processes for what the two tests above show")

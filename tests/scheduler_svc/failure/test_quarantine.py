@@ -167,8 +167,8 @@ class Line:
         self.stack.runners.connect(self.session, self.runner, former=former if unharmed else 0)
         self.stack.step()
         while (probation := self.stack.engine.probation).active:
-            if probation.next_due_s < math.inf:
-                self.stack.now_s = max(self.stack.now_s, probation.next_due_s)
+            if probation.next_due_at < math.inf:
+                self.stack.now_s = max(self.stack.now_s, probation.next_due_at)
             self.turns(1)
             self.stack.step()
 

@@ -26,7 +26,7 @@ def test_holds_double_up_to_the_longest() -> None:
 def test_an_ill_runner_gets_several_chances_before_streams_end_for_want_of_one() -> None:
     runners, now_s, probes = RunnerIllness(), 0.0, 0
     runners.lost("r", "a fault", now_s)
-    while (now_s := runners.lost("r", "a fault", now_s).until_s) < SchedulerSettings().no_runner_s:
+    while (now_s := runners.lost("r", "a fault", now_s).until_at) < SchedulerSettings().no_runner_s:
         probes += 1
     assert probes >= 6
 

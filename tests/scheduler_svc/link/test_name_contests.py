@@ -65,7 +65,7 @@ def test_a_silent_one_is_replaced_in_time(
     holder.hear()
     newcomer.hello()
     assert settle(link) == []
-    assert link.wake_s == clock.now_s + ANSWER_S
+    assert link.wake_at == clock.now_s + ANSWER_S
     newcomer.hello()  # again, as nothing answers it
     holder.say(session, ping_of(holder) - 1, pong=plan_pb2.Pong())
     holder.say(session, 1, result=plan_pb2.Result())

@@ -68,17 +68,17 @@ def test_a_plan_is_held_back_until_shortly_before_the_runner_runs_dry() -> None:
     stack.step()
     for _ in range(3):
         timed.finish_step()  # nothing is known of such steps yet: at once
-    begin_s = stack.now_s
+    begin_at = stack.now_s
     assert timed.in_flight == 1, "held back"
-    assert stack.engine.wake_s == pytest.approx(begin_s + 0.9 * STEP_S - 0.005)
+    assert stack.engine.wake_at == pytest.approx(begin_at + 0.9 * STEP_S - 0.005)
     late = stack.submit([4, 5], 2)  # comes while the plan is held back, and is in it
-    stack.now_s = begin_s + 0.9 * STEP_S - 0.006
+    stack.now_s = begin_at + 0.9 * STEP_S - 0.006
     stack.step()
     assert timed.in_flight == 1
-    stack.now_s = begin_s + 0.9 * STEP_S - 0.004
+    stack.now_s = begin_at + 0.9 * STEP_S - 0.004
     stack.step()
     assert timed.in_flight == 2
-    stack.now_s = begin_s
+    stack.now_s = begin_at
     timed.finish_step()
     timed.finish_step()
     assert late.first_sequence_id is not None

@@ -49,8 +49,8 @@ def itl_p99_s(outcome: Outcome) -> list[float]:
     gaps = np.diff(outcome.token_times_s)
     inside = np.ones(len(gaps), bool)
     inside[outcome.offsets[1:-1] - 1] = False
-    gaps, end_s = gaps[inside], outcome.token_times_s[1:][inside]
-    return [float(np.percentile(part, 99)) for part in (gaps[end_s < SHIFT_S], gaps[end_s >= SHIFT_S])]
+    gaps, end_at = gaps[inside], outcome.token_times_s[1:][inside]
+    return [float(np.percentile(part, 99)) for part in (gaps[end_at < SHIFT_S], gaps[end_at >= SHIFT_S])]
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -66,7 +66,7 @@ def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(see
         if max(itl_p99_s(fixed)) <= TARGET_S:
             kept += 1
             assert fixed.ttft_s.mean() > 1.3 * mean_ttft_s, step_tokens
-            assert fixed.last_token_s.max() >= adaptive.last_token_s.max(), step_tokens
+            assert fixed.last_token_at.max() >= adaptive.last_token_at.max(), step_tokens
         else:
             missed += 1
     assert kept >= 2 and missed >= 2
@@ -94,7 +94,7 @@ def test_budgets_that_end_with_a_tile_bring_more_prompts_through() -> None:
     )
     for outcome in (tiled, untiled):
         assert np.percentile(outcome.itl_s, 99) <= 0.030
-        print(outcome.ttft_s.mean(), outcome.last_token_s.max())
+        print(outcome.ttft_s.mean(), outcome.last_token_at.max())
     assert tiled.ttft_s.mean() < 0.9 * untiled.ttft_s.mean()
 
 

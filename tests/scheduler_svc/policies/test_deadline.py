@@ -116,8 +116,8 @@ def promised(name: str, tokens: int) -> RequestView:
 
 def test_promises_weigh_what_is_owed_before_and_after() -> None:
     pending, pace = PendingDeadlines(), Pace(tokens_per_s=100, num_runners=1, ends_per_s=2, free_slots=10, step_s=0.5)
-    for name, due_s, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
-        pending.add(promised(name, tokens), due_s)
+    for name, due_at, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
+        pending.add(promised(name, tokens), due_at)
     assert pending.wait_s(3.0, 50, pace) == pytest.approx(1.5 + 0.5)
     assert pending.wait_s(1.0, 50, pace) == pytest.approx(0.5 + 0.5)
     assert not pending.breaks(3.0, 150, pace, now_s=0.0), "b: 4.5 + 0.5 s"
@@ -138,14 +138,14 @@ def test_promises_against_a_list(runners: int) -> None:
     pending, owed = PendingDeadlines(), dict[str, tuple[float, int]]()
     pace = Pace(tokens_per_s=50, num_runners=runners, ends_per_s=1, free_slots=3, step_s=0.1)
     for number in range(400):
-        name, due_s, tokens = str(number), float(rng.randrange(40)), rng.randrange(1, 90)
-        ahead = [t for d, t in owed.values() if d <= due_s]
+        name, due_at, tokens = str(number), float(rng.randrange(40)), rng.randrange(1, 90)
+        ahead = [t for d, t in owed.values() if d <= due_at]
         expected = max((sum(ahead) / runners + tokens) / 50, max(0, len(ahead) + 1 - 3) / 1) + 0.1
-        assert pending.wait_s(due_s, tokens, pace) == pytest.approx(expected)
-        pending.add(promised(name, tokens), due_s)
-        owed[name] = (due_s, tokens)
+        assert pending.wait_s(due_at, tokens, pace) == pytest.approx(expected)
+        pending.add(promised(name, tokens), due_at)
+        owed[name] = (due_at, tokens)
         if len(owed) > 30:
             gone = rng.choice(list(owed))
-            due_s, tokens = owed.pop(gone)
-            pending.keep(promised(gone, tokens), due_s)
+            due_at, tokens = owed.pop(gone)
+            pending.keep(promised(gone, tokens), due_at)
         assert len(pending) == len(owed)

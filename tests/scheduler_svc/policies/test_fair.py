@@ -21,10 +21,10 @@ BOUND = 2 * max(1.0 * LONGEST_PROMPT, 2.0 * COST.runner.kv_tokens)
 """Theorem 4.4 of the paper, with input weight 1 and output weight 2."""
 
 
-def requests(rng: random.Random, tenant: str, rate: float, start_s: float, end_s: float) -> list[TraceRequest]:
+def requests(rng: random.Random, tenant: str, rate: float, start_s: float, end_at: float) -> list[TraceRequest]:
     return [
         TraceRequest(t, rng.randint(20, LONGEST_PROMPT), rng.randint(5, 60), tenant=tenant)
-        for t in poisson(rng, rate, start_s, end_s)
+        for t in poisson(rng, rate, start_s, end_at)
     ]
 
 
@@ -34,12 +34,12 @@ def run(trace: Trace, policy: str = "fair", **parameters: object) -> Outcome:
     return outcome
 
 
-def service(outcome: Outcome, tenant: str, until_s: float) -> float:
+def service(outcome: Outcome, tenant: str, until_at: float) -> float:
     """Prompt tokens + 2 x output tokens that the tenant had got by then; a prompt counts with its first token."""
     mine = np.array([name == tenant for name in outcome.tenants])
     prompts = np.array([outcome.trace.requests[i].prompt_tokens for i in outcome.served.tolist()])
-    begun = mine & (outcome.first_token_s <= until_s)
-    return float(prompts[begun].sum()) + 2 * outcome.tokens_by(tenant, until_s)
+    begun = mine & (outcome.first_token_s <= until_at)
+    return float(prompts[begun].sum()) + 2 * outcome.tokens_by(tenant, until_at)
 
 
 def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[float, float] = (1, 1)) -> float:

@@ -31,14 +31,14 @@ def test_heavy_tailed_outputs_take_static_batches_several_times_as_long() -> Non
     lengths = heavy_tailed(256, 1)
     trace = Trace("heavy", tuple(TraceRequest(0.0, 64, length) for length in lengths))
     static, fcfs = run(trace, "static", 32), run(trace, "fcfs", 32)
-    print(static.last_token_s.max() / fcfs.last_token_s.max())
-    assert static.last_token_s.max() > 2.5 * fcfs.last_token_s.max()
+    print(static.last_token_at.max() / fcfs.last_token_at.max())
+    assert static.last_token_at.max() > 2.5 * fcfs.last_token_at.max()
 
 
 def test_outputs_of_one_length_cost_nothing() -> None:
     trace = Trace("equal", tuple(TraceRequest(0.0, 64, 64) for _ in range(256)))
     static, fcfs = run(trace, "static", 32), run(trace, "fcfs", 32)
-    assert static.last_token_s.max() == pytest.approx(fcfs.last_token_s.max(), rel=0.05)
+    assert static.last_token_at.max() == pytest.approx(fcfs.last_token_at.max(), rel=0.05)
 
 
 def test_at_equal_latency_the_gap_is_far_larger() -> None:

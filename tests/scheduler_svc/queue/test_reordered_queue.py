@@ -30,8 +30,8 @@ class Slow(Policy):
     """A key that takes its time."""
 
     def key(self, request: RequestView, ledger: object) -> Any:
-        begin_s = time.monotonic()
-        while time.monotonic() - begin_s < 0.002:
+        begin_at = time.monotonic()
+        while time.monotonic() - begin_at < 0.002:
             pass
         return 0.0
 
@@ -91,7 +91,7 @@ def test_the_order_is_the_new_policys_whatever_happens_meanwhile(target: str) ->
     new = policy_named(target) if target == "priority" else ByTuple(PolicyParameters())
     stack.engine.swap.most_ranked = 4
     stack.engine.change_policy(ByTuple(PolicyParameters()) if target == "priority" else policy_named("sjf"))
-    assert stack.engine.swap.active and stack.engine.wake_s <= stack.now_s
+    assert stack.engine.swap.active and stack.engine.wake_at <= stack.now_s
     stack.step()
     stack.engine.change_policy(new)
     late = [case.submit() for _ in range(5)]

@@ -128,9 +128,9 @@ def test_ends_of_every_kind_count_though_no_result_brings_them() -> None:
 def test_idle_times_and_outages_do_not_count() -> None:
     rate = ServiceRate()
     now_s = steady(rate, 0, 60, early=True)
-    before_s = float(rate.hold_s(work(1000))[0])
+    before_at = float(rate.hold_s(work(1000))[0])
     now_s = steady(rate, now_s + 3600, 0.1, early=True)  # an hour in which nothing came
-    assert rate.hold_s(work(1000))[0] == pytest.approx(before_s, rel=0.05)
+    assert rate.hold_s(work(1000))[0] == pytest.approx(before_at, rel=0.05)
     rate.stepped(now_s + 3600, 3600, SLOTS, SLOTS, waiting=5)  # a step that took an hour
     assert rate.token_s < LONGEST_STEP_S
 

@@ -49,8 +49,8 @@ class Recorded(Simulation):
             admission.sequence_id, admission.context = 0, b""
         self.plans[number] = copy.SerializeToString()
 
-    def _note_fast_forward(self, chance: FastForward, until_s: float, scheduler_s: float) -> list[float]:
-        times_s = self._runners_fast_forward(chance, until_s, scheduler_s)
+    def _note_fast_forward(self, chance: FastForward, until_at: float, scheduler_s: float) -> list[float]:
+        times_s = self._runners_fast_forward(chance, until_at, scheduler_s)
         self.turns_skipped += len(times_s)
         return times_s
 
@@ -84,7 +84,7 @@ def state(engine: Engine) -> dict[str, Any]:
         "rate": vars(engine.requests.rate),
         "steps": (scheduler.last_plan, scheduler.preemptions, scheduler.prefill_tokens, scheduler.dropped_rows),
         "clock": vars(scheduler._step_clock),
-        "last_result_s": scheduler._last_result_s,
+        "last_result_at": scheduler._last_result_at,
         "blocks": {name: value for name, value in vars(scheduler.pool).items() if "_of" not in name},
     }
 

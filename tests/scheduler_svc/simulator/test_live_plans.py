@@ -75,8 +75,8 @@ def live_plans(trace: Trace, endpoint: str) -> list[plan_pb2.Plan]:
     flags = {"device": "hash", "slots": SLOTS, "kv_tokens": KV_TOKENS, "max_step_tokens": STEP_TOKENS}
     try:
         with started_runner(endpoint, flags | {"test_backend": json.dumps({"vocab_size": VOCAB_SIZE})}) as alive:
-            until_s = time.monotonic() + 120
-            while not front.done and time.monotonic() < until_s:
+            until_at = time.monotonic() + 120
+            while not front.done and time.monotonic() < until_at:
                 alive()
                 if recorder.hello is not None:
                     clock.now_s = 1.0

@@ -142,8 +142,8 @@ def test_unknown_policies_are_refused() -> None:
 
 def test_tokens_of_a_tenant_over_time() -> None:
     outcome = simulate(random_trace(8), Setup(round_cost()))
-    end_s = float(outcome.last_token_s.max())
-    assert outcome.tokens_by("a", end_s) + outcome.tokens_by("b", end_s) == outcome.tokens.sum()
+    end_at = float(outcome.last_token_at.max())
+    assert outcome.tokens_by("a", end_at) + outcome.tokens_by("b", end_at) == outcome.tokens.sum()
     assert outcome.tokens_by("a", 0.0) == 0
 
 
