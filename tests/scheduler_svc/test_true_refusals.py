@@ -15,7 +15,9 @@ import pytest
 from protos import engine_pb2
 from runner_svc.hash_model import HashBackend
 from tests.support.in_process import Stack
-from tests.support.refusal_trials import FORESEEABLE, MIXES, is_true, trials
+from tests.support.refusal_mixes import FORESEEABLE, MIXES
+from tests.support.refusal_trials import trials
+from tests.support.refusal_verdicts import is_true
 from tests.support.thoroughness import FULL
 
 CI_WORLDS, CI_SEEDS, CI_SECONDS = ["all"], range(3, 4), 60

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bench.trust.line import Line
-from tests.support.refusal_trials import FORESEEABLE, share, trials
+from tests.support.refusal_mixes import FORESEEABLE
+from tests.support.refusal_trials import trials
+from tests.support.refusal_verdicts import share
 
 
 def run(quick: bool) -> Line:
