@@ -74,6 +74,10 @@ class Wish:
     n: int = 1
     priority: int = 0
     tenant: str = ""
+    number: int = 0
+    """Of its request; 0 until it is first sent."""
+    first_id: str = ""
+    """Of a request that was refused before: the id that it had first."""
 
 
 def single_wishes(mix: Mix, seed: int, seconds: float) -> list[Wish]:

@@ -26,6 +26,9 @@ class Verdict:
     accepted_after_s: float | None = None
     """Seconds from the refusal to the first time at which it would have been accepted; None: never judged so."""
 
+    promised: bool = False
+    """It was accepted as it had been told to come back, and would have been refused otherwise."""
+
     @property
     def met(self) -> bool:
         """It came to its own end in time, or would have."""
@@ -76,6 +79,16 @@ class Report:
         return self.rightly + self._count(False, False)
 
     @property
+    def kept(self) -> int:
+        """Requests that were accepted only because they had been told to come back."""
+        return sum(v.promised for v in self.verdicts)
+
+    @property
+    def kept_met(self) -> int:
+        """Of these, those that met their deadlines."""
+        return sum(v.promised and v.met for v in self.verdicts)
+
+    @property
     def timed(self) -> list[Verdict]:
         """Refusals of which it is known when the same request would have been accepted."""
         return [v for v in self.verdicts if v.refused and v.accepted_after_s is not None]
@@ -91,7 +104,8 @@ class Report:
             f"wrongly {self.wrongly:.0f} of {self.met:.0f} that meet theirs ({share(self.wrongly, self.met):.2%}; "
             f"{share(self.wrongly, self.refused):.1%} of refusals), "
             f"rightly {self.rightly:.0f} of {self.missed:.0f} that miss it ({share(self.rightly, self.missed):.1%}), "
-            f"RetryInfo true {self.true_times} of {len(self.timed)} ({share(self.true_times, len(self.timed)):.1%})"
+            f"RetryInfo true {self.true_times} of {len(self.timed)} ({share(self.true_times, len(self.timed)):.1%}), "
+            f"by promise {self.kept}, of which {self.kept_met} met it"
         )
 
 

@@ -30,6 +30,8 @@ from tests.support.refusal_verdicts import Report, Verdict
 
 TRIED = 0.5
 """Of the refusals, the part that is tried."""
+RETURNING = 0.5
+"""Of the clients that are refused, the part that comes back at the time that it was told."""
 PROBE_S = 0.1
 """How often a request that was refused is judged anew."""
 _FAILS = 1 << 40
@@ -60,11 +62,14 @@ class World:
         self._batches = 0
         self._rng = random.Random(f"{seed} world")
         self._next = 0
+        self._patience = random.Random(f"{seed} patience")
+        self._returns: list[Wish] = []
         self._forced: str | None = None
         self._writer = -1
         self._live: dict[str, tuple[Wish, Submitted, float]] = {}
         self._refused: list[tuple[Verdict, Request]] = []
         self._turned_away: set[str] = set()
+        self._promised: set[str] = set()
         self._left: set[str] = set()
         self._probed_s = 0.0
         self._takeover_s = mix.takeover_s or float("inf")
@@ -97,6 +102,8 @@ class World:
         if request.request_id == self._forced:
             return None
         refusal = self._judge(request)
+        if refusal is None:
+            self._note_promise(request)
         if refusal is None or self._forced is not None:
             return refusal
         self._turned_away.add(request.request_id)
@@ -107,6 +114,12 @@ class World:
         self.report.verdicts.append(verdict)
         self._refused.append((verdict, replace(request)))
         return refusal
+
+    def _note_promise(self, request: Request) -> None:
+        """Notes whether the same request of a client that was promised nothing would be refused now."""
+        stranger = replace(request, cache_salt="stranger", view=None)
+        if self._judge(stranger) is not None:
+            self._promised.add(request.request_id)
 
     def _admitted_after_all(self, request: Request, refusal: EngineRefusal) -> Verdict | None:
         """What comes of the request if it is admitted; None in the branch in which it is."""
@@ -140,6 +153,7 @@ class World:
             os._exit(0)
         if wish.timeout_ms is not None and request_id not in self._turned_away:
             verdict = Verdict(request_id, begin_s, wish.timeout_ms / 1000, refused=False, reason=reason, took_s=took_s)
+            verdict.promised = request_id in self._promised
             self.report.verdicts.append(verdict)
         return True
 
@@ -154,6 +168,12 @@ class World:
             now_s = self.stack.now_s
             again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, view=None)
             if self._judge(again) is None:
+                verdict.accepted_after_s = self.stack.now_s - verdict.at_s
+
+    def _came_back(self, submitted: Submitted, wish: Wish) -> None:
+        """Of a client that came back: when it was accepted, if it was."""
+        for verdict, _ in self._refused:
+            if verdict.request_id == wish.first_id and verdict.accepted_after_s is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 
     def refuse_all(self) -> None:
@@ -181,7 +201,7 @@ class World:
         stack.step()
         self._settle()
         self._probe()
-        if self._next == len(self.wishes) and not self._live and self._batch_s == float("inf"):
+        if self._next == len(self.wishes) and not self._live and not self._returns and self._batch_s == float("inf"):
             return False
         self._compute()
         return True
@@ -213,6 +233,9 @@ class World:
         while self._next < len(self.wishes) and self.wishes[self._next].at_s <= now_s:
             self._submit(self.wishes[self._next])
             self._next += 1
+        for wish in [wish for wish in self._returns if wish.at_s <= now_s]:
+            self._returns.remove(wish)
+            self._submit(wish)
         if self._batch_s <= now_s:
             self._batch = {self._submit(wish) for wish in batch_wishes(self.mix, self.seed, self._batches, now_s)}
             self._batch_s = float("inf")
@@ -220,7 +243,7 @@ class World:
     def _submit(self, wish: Wish) -> str:
         stack = self.stack
         self.report.requests += 1
-        number = self.report.requests
+        number = wish.number = wish.number or self.report.requests
         stops = [IM_END_ID] if wish.end == "eos" else []
         sampling = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=pack(stops))
         submitted = stack.submit(
@@ -256,8 +279,21 @@ class World:
                     stack.front.put(disconnect=engine_pb2.Disconnect(handle=submitted.handle))
 
     def _settle(self) -> None:
+        for name, (wish, submitted, _) in self._live.items():
+            if wish.first_id and submitted.first_sequence_id is not None:
+                self._came_back(submitted, wish)
+                wish.first_id = ""
         over = [name for name, (wish, submitted, at_s) in self._live.items() if self._ended(wish, submitted, at_s)]
         for name in over:
-            del self._live[name]
+            wish, submitted, begin_s = self._live.pop(name)
+            self._consider(wish, submitted, begin_s)
         if self._batch and self._batch.isdisjoint(self._live):
             self._batch, self._batch_s = set(), self._rest_s()
+
+    def _consider(self, wish: Wish, submitted: Submitted, begin_s: float) -> None:
+        """A client that was refused may come back at the time that it was told."""
+        refused = submitted.refused
+        if refused is not None and refused.retry_after_ms and wish.timeout_ms is not None:
+            if self._patience.random() < RETURNING:
+                at_s = self.stack.now_s + refused.retry_after_ms / 1000
+                self._returns.append(replace(wish, at_s=at_s, first_id=wish.first_id or submitted.submit.request_id))
