@@ -50,6 +50,14 @@ class Promise:
         """Nobody has come for it."""
         return now_s > self.due_s + KEPT_S
 
+    def suits(self, timeout_s: float) -> bool:
+        """A request of so many seconds has about as much time as the one that was refused, or more."""
+        return timeout_s >= SAME_TIMEOUT * self.timeout_s
+
+    def holds_for_more_than(self, other: Promise, now_s: float) -> bool:
+        """It is open, and the other's request has clearly less time."""
+        return not self.is_over(now_s) and not self.suits(other.timeout_s)
+
 
 class RetryPromises:
     """The book of promises, with at most `MOST_PROMISES` entries; the oldest give way."""
@@ -72,7 +80,7 @@ class RetryPromises:
         promise = self._open.get(_identity(request))
         if promise is None or promise.is_over(now_s):
             return None
-        return promise if request.deadline_s - now_s >= SAME_TIMEOUT * promise.timeout_s else None
+        return promise if promise.suits(request.deadline_s - now_s) else None
 
     def earliest_s(self, now_s: float, retry_s: float) -> float:
         """When a client that might come back in `retry_s` seconds should, as there are others."""
@@ -86,10 +94,11 @@ class RetryPromises:
         return due * self._claimed_part
 
     def keep(self, request: Request, promise: Promise, now_s: float) -> None:
-        """From now on the promise holds for the request, in place of an earlier one."""
+        """From now on the promise holds for the request, in place of an earlier one: unless that is open still, and
+        for one that had more time."""
         identity = _identity(request)
         known = self._open.get(identity)
-        if known is promise:
+        if known is promise or (known is not None and known.holds_for_more_than(promise, now_s)):
             return
         if known is not None:
             self._forget(identity)

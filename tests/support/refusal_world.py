@@ -117,7 +117,7 @@ class World:
 
     def _note_promise(self, request: Request) -> None:
         """Notes whether the same request of a client that was promised nothing would be refused now."""
-        stranger = replace(request, cache_salt="stranger", view=None)
+        stranger = replace(request, cache_salt="stranger", place_s=None, view=None)
         if self._judge(stranger) is not None:
             self._promised.add(request.request_id)
 
@@ -166,14 +166,14 @@ class World:
             if verdict.accepted_after_s is not None:
                 continue
             now_s = self.stack.now_s
-            again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, view=None)
+            again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, place_s=None, view=None)
             if self._judge(again) is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 
-    def _came_back(self, submitted: Submitted, wish: Wish) -> None:
-        """Of a client that came back: when it was accepted, if it was."""
+    def _came_back(self, first_id: str) -> None:
+        """A request that was refused under this id was sent again, and is accepted now."""
         for verdict, _ in self._refused:
-            if verdict.request_id == wish.first_id and verdict.accepted_after_s is None:
+            if verdict.request_id == first_id and verdict.accepted_after_s is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 
     def refuse_all(self) -> None:
@@ -279,21 +279,22 @@ class World:
                     stack.front.put(disconnect=engine_pb2.Disconnect(handle=submitted.handle))
 
     def _settle(self) -> None:
-        for name, (wish, submitted, _) in self._live.items():
+        for wish, submitted, _ in self._live.values():
             if wish.first_id and submitted.first_sequence_id is not None:
-                self._came_back(submitted, wish)
+                self._came_back(wish.first_id)
                 wish.first_id = ""
         over = [name for name, (wish, submitted, at_s) in self._live.items() if self._ended(wish, submitted, at_s)]
         for name in over:
-            wish, submitted, begin_s = self._live.pop(name)
-            self._consider(wish, submitted, begin_s)
+            wish, submitted, _ = self._live.pop(name)
+            self._consider(wish, submitted)
         if self._batch and self._batch.isdisjoint(self._live):
             self._batch, self._batch_s = set(), self._rest_s()
 
-    def _consider(self, wish: Wish, submitted: Submitted, begin_s: float) -> None:
+    def _consider(self, wish: Wish, submitted: Submitted) -> None:
         """A client that was refused may come back at the time that it was told."""
         refused = submitted.refused
-        if refused is not None and refused.retry_after_ms and wish.timeout_ms is not None:
-            if self._patience.random() < RETURNING:
-                at_s = self.stack.now_s + refused.retry_after_ms / 1000
-                self._returns.append(replace(wish, at_s=at_s, first_id=wish.first_id or submitted.submit.request_id))
+        if refused is None or not refused.retry_after_ms or wish.timeout_ms is None:
+            return
+        if self._patience.random() < RETURNING:
+            at_s = self.stack.now_s + refused.retry_after_ms / 1000
+            self._returns.append(replace(wish, at_s=at_s, first_id=wish.first_id or submitted.submit.request_id))
