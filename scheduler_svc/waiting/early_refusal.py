@@ -1,7 +1,8 @@
 """Refuses at once what would not be served before its deadline, and says when it is worth coming back.
 
 It looks at what runs and what goes first; how long that takes is for `ServiceRate` to tell. Only what would be late
-even if all went rather well is refused: its wait a little shorter and its answer rather short.
+even if all went rather well is refused: its wait a little shorter and its answer rather short. The time to come back is
+a promise, see `RetryPromises`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Whenever the engine would refuse a request for its deadline, the world splits (`fork`): in one branch the request is
 refused, and the world goes on; in the other it is admitted, and all that follows happens as it does then, until the
 request has ended. After the refusal the same request is judged anew as time goes on, without being sent: so the first
-time is known at which it would have been accepted.
+time is known at which it would have been accepted. Some clients that were refused do come back at the time that they
+were told, as requests like any other.
 """
 
 from __future__ import annotations
