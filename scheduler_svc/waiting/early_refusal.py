@@ -85,7 +85,10 @@ class EarlyRefusal:
         """The time for a request that would be so late, and its place then: ahead of what waits now."""
         rate, now_s = self._engine.rate, self._engine.ledger.now_s
         assert request.deadline_s is not None
-        retry_s = TOLD * rate.until_shorter_s(min(forecast.wait_s, late_s))
+        if late_s < forecast.wait_s:
+            retry_s = TOLD * rate.until_shorter_s(late_s)
+        else:  # at the first place it would be late as well: it is taken once a slot is free
+            retry_s = rate.until_shorter_s(forecast.wait_s)
         due_s = now_s + _bounded(self.promises.earliest_s(now_s, retry_s) - now_s)
         place_s = now_s - min(LONGEST_LEAD_S, forecast.wait_s) if request.place_s is None else request.place_s
         slots = sum(scheduler.table.num_slots for scheduler in self._engine.placement.holders(request.limit))
