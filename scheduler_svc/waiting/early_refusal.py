@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
-HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
 """Rather well: so much of the wait, and an answer that is shorter with this chance."""
 TOLD = 0.75
 """Of the time until the request should be accepted, the part that its client is told: the rest is promised."""
