@@ -13,6 +13,7 @@ from scheduler_svc.prompt_logprobs import PromptLogprobs
 from scheduler_svc.refusal_reason import RefusalReason
 from scheduler_svc.roster.token_log import token_log
 from scheduler_svc.sequence import Request, Sequence
+from scheduler_svc.waiting.retry_promises import Promise
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,6 +26,8 @@ class EngineRefusal:
     retry_after_s: float = 0.0
     reason: RefusalReason | None = None
     """What it counts as; None for calls that are no new requests."""
+    promise: Promise | None = None
+    """What holds for the same request from then on."""
 
     def to_message(self, handle: int) -> engine_pb2.FromEngine:
         """The answer to the worker."""

@@ -43,6 +43,8 @@ class Doorkeeper:
             message = "too many constraints wait to be compiled: try again later"
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
         if refusal is not None:
+            if refusal.promise is not None:
+                self.early.promises.keep(request, refusal.promise, self._engine.ledger.now_s)
             return refusal
         if self._engine.policy.admits:
             answer = self._engine.policy.admit(request_view(request), self._load())
@@ -53,6 +55,7 @@ class Doorkeeper:
         refusal = self._make_room(request)
         if refusal is None:
             slots = sum(scheduler.table.num_slots for scheduler in self._engine.pool.schedulers.values())
+            self.early.promises.redeem(request)
             self._engine.rate.accepted(work_of(request.sequences), slots)
         return refusal
 
