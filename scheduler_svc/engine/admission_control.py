@@ -57,6 +57,8 @@ class AdmissionControl:
             message = "too many constraints wait to be compiled: try again later"
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
         if refusal is not None:
+            if refusal.promise is not None:
+                self.early.promises.keep(request, refusal.promise, self._requests.ledger.now_s)
             return refusal
         if self._policy.admits:
             answer = self._policy.admit(request_view(request), self._load())
@@ -67,6 +69,7 @@ class AdmissionControl:
         refusal = self._make_room(request)
         if refusal is None:
             slots = sum(scheduler.table.num_slots for scheduler in self._pool.schedulers.values())
+            self.early.promises.redeem(request)
             self._requests.rate.accepted(work_of(request.sequences), slots)
         return refusal
 

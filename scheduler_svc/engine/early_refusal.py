@@ -1,7 +1,8 @@
 """Refuses at once what would not be served before its deadline, and says when it is worth coming back.
 
 It looks at what runs and what goes first; how long that takes is for `ServiceRate` to tell. Only what would be late
-even if all went rather well is refused: its wait a little shorter and its answer rather short.
+even if all went rather well is refused: its wait a little shorter and its answer rather short. The time to come back is
+a promise, see `RetryPromises`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
+from scheduler_svc.engine.retry_promises import RetryPromises
+from scheduler_svc.model.promise import Promise
 from scheduler_svc.model.refusal import EngineRefusal, RefusalReason
 from scheduler_svc.model.sequence import Request, Sequence
 from scheduler_svc.requests.requests import Requests
@@ -25,9 +28,13 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 SAMPLED = 256
 """Sequences that are looked at to tell how many go first, and how long those take."""
-HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.9, 0.3
+HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
 """Rather well: so much of the wait, and an answer that is shorter with this chance."""
+TOLD = 0.75
+"""Of the time until the request should be accepted, the part that its client is told: the rest is promised."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
+LONGEST_LEAD_S = 600.0
+"""A place is ahead of what came before it by so much at most."""
 UNKNOWN_RETRY_S = 1.0
 
 
@@ -43,7 +50,7 @@ class Forecast(NamedTuple):
 
 
 class EarlyRefusal:
-    """Judges deadlines on what runs and waits; changes nothing."""
+    """Judges deadlines on what runs and waits; changes nothing but the place of a request that was promised one."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, settings: SchedulerSettings) -> None:
         self._requests = requests
@@ -51,26 +58,48 @@ class EarlyRefusal:
         self._placement = placement
         self._settings = settings
         self._policy = requests.policy
+        self.promises = RetryPromises()
 
     def refusal(self, request: Request) -> EngineRefusal | None:
         """Why its deadline can't be met; None if it may be, if it has none, or if too little is known. A request that
-        gets a slot at once is never refused."""
+        gets a slot at once is never refused. With the refusal comes a promise, which holds once it is kept."""
+        now_s = self._requests.ledger.now_s
         if request.deadline_s is None or not self._settings.early_refusal:
             return None
         if self._placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
             return None
+        promise = self.promises.of(request, now_s)
+        if promise is not None and promise.is_due(now_s):
+            request.place_s, request.view = promise.place_s, None
         forecast = self.forecast(request)
         if forecast is None or not forecast.wait_s:
             return None
-        late_s = forecast.hopeful_s - (request.deadline_s - self._requests.ledger.now_s)
+        late_s = forecast.hopeful_s - (request.deadline_s - now_s)
         if late_s <= 0:
             return None
         message = (
             f"it would take about {forecast.needed_s:.1f} s at the present load, longer than its deadline: "
             "try again later"
         )
-        retry_s = self._requests.rate.until_shorter_s(min(forecast.wait_s, late_s / HOPEFUL_WAIT))
-        return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", _bounded(retry_s), RefusalReason.DEADLINE)
+        if promise is None or promise.is_due(now_s):
+            promise = self._promise(request, forecast, late_s)
+        retry_s = max(SHORTEST_RETRY_S, promise.due_s - now_s)
+        code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.DEADLINE
+        return EngineRefusal(code, message, "", retry_s, reason, promise)
+
+    def _promise(self, request: Request, forecast: Forecast, late_s: float) -> Promise:
+        """The time for a request that would be so late, and its place then: ahead of what waits now."""
+        rate, now_s = self._requests.rate, self._requests.ledger.now_s
+        assert request.deadline_s is not None
+        if (shorter_s := late_s / HOPEFUL_WAIT) < forecast.wait_s:
+            retry_s = TOLD * rate.until_shorter_s(shorter_s)
+        else:  # at the first place it would be late as well: it is taken once a slot is free
+            retry_s = rate.until_shorter_s(forecast.wait_s)
+        due_s = now_s + _bounded(self.promises.earliest_s(now_s, retry_s) - now_s)
+        place_s = now_s - min(LONGEST_LEAD_S, forecast.wait_s) if request.place_s is None else request.place_s
+        slots = sum(scheduler.table.num_slots for scheduler in self._placement.holders(request.limit))
+        work_s = float(rate.hold_s(work_of(request.sequences)).sum()) / max(1, slots)
+        return Promise(place_s, due_s, request.deadline_s - now_s, work_s)
 
     def forecast(self, request: Request) -> Forecast | None:
         """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
@@ -84,6 +113,9 @@ class EarlyRefusal:
         ahead = work_of(first) if first else own
         running, free = self._slots(runners, ahead, key)
         wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
+        now_s = self._requests.ledger.now_s
+        if request.place_s is None and (expected := self.promises.expected(now_s, now_s + wait_s)):
+            wait_s = rate.wait_s(running, free, ahead, count + round(expected) + choices - 1)
         limit = self._requests.shares.limits_of(request.tenant).running
         if limit is not None:
             mine = self._running(self._pool.schedulers.values(), tenant=self._requests.ledger.index_of(request.tenant))
@@ -134,11 +166,10 @@ class EarlyRefusal:
         shares = self._requests.shares
         waiting = len(self._requests.queue)
         stride = waiting // SAMPLED + 1
-        sample = [
-            sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)
-        ]
+        sample = [sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)]
         if self._policy.orders_tenants:
-            own = shares.waiting(request.tenant) + len(request.sequences)
+            mine = (s for s in sample if s.request.tenant == request.tenant)
+            own = stride * sum(s.rank.key <= key for s in mine) + len(request.sequences)
             turns = min(waiting, sum(min(own, count) for _, count in shares.waiting_by_tenant()))
             return sample, round(turns * self._part(sample, runners))
         first = [sequence for sequence in sample if sequence.rank.key <= key]

@@ -8,6 +8,7 @@ from enum import Enum
 import grpc
 
 from roster_protos import engine_pb2
+from scheduler_svc.model.promise import Promise
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,6 +21,8 @@ class EngineRefusal:
     retry_after_s: float = 0.0
     reason: RefusalReason | None = None
     """What it counts as; None for calls that are no new requests."""
+    promise: Promise | None = None
+    """What holds for the same request from then on."""
 
     def to_message(self, handle: int) -> engine_pb2.FromEngine:
         """The answer to the worker."""

@@ -19,6 +19,7 @@ class RequestView:
     request_id: str
     tenant: str
     arrival_s: float
+    """Earlier than it was for a request that came back at the time that it had been told: its place in the line."""
     priority: int
     prompt_tokens: int
     max_tokens: int

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bench.trust.line import Line
-from tests.support.refusal_trials import FORESEEABLE, share, trials
+from tests.support.refusal_mixes import FORESEEABLE
+from tests.support.refusal_trials import trials
+from tests.support.refusal_verdicts import share
 
 
 def run(quick: bool) -> Line:
@@ -16,8 +18,9 @@ def run(quick: bool) -> Line:
         promise="a refusal for a deadline is true",
         figure=(
             f"{report.met:.0f} that meet it {wrongly:.2%} refused, of {report.missed:.0f} that miss it {rightly:.0%}; "
-            f"RetryInfo true for {retries:.0%} of {len(report.timed)}"
+            f"RetryInfo true for {retries:.0%} of {len(report.timed)}; {report.kept_met} of {report.kept} that were "
+            "accepted as promised met it"
         ),
-        bar="1%, 80%, 95%",
-        met=wrongly <= 0.01 and rightly >= 0.8 and retries >= 0.95,
+        bar="1%, 80%, 95%; 80%",
+        met=wrongly <= 0.01 and rightly >= 0.8 and retries >= 0.95 and report.kept_met >= 0.8 * report.kept,
     )
