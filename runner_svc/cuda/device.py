@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class GpuDevice:
         """A CUDA graph of what `function` launches; it runs once before, so that libraries are loaded."""
         function()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_pool, stream=self._stream):
+        with _without_collection(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._stream):
             function()
         return graph.replay
 
@@ -86,3 +87,15 @@ class GpuDevice:
         other = total - free - torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
         return MemoryProfile(total=total, peak=peak, other=other)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: to free what an earlier backend had on the GPU would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

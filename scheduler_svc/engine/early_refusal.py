@@ -166,7 +166,9 @@ class EarlyRefusal:
         shares = self._requests.shares
         waiting = len(self._requests.queue)
         stride = waiting // SAMPLED + 1
-        sample = [sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)]
+        sample = [
+            sequence for sequence in islice(self._requests.queue, 0, None, stride) if not shares.is_held(sequence)
+        ]
         if self._policy.orders_tenants:
             mine = (s for s in sample if s.request.tenant == request.tenant)
             own = stride * sum(s.rank.key <= key for s in mine) + len(request.sequences)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from scheduler_svc.operation.logs import configure_logs
+from roster_common.logs import configure_logs
 from tests.support.refusal_mixes import MIXES
 from tests.support.refusal_verdicts import Report, Verdict
 from tests.support.refusal_world import World

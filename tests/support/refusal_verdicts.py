@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.sequence import FinishReason
+from scheduler_svc.model.sequence import FinishReason
 
 OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -18,13 +18,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from protos import engine_pb2, plan_pb2
-from runner_svc.backend import StepBatch, StepOutput
-from runner_svc.byte_tokenizer import IM_END_ID
-from runner_svc.hash_model import HashBackend
-from scheduler_svc.intake import EngineRefusal
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import Request
+from roster_protos import engine_pb2, plan_pb2
+from runner_svc.backends.byte_tokenizer import IM_END_ID
+from runner_svc.backends.hash_backend import HashBackend
+from runner_svc.interface.step import StepBatch, StepOutput
+from scheduler_svc.model.refusal import EngineRefusal
+from scheduler_svc.model.sequence import Request
+from scheduler_svc.plan.plan_draft import pack
 from tests.support.in_process import Stack, Submitted
 from tests.support.refusal_mixes import EOS, POSITION_S, STEP_S, Mix, Wish, batch_wishes, single_wishes
 from tests.support.refusal_verdicts import Report, Verdict
@@ -94,7 +94,7 @@ class World:
 
     def _listen(self) -> None:
         """From now on the world hears of each request that is judged late."""
-        doorkeeper = self.stack.engine.commands.doorkeeper
+        doorkeeper = self.stack.engine.commands.admission_control
         self._judge = doorkeeper.early.refusal
         doorkeeper.early.refusal = self._heard  # type: ignore[method-assign]
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos import engine_pb2, plan_pb2
-from scheduler_svc.intake import build_request
-from scheduler_svc.roster.plan_draft import pack
-from scheduler_svc.sequence import Request
-from scheduler_svc.waiting.retry_promises import KEPT_S, MOST_PROMISES, PROMISED_PART, Promise, RetryPromises
-from tests.scheduler_svc.test_overload import finish, stack_with_runner
+from roster_protos import engine_pb2, plan_pb2
+from scheduler_svc.engine.retry_promises import MOST_PROMISES, PROMISED_PART, RetryPromises
+from scheduler_svc.model.intake import build_request
+from scheduler_svc.model.promise import KEPT_S, Promise
+from scheduler_svc.model.sequence import Request
+from scheduler_svc.plan.plan_draft import pack
+from tests.scheduler_svc.engine.test_overload import finish, stack_with_runner
 from tests.support.in_process import Stack, Submitted
 
 LATE = {"timeout_ms": 8_000}
