@@ -1,41 +1,45 @@
-"""A capture stands what else happens in its process."""
+"""A capture is not disturbed by what else happens in its process."""
 
 from __future__ import annotations
 
 import gc
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from runner_svc.cuda.device import GpuDevice  # noqa: E402
+from runner_svc.cuda.device import GpuDevice
 
 
 class Circle:
-    """Page-locked memory and an event that only a garbage collection frees."""
+    """What an earlier backend had: a graph, an event and page-locked memory that only a garbage collection frees."""
 
     def __init__(self) -> None:
-        self.memory = torch.zeros(1 << 20, dtype=torch.int32, pin_memory=True)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.tensor = torch.ones(8, device="cuda") * 2
+        self.device = GpuDevice()
+        self.memory = self.device.pinned(1 << 20)
+        self.tensor = torch.ones(8, device="cuda")
+        self.replay = self.device.capture(lambda: self.tensor.mul_(1))
+        self.event = self.device.event()
         self.me = self
 
 
-def test_garbage_of_an_earlier_backend_is_freed_after_a_capture() -> None:
-    device = GpuDevice()
-    values = torch.zeros(1024, device="cuda")
-    Circle()
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1)  # collects at any allocation
+def test_garbage_of_an_earlier_backend_waits_for_the_end_of_a_capture() -> None:
+    device, values = GpuDevice(), torch.zeros(1024, device="cuda")
+    former, freed, calls = [Circle()], [], 0
 
     def step() -> None:
-        for _ in range(64):
-            values.add_(1)
-            [[] for _ in range(8)]
+        nonlocal calls
+        calls += 1
+        values.add_(1)
+        if calls == 2:  # within the capture
+            former.clear()
+            freed.extend([[] for _ in range(1000)])  # each of them may begin a collection
+        values.add_(1)
 
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
     try:
         replay = device.capture(step)
     finally:
@@ -43,4 +47,4 @@ def test_garbage_of_an_earlier_backend_is_freed_after_a_capture() -> None:
     before = float(values[0])
     replay()
     device.synchronize()
-    assert float(values[0]) == before + 64 and gc.isenabled()
+    assert calls == 2 and float(values[0]) == before + 2 and gc.isenabled()
