@@ -53,7 +53,7 @@ LONGEST = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays: no collection of garbage looks at it, now or later. Services do the same."""
+    """What is imported and collected stays, as in the services: no collection of garbage looks at it, now or later."""
     gc.disable()
     try:
         return (yield)
