@@ -1,4 +1,8 @@
-"""Log lines of a service: structlog, as a person's console lines or as JSON."""
+"""Log lines of a service: structlog, as a person's console lines or as JSON.
+
+A service imports this before anything else that imports structlog: where `rich` is installed structlog imports it, for
+a tenth of a second of each process's start, and uses it for tracebacks that are not wanted here (see below).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,14 @@ import logging
 import sys
 from typing import Literal
 
-import structlog
+_HIDES_RICH = "rich" not in sys.modules
+if _HIDES_RICH:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's way to say that there is none
+try:
+    import structlog
+finally:
+    if _HIDES_RICH:
+        del sys.modules["rich"]
 
 
 def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from roster_common.logs import configure_logs  # before structlog
+
+# isort: split
 import structlog
 import zmq
 
 from roster_common.curve_keys import UnusableKey
-from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
 from runner_svc.backend_factory import build_backend
 from runner_svc.curve import CurveClient

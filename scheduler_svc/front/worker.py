@@ -15,13 +15,15 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from roster_common.logs import configure_logs  # before structlog
+
+# isort: split
 import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from roster_common.logs import configure_logs
 from roster_common.setting_sources import FILE_VARIABLE
 from roster_protos import admin_pb2_grpc, engine_pb2, inference_pb2_grpc
 from scheduler_svc.front.auth.server_credentials import ServerCredentials, TokenInterceptor

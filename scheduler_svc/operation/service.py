@@ -14,10 +14,12 @@ import tempfile
 import threading
 from types import FrameType
 
+from roster_common.logs import configure_logs  # before structlog
+
+# isort: split
 import structlog
 import zmq
 
-from roster_common.logs import configure_logs
 from roster_common.setting_sources import UnusableSettings
 from scheduler_svc.engine.engine_loop import EngineLoop
 from scheduler_svc.front.auth.listen_address import ReservedAddress, reserve

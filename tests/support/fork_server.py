@@ -7,7 +7,7 @@ killed or not.
 
     process = start("runner_svc.main", ["--device=hash"], environment, log)
 
-With `fresh` a new interpreter takes the fork's place: it is what `python -m` starts. So are all with ROSTER_TEST_FULL=1.
+With `fresh` a new interpreter takes the fork's place, as `python -m` would be; with ROSTER_TEST_FULL=1 everywhere.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ LIBRARIES = (
     "numpy",
     "prometheus_client",
     "pydantic_settings",
+    "rich.progress",
     "structlog",
     "tokenizers",
     "uvloop",
     "zmq",
 )
-"""What a scheduler and a hash runner import at their start; a test keeps it from being more."""
+"""What a scheduler and a hash runner import at their start."""
 
 _OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
 """Variables that are read before a program begins, by what they begin with."""
