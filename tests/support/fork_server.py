@@ -2,8 +2,9 @@
 
 A scheduler and a runner import for more than a second of processor time, and tests start hundreds. Here each is a fork
 of a process that holds what others wrote (LIBRARIES) and nothing of Roster's own: Roster's modules are imported, and
-`python -m MODULE` is run, in every process as ever. What is started so ends with the process that asked for it, be that
-killed or not.
+`python -m MODULE` is run, in every process as ever. A scheduler's first worker is forked from it before it is anything;
+those that come later it starts itself. What is started so ends with the process that asked for it, be that killed or
+not.
 
     process = start("runner_svc.main", ["--device=hash"], environment, log)
 
@@ -90,6 +91,30 @@ class ServiceProcess:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+class ForkedWorker:
+    """What the scheduler needs of `subprocess.Popen`; the process is its child, as one that it starts is."""
+
+    def __init__(self, pid: int, stdin: int) -> None:
+        self.pid = pid
+        self.stdin = open(stdin, "wb")  # noqa: SIM115
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, -N for signal N; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    wait = ServiceProcess.wait
+
+    def kill(self) -> None:
+        """Nothing happens if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def start(
@@ -250,6 +275,24 @@ class _Server:
         os.environ.update(asked["environment"])
         if asked["fresh"]:
             os.execv(sys.executable, [sys.executable, "-m", asked["module"], *asked["arguments"]])
+        if asked["module"] == "scheduler_svc.main":
+            _fork_first_worker(asked)
+
+
+def _fork_first_worker(asked: dict) -> None:
+    """In the worker `asked` says so afterwards; in the scheduler the first `spawn_worker` gives it that process."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(theirs, 0)
+        os.close(theirs)
+        os.close(ours)
+        asked |= {"module": "scheduler_svc.front.worker", "arguments": []}
+        return
+    os.close(theirs)
+    worker_process = importlib.import_module("scheduler_svc.front.worker_process")
+    spawn_worker, first = worker_process.spawn_worker, [ForkedWorker(pid, ours)]
+    worker_process.spawn_worker = lambda: first.pop() if first else spawn_worker()
 
 
 def _main() -> None:
