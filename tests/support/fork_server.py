@@ -248,10 +248,11 @@ class _Server:
             self._control.send(json.dumps(message).encode())
 
     def _end_all(self) -> None:
-        """Each with its group: a scheduler's workers would see its end, others need not."""
+        """Each with its group, which it may not lead yet."""
         for pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    end(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
 
