@@ -5,7 +5,8 @@ CI machines are shared, and an example that takes 10 ms alone takes 300 ms besid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ LONGEST = (
     "compose/test_compose.py",
 )
 """Files that take 10 seconds and more, those that compute and those that wait in turns."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays, as in the services: no collection of garbage looks at it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import structlog
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _LINE_INTERVAL_S = 2.0
 
@@ -21,8 +23,7 @@ class LoadingProgress:
     def __init__(self) -> None:
         self._bar: Progress | None = None
         if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar = _bar()
         self._phase: str | None = None
         self._told_at = 0.0
 
@@ -47,3 +48,12 @@ class LoadingProgress:
             log.info(phase, percent=round(100 * share))
             self._told_at = time.monotonic()
         self._phase = phase
+
+
+def _bar() -> Progress:
+    """Of a terminal only: services seldom have one, and need not import what draws it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,8 @@ from roster_client.client.credentials import IN_THE_CLEAR, Credentials
 from roster_client.client.errors import UnavailableError
 from roster_client.client.sync_client import SyncRosterClient
 from roster_client.serve.stack import Endpoints
+from tests.support import fork_server
+from tests.support.thoroughness import FULL
 
 READY_S = 60.0
 STOP_S = 20.0
@@ -50,8 +51,12 @@ class RosterProcesses:
         ready_s: float = READY_S,
         credentials: Credentials = IN_THE_CLEAR,
         runners: int = 1,
+        fresh: bool = FULL,
     ) -> None:
-        """`runners` > 1: "runner", "runner-2", "runner-3", ..., each under its name as runner_id."""
+        """`runners` > 1: "runner", "runner-2", "runner-3", ..., each under its name as runner_id.
+
+        `fresh`: each process is a new interpreter (see fork_server).
+        """
         endpoints = Endpoints.free()
         self.address = endpoints.listen
         self.admin_address = endpoints.admin_listen
@@ -72,7 +77,8 @@ class RosterProcesses:
         self._folder = folder
         self._ready_s = ready_s
         self._credentials = credentials
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._fresh = fresh
+        self._processes: dict[str, fork_server.ServiceProcess] = {}
 
     def start(self) -> None:
         """Starts both and waits until requests are taken. Raises AssertionError with their logs if that fails."""
@@ -84,15 +90,13 @@ class RosterProcesses:
         """Starts "scheduler" or "runner"."""
         flags = [f"--{key.replace('_', '-')}={as_flag(value)}" for key, value in self._settings[name].items()]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", MODULES[name.partition("-")[0]], *flags],
-                env=environment | {"OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._processes[name] = fork_server.start(
+            MODULES[name.partition("-")[0]],
+            flags,
+            environment | {"OMP_NUM_THREADS": "1"},
+            self._folder / f"{name}.log",
+            fresh=self._fresh,
+        )
 
     def wait_ready(self) -> None:
         """Waits until GetModel answers."""

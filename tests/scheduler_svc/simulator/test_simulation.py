@@ -12,6 +12,7 @@ from scheduler_svc.simulator.outcome import Outcome
 from scheduler_svc.simulator.simulation import Setup, SimulationStuck, simulate
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 from tests.support.simulated_cost import round_cost
+from tests.support.thoroughness import choice
 from tests.support.thoroughness import count as how_many
 
 NUM_REQUESTS = how_many(80, in_ci=40)
@@ -30,8 +31,15 @@ def random_trace(seed: int, count: int = 80, **fields: object) -> Trace:
     )
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "orca", "static"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
+POLICIES, DEPTHS = ("fcfs", "orca", "static"), (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth"),
+    choice(
+        [(policy, depth) for policy in POLICIES for depth in DEPTHS], in_ci=list(zip(POLICIES, DEPTHS, strict=True))
+    ),
+)
 def test_every_request_gets_its_tokens(policy: str, depth: int) -> None:
     trace = random_trace(1, NUM_REQUESTS)
     outcome = simulate(trace, Setup(round_cost(), policy=policy, depth=depth, check=True))

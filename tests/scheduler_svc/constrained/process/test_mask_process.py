@@ -56,6 +56,8 @@ class Processes:
         """What `ask` returns when the process is stopped until it waits for an answer, and gets this signal then."""
         process, outcome = psutil.Process(self.pid(role)), []
         process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:  # else it may answer before it is
+            time.sleep(0.001)
         thread = threading.Thread(target=lambda: outcome.append(ask()))
         thread.start()
         handle = self.handles[role]

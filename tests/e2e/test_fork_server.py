@@ -1,0 +1,69 @@
+"""What tests start by the fork server: it is as if started by `python -m`, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import fork_server
+
+LINK = "--link=tcp://127.0.0.1:9"
+ASKER = """
+import os, sys, time
+from pathlib import Path
+from tests.support import fork_server
+for fresh in (False, True):
+    name = f"{sys.argv[1]}/{fresh}.log"
+    process = fork_server.start("runner_svc.main", ["--device=hash", sys.argv[2]], os.environ, Path(name), fresh=fresh)
+    print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_test_run_started_ends_with_it(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKER, tmp_path, LINK],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": "."},
+    ) as asker:
+        assert asker.stdout is not None
+        started = [psutil.Process(int(asker.stdout.readline())) for _ in range(2)]
+        asker.kill()
+    _, alive = psutil.wait_procs(started, 20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_ends_are_told_as_they_are(fresh: bool, tmp_path: Path) -> None:
+    def start(*flags: str) -> fork_server.ServiceProcess:
+        return fork_server.start("runner_svc.main", flags, os.environ, tmp_path / "log", fresh=fresh)
+
+    unusable = start("--device=none")
+    assert unusable.wait(60) == 2 and unusable.poll() == 2
+    assert "roster-runner: setting device" in (tmp_path / "log").read_text()
+    runner = start("--device=hash", LINK)
+    while "ready" not in (tmp_path / "log").read_text():
+        assert runner.poll() is None
+        time.sleep(0.01)
+    with pytest.raises(subprocess.TimeoutExpired):
+        runner.wait(0.1)
+    runner.send_signal(signal.SIGKILL)
+    assert runner.wait(60) == -signal.SIGKILL
+    runner.send_signal(signal.SIGTERM)  # to nobody
+
+
+def test_nothing_of_rosters_is_imported_beforehand() -> None:
+    """Else a process would begin with what an earlier one had: the secret of its block hashes, say."""
+    code = f"import sys, importlib\nfor name in {fork_server.LIBRARIES}: importlib.import_module(name)\n"
+    ours = "[name for name in sys.modules if name.startswith(('scheduler_svc', 'runner_svc', 'roster_'))]"
+    done = subprocess.run([sys.executable, "-c", f"{code}print({ours})"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

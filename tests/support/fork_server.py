@@ -1,0 +1,313 @@
+"""Services' processes without the imports that all of them repeat: forked from one that has imported the libraries.
+
+A scheduler and a runner import for more than a second of processor time, and tests start hundreds. Here each is a fork
+of a process that holds what others wrote (LIBRARIES) and nothing of Roster's own: Roster's modules are imported, and
+`python -m MODULE` is run, in every process as ever. A scheduler's first worker is forked from it before it is anything;
+those that come later it starts itself. What is started so ends with the process that asked for it, be that killed or
+not.
+
+    process = start("runner_svc.main", ["--device=hash"], environment, log)
+
+With `fresh` a new interpreter takes the fork's place, as `python -m` would be; with ROSTER_TEST_FULL=1 everywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.thoroughness import FULL
+
+LIBRARIES = (
+    "asyncio",
+    "google.protobuf.json_format",
+    "google.rpc.error_details_pb2",
+    "grpc.aio",
+    "grpc_health.v1.health_pb2_grpc",
+    "grpc_reflection.v1alpha.reflection",
+    "grpc_status.rpc_status",
+    "jinja2.sandbox",
+    "numpy",
+    "prometheus_client",
+    "pydantic_settings",
+    "rich.progress",
+    "structlog",
+    "tokenizers",
+    "uvloop",
+    "zmq",
+)
+"""What a scheduler and a hash runner import at their start."""
+
+_OF_THE_START = ("PYTHON", "LD_", "OMP_", "GRPC_", "MALLOC_")
+"""Variables that are read before a program begins, by what they begin with."""
+
+_PR_SET_PDEATHSIG = 1
+_PACKET = 1 << 17
+
+
+class ServiceProcess:
+    """What tests need of `subprocess.Popen`; the process is the fork server's child."""
+
+    def __init__(self, pid: int, client: _Client) -> None:
+        self.pid = pid
+        self._client = client
+
+    @property
+    def returncode(self) -> int | None:
+        """As of the last `poll` or `wait`."""
+        return self._client.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        """The exit status, -N for signal N; None while it runs."""
+        self._client.receive()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end. Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(0.01)
+        return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens if it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class ForkedWorker:
+    """What the scheduler needs of `subprocess.Popen`; the process is its child, as one that it starts is."""
+
+    def __init__(self, pid: int, stdin: int) -> None:
+        self.pid = pid
+        self.stdin = open(stdin, "wb")  # noqa: SIM115
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, -N for signal N; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    wait = ServiceProcess.wait
+
+    def kill(self) -> None:
+        """Nothing happens if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def start(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, *, fresh: bool = FULL
+) -> ServiceProcess:
+    """Runs `python -m module` with no stdin, in a session of its own; what it prints is appended to the log."""
+    return _client().start(module, arguments, environment, log, fresh)
+
+
+class _Client:
+    """The end of whoever wants processes."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
+        with theirs:
+            self._environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=self._environment,
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
+            )
+
+    def start(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, fresh: bool
+    ) -> ServiceProcess:
+        """See the function."""
+        fresh = fresh or _of_the_start(environment) != _of_the_start(self._environment)
+        asked = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "log": str(log.absolute()),
+            "folder": os.getcwd(),
+            "fresh": fresh,
+        }
+        with self._lock:
+            self._socket.send(json.dumps(asked).encode())
+            while (pid := self._take()) is None:
+                pass
+            self.ended.pop(pid, None)  # an earlier process had this number
+            return ServiceProcess(pid, self)
+
+    def receive(self) -> None:
+        """Hears of all that have ended."""
+        with self._lock:
+            while select.select([self._socket], [], [], 0)[0]:
+                self._take()
+
+    def _take(self) -> int | None:
+        """Waits for one message; returns who has started, if that is what it tells."""
+        packet = self._socket.recv(_PACKET)
+        assert packet, "the fork server has ended"
+        told = json.loads(packet)
+        if "status" not in told:
+            return int(told["pid"])
+        self.ended[told["pid"]] = told["status"]
+        return None
+
+    def close(self) -> None:
+        """Ends the server, and with it whatever it started."""
+        self._socket.close()
+        self.process.wait()
+
+
+_clients: list[_Client] = []
+_clients_lock = threading.Lock()
+
+
+def _client() -> _Client:
+    """This process's own, started when it is first wanted."""
+    with _clients_lock:
+        if not _clients:
+            _clients.append(_Client())
+            atexit.register(_clients[0].close)
+        return _clients[0]
+
+
+def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_OF_THE_START)}
+
+
+class _Server:
+    """The process that is forked from: one thread, and nothing of Roster's."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: set[int] = set()
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def run(self) -> dict[str, str] | None:
+        """Serves until nobody wants processes any more: None. In each child: returns what it is to be."""
+        while True:
+            ready, _, _ = select.select([self._control, self._woken], [], [])
+            if self._woken in ready:
+                self._woken.recv(4096)
+                self._bury()
+            if self._control in ready:
+                packet = self._control.recv(_PACKET)
+                if not packet:
+                    self._end_all()
+                    return None
+                asked = json.loads(packet)
+                pid = os.fork()
+                if not pid:
+                    self._become(asked)
+                    return asked
+                self._children.add(pid)
+                self._tell({"pid": pid})
+
+    def _bury(self) -> None:
+        """Tells of all that have ended."""
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            self._children.remove(pid)
+            self._tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, int]) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more, which the next look at the socket finds
+            self._control.send(json.dumps(message).encode())
+
+    def _end_all(self) -> None:
+        """Each with its group, which it may not lead yet."""
+        for pid in self._children:
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    end(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+    def _become(self, asked: dict) -> None:
+        """In the child: all that is the server's goes."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        parent = os.getppid()
+        for end in (self._control, self._woken, self._wake):
+            end.close()
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the server ended before it could be said
+        log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.chdir(asked["folder"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        if asked["fresh"]:
+            os.execv(sys.executable, [sys.executable, "-m", asked["module"], *asked["arguments"]])
+        if asked["module"] == "scheduler_svc.main":
+            _fork_first_worker(asked)
+
+
+def _fork_first_worker(asked: dict) -> None:
+    """In the worker `asked` says so afterwards; in the scheduler the first `spawn_worker` gives it that process."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(theirs, 0)
+        os.close(theirs)
+        os.close(ours)
+        asked |= {"module": "scheduler_svc.front.worker", "arguments": []}
+        return
+    os.close(theirs)
+    worker_process = importlib.import_module("scheduler_svc.front.worker_process")
+    spawn_worker, first = worker_process.spawn_worker, [ForkedWorker(pid, ours)]
+    worker_process.spawn_worker = lambda: first.pop() if first else spawn_worker()
+
+
+def _main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    asked = _Server(control).run()
+    if asked is not None:
+        sys.argv[1:] = asked["arguments"]
+        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
