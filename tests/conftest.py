@@ -17,9 +17,9 @@ settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
 LONGEST = (
-    "chaos/test_chaos.py",
     "scheduler_svc/engine/test_engine_parity.py",
     "kernels/test_emulated_attention.py",
+    "chaos/test_chaos.py",
     "chaos/test_link.py",
     "e2e/test_poison.py",
     "kernels/test_attention_compiles.py",
