@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Test processes at once; each computes with one thread, and many wait for others most of their time.
-JOBS   ?= 3
+JOBS   ?= 4
 VENV   := .venv
 BIN    := $(VENV)/bin
 BUF    := $(CURDIR)/.cache/buf/node_modules/.bin/buf

@@ -31,7 +31,7 @@ from tests.support.thoroughness import count
 from tests.support.ties import BFLOAT16_TIE_GAP, FLOAT16_TIE_GAP, TIE_GAP, Parting, parting
 
 MODEL = os.environ.get("ROSTER_CHAOS_MODEL")
-NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=8)))
+NUM_REQUESTS = int(os.environ.get("ROSTER_TEST_REQUESTS", count(12, in_ci=5)))
 RUNNER_KILLS = int(os.environ.get("ROSTER_CHAOS_KILLS", "1"))
 RESULT = os.environ.get("ROSTER_CHAOS_RESULT")
 MAX_TOKENS = int(os.environ.get("ROSTER_CHAOS_TOKENS", "48" if MODEL else "160"))

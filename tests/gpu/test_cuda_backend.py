@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests.support.tiny_models import NUM_TOKENS, make_tiny_model
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from runner_svc.cuda.device import GpuDevice
 from runner_svc.gpu.backend import CudaBackend
 from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load, no_progress
 
@@ -200,3 +202,20 @@ def test_the_pool_fills_the_share_of_the_memory(tmp_path: Path) -> None:
         ),
     )
     assert list(result.statuses) == [0]
+
+
+def test_no_garbage_is_collected_within_a_capture() -> None:
+    """Once in two runs of several engines in one process a collection freed something of an earlier one meanwhile, and
+    the capture was invalid."""
+    device, values, collects = GpuDevice(), torch.zeros(1024, device="cuda"), []
+
+    def step() -> None:
+        collects.append(gc.isenabled())
+        values.add_(1)
+
+    replay = device.capture(step)
+    before = float(values[0])
+    replay()
+    device.synchronize()
+    assert collects == [True, False] and gc.isenabled()
+    assert float(values[0]) == before + 1
