@@ -48,7 +48,7 @@ from scheduler_svc.requests.requests import Requests
 from scheduler_svc.runners.misfits import Misfits
 from scheduler_svc.runners.placement import Placement
 from scheduler_svc.runners.runner_pool import RunnerPool
-from scheduler_svc.scheduler.scheduler_check import check_roster
+from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 log = structlog.get_logger()
@@ -210,7 +210,7 @@ class Engine:
                 for sequence, _ in step.joined:
                     self.requests.started(sequence)
                 if self.settings.check:
-                    check_roster(scheduler)
+                    check_scheduler(scheduler)
                 if not self.pool.takes_plan(scheduler):
                     break
             self.placement.give_back(session)

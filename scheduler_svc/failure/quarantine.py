@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from scheduler_svc.failure.probe import Isolation, choose_runner, fits, has_failed_on, waiting_limit
+from scheduler_svc.failure.isolation import Isolation, choose_runner, fits, has_failed_on, waiting_limit
 from scheduler_svc.failure.runner_illness import RunnerIllness
 from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.refusal import EngineRefusal, RefusalReason

@@ -1,4 +1,4 @@
-"""Seating: which waiting sequences get a slot in a step, in the policy's order, and what they get with it.
+"""Which waiting sequences get a slot in a step, in the policy's order, and what they get with it.
 
 A sequence takes the blocks that its prefix hits and fresh ones for all its other known tokens, or it waits.
 """
@@ -19,7 +19,7 @@ from scheduler_svc.queue.tenant_queues import Queue
 from scheduler_svc.scheduler.admission_record import add_admission
 from scheduler_svc.scheduler.prefix_cache import PrefixCache
 from scheduler_svc.scheduler.step_budget import StepBudget
-from scheduler_svc.scheduler.waiting_order import WaitingLine
+from scheduler_svc.scheduler.waiting_order import WaitingOrder
 
 MISFITS = 16
 """Sequences too long for the runner that step aside in one step, at most."""
@@ -89,7 +89,7 @@ class Admission:
         self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, rest: StepBudget
     ) -> None:
         """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
-        self.admit(draft, queue, WaitingLine(queue, policy, self._prefix, self._ledger.now_s), budget, rest)
+        self.admit(draft, queue, WaitingOrder(queue, policy, self._prefix, self._ledger.now_s), budget, rest)
 
     def first(self, queue: Queue) -> Sequence | None:
         """The sequence that goes first; those before it that the runner can never hold step aside."""

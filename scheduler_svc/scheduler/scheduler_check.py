@@ -6,7 +6,7 @@ from scheduler_svc.model.sequence import Phase, Sequence
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 
-def check_roster(scheduler: Scheduler) -> None:
+def check_scheduler(scheduler: Scheduler) -> None:
     """Raises RuntimeError with the first thing that is wrong. O(slots + blocks)."""
     table = scheduler.table
     running = table.running()

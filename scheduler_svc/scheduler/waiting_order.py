@@ -11,7 +11,7 @@ from scheduler_svc.scheduler.policy_views import waiting_view
 from scheduler_svc.scheduler.prefix_cache import PrefixCache
 
 
-class WaitingLine:
+class WaitingOrder:
     """An iterator. Each sequence must be out of the queue's order before the next one is asked for."""
 
     def __init__(self, queue: Queue, policy: PolicyGuard, prefix: PrefixCache, now_s: float) -> None:
@@ -23,7 +23,7 @@ class WaitingLine:
             views = [waiting_view(sequence, prefix.cached_tokens(sequence), now_s) for sequence in head]
             self._head = [by_id[view.sequence_id] for view in reversed(policy.rerank(views))]
 
-    def __iter__(self) -> WaitingLine:
+    def __iter__(self) -> WaitingOrder:
         return self
 
     def __next__(self) -> Sequence:

@@ -16,7 +16,7 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 from scheduler_svc.plan.plan_draft import pack
-from scheduler_svc.scheduler.scheduler_check import check_roster
+from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from tests.support.constraints import CONSTRAINTS, allowed_after
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
@@ -120,7 +120,7 @@ def test_any_interleaving_with_preemptions_and_restarts(seed: int) -> None:
         elif rng.random() < 0.6:
             stack.restart_scheduler()
         for scheduler in stack.engine.pool.schedulers.values():
-            check_roster(scheduler)
+            check_scheduler(scheduler)
     advance_until_idle(stack)
     assert_whole(requests)
     stack.assert_clean()

@@ -46,7 +46,7 @@ MODEL = make_backend().model
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """`check_roster` runs after every plan (settings.check); tokens and ends are compared when all is done."""
+    """`check_scheduler` runs after every plan (settings.check); tokens and ends are compared when all is done."""
 
     @initialize(
         depth=st.integers(1, 3),

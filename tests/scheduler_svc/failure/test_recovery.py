@@ -17,7 +17,7 @@ from runner_svc.interface.step import StepBatch, StepOutput
 from scheduler_svc.failure.recovery import UnsoundSnapshot, read_snapshot
 from scheduler_svc.model.sequence import FinishReason, Sequence
 from scheduler_svc.plan.plan_draft import pack
-from scheduler_svc.scheduler.scheduler_check import check_roster
+from scheduler_svc.scheduler.scheduler_check import check_scheduler
 from tests.support.in_process import Stack, Submitted
 from tests.support.lockstep import advance, advance_until_idle
 
@@ -72,7 +72,7 @@ def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> 
             stack.turn(rng)
         stack.restart_scheduler()
         for scheduler in stack.engine.pool.schedulers.values():
-            check_roster(scheduler)
+            check_scheduler(scheduler)
     advance_until_idle(stack)
     assert_whole(requests)
     stack.assert_clean()

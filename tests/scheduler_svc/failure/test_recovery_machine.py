@@ -1,7 +1,7 @@
 """The state model of recovery: results, deaths, returns, leaves, cancels, swaps and new schedulers, in any order.
 
 The real engine, schedulers and hash runners, under the rules of `EngineMachine` and those below. What holds in every
-state: `check_roster` after each plan, no stream gets a token that differs from, repeats or skips what its slow twin
+state: `check_scheduler` after each plan, no stream gets a token that differs from, repeats or skips what its slow twin
 says. What holds in the end: every stream is whole or was cancelled, and pools, queues and quarantine are empty.
 
     ROSTER_TEST_EXAMPLES=5000 pytest tests/scheduler_svc/failure/test_recovery_machine.py
