@@ -38,7 +38,7 @@ def best_us(text: ModelText, tokens: list[int], stops: list[str], batch: int) ->
         begin = time.process_time()
         for start in range(0, len(tokens), batch):
             choice.push(tokens[start : start + batch])
-            choice.take()
+            choice.take_piece()
         best = min(best, time.process_time() - begin)
     return best / len(tokens) * 1e6
 

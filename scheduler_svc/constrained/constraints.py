@@ -186,7 +186,7 @@ class Constraints:
             job.then(request)
         self._compile_next()
 
-    def release(self, sequence: Sequence) -> None:
+    def release_matcher(self, sequence: Sequence) -> None:
         """The sequence has ended: its matcher is not needed any more."""
         if sequence.output is not None:
             self._released.append(sequence.output.id)

@@ -128,7 +128,7 @@ class Engine:
             self.phases,
             clock,
         )
-        requests.when_ended += [self.constraints.release, self.results.note_end]
+        requests.when_ended += [self.constraints.release_matcher, self.results.note_end]
         self.reports = reports
 
     def _assemble_commands(self) -> None:

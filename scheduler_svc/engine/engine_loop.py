@@ -78,9 +78,9 @@ class EngineLoop:
         log.info("the engine runs", link=self._runners.endpoint, policy=engine.policy.policy.name)
         while not engine.shutdown.is_due:
             self._forgive_pause()
-            self._pipe.settle()
+            self._pipe.drain()
             engine.step()
-            self.snapshots.answer(engine.snapshots.take)
+            self.snapshots.answer(engine.snapshots.take_snapshot)
             self._tell_failures()
             self._wait(poller, min(engine.wake_at, self._runners.wake_at))
             engine.phases.end(StepPhase.WAIT)

@@ -32,7 +32,7 @@ class Likeness:
         self._model: plan_pb2.Model | None = None
         self._fingerprints: dict[str, str] = {}
 
-    def take(self, hello: plan_pb2.Hello) -> None:
+    def learn(self, hello: plan_pb2.Hello) -> None:
         """A runner that is not unlike has joined."""
         if self._model is None:
             self._model = hello.model

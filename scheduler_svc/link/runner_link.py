@@ -160,7 +160,7 @@ class RunnerLink:
         if message.number > peer.last_plan:
             self.drop(peer.session, f"a result of plan {message.number}, which was never sent", Loss.UNSOUND)
             return []
-        ready = peer.take(message.number, message.result)
+        ready = peer.take_result(message.number, message.result)
         missing = peer.missing_result
         if missing is not None:
             self._send_again(peer, lambda number: number == missing)
@@ -269,7 +269,7 @@ class RunnerLink:
         peer = self._sessions.get(session)
         if peer is None:
             return
-        self._own_term.settle()
+        self._own_term.fix()
         frame = plan_pb2.ToRunner(session=session, number=number, plan=plan).SerializeToString()
         peer.sent(number, frame, self._clock())
         self._send(peer, frame)

@@ -52,7 +52,7 @@ class Peer:
         """The masks of all plans that are not acknowledged."""
         return [frame for frames in self.masks.values() for frame in frames]
 
-    def take(self, number: int, result: plan_pb2.Result) -> list[tuple[int, plan_pb2.Result]]:
+    def take_result(self, number: int, result: plan_pb2.Result) -> list[tuple[int, plan_pb2.Result]]:
         """The results that are in order now that this one came; a repeated one brings none."""
         if self.unacknowledged.pop(number, None) is None:
             return []

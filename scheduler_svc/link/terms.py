@@ -34,7 +34,7 @@ class OwnTerm:
         self.term = Term()
         """Without a number until the first runner is met."""
 
-    def settle(self) -> None:
+    def fix(self) -> None:
         """A plan is sent: from now on a greater term is a successor's."""
         self._settled = True
 

@@ -19,7 +19,7 @@ class WakePipe:
         with suppress(BlockingIOError):  # full of earlier calls: whoever waits is woken anyway
             os.write(self._writer, b"!")
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Whoever waited is awake."""
         with suppress(BlockingIOError):
             os.read(self.reader, 4096)

@@ -50,7 +50,7 @@ class PlanBuilder:
         self._releases: list[int] = []
         self._left: list[tuple[Sequence, int, str]] = []
 
-    def release(self, slot: int) -> None:
+    def release_slot(self, slot: int) -> None:
         """The next plan tells the runner that the slot is free."""
         self._releases.append(slot)
 

@@ -40,7 +40,7 @@ class Snapshots:
         self._phases = phases
         self._clock = clock
 
-    def take(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         """The engine's state. Call it in the engine's thread, between two steps."""
         measured, totals, model = self._requests.measurements, self._requests.totals, self._pool.model
         measured.count()

@@ -71,7 +71,7 @@ class RunnerPool:
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
         """A runner that fits has joined; returns its roster, which is empty."""
         self._note_context(hello)
-        self.likeness.take(hello)
+        self.likeness.learn(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
         depth = self._settings.depth
         scheduler = Scheduler(hello, sharing=rules, clock=self._clock, ledger=self._ledger, depth=depth)

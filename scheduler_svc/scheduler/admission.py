@@ -83,7 +83,7 @@ class Admission:
             self._seat(sequence, hit, need, draft)
             if count:
                 draft.add_row(sequence.slot, len(hit) * size, count, count == lag)
-                rest.take(count)
+                rest.use(count)
 
     def admit_waiting(
         self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, rest: StepBudget

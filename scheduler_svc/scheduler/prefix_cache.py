@@ -212,7 +212,7 @@ class PrefixCache:
             table.lowest = None
         table.announced[:] = table.limit  # so that `keep` names nothing of those who run
 
-    def release(self, sequence: Sequence, plan: int) -> None:
+    def release_blocks(self, sequence: Sequence, plan: int) -> None:
         """The sequence leaves its blocks; who waited for one that never became READY comes back."""
         self._pool.release(sequence.blocks, plan)
         if self._owners:

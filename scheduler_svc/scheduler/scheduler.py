@@ -160,10 +160,10 @@ class Scheduler:
             self.prefix.forget(sequence)
         else:
             self.prefix.keep(sequence, self.table)
-        self.prefix.release(sequence, self.last_plan)
+        self.prefix.release_blocks(sequence, self.last_plan)
         sequence.blocks = []
         self.table.vacate(slot)
-        self.plans.release(slot)
+        self.plans.release_slot(slot)
         self.plans.note_leave(sequence, slot, reason)
         sequence.scheduler = None
 
@@ -192,7 +192,7 @@ class Scheduler:
     def drop_slot(self, slot: int, blocks: list[int]) -> None:
         """What the runner holds in the slot from before a restart is not wanted."""
         self.pool.release(blocks)
-        self.plans.release(slot)
+        self.plans.release_slot(slot)
 
     # ------------------------------------------------------------------ planning
 
@@ -311,4 +311,4 @@ class Scheduler:
             if not count:
                 break
             draft.add_row(slot, int(table.planned[slot]), count, count == lag)
-            rest.take(count)
+            rest.use(count)

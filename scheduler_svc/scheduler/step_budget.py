@@ -34,6 +34,6 @@ class StepBudget:
             return lag
         return self.left if self.may_chunk or lag > self.longest_whole else 0
 
-    def take(self, count: int) -> None:
+    def use(self, count: int) -> None:
         """So many positions of a prompt are in the step."""
         self.left = max(0, self.left - count)

@@ -45,7 +45,7 @@ class _Subscription:
             self._waiting.append(changes)
         self.changed.set()
 
-    def take(self) -> engine_pb2.KvChanges | None:
+    def next_changes(self) -> engine_pb2.KvChanges | None:
         """The oldest; None if none waits. Raises Refusal (DATA_LOSS) if some are missing."""
         if self.fell_behind:
             raise _too_slow()
@@ -96,7 +96,7 @@ class KvSubscriptions:
         for batch in await asyncio.to_thread(_listed, start):
             yield batch
         while not self._lost:
-            while (changes := subscription.take()) is not None:
+            while (changes := subscription.next_changes()) is not None:
                 if changes.number > start.number:  # those before it came for other subscribers
                     yield changes_batch(changes)
             await subscription.changed.wait()

@@ -38,14 +38,14 @@ def _next_response(stream: RequestStream, announced: bool) -> inference_pb2.Gene
     response = inference_pb2.GenerateResponse()
     filled = False
     for choice in stream.choices:
-        piece = choice.take()
+        piece = choice.take_piece()
         if piece is not None:
             filled = True
             delta = response.deltas.add(
                 index=choice.index, first_index=piece.first_index, token_ids=piece.tokens, text=piece.text
             )
             if choice.logprobs is not None:
-                delta.logprobs.CopyFrom(choice.logprobs.take(len(piece.tokens)))
+                delta.logprobs.CopyFrom(choice.logprobs.take_rows(len(piece.tokens)))
         if choice.finish_pending:
             filled = True
             response.finishes.append(choice.take_finish())

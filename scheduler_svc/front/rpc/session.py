@@ -216,7 +216,7 @@ class Session:
             columns.events.add(tag=tag, accepted=stream.request_id)
         filled = False
         for choice in stream.choices:
-            piece = choice.take()
+            piece = choice.take_piece()
             if piece is not None:
                 filled = True
                 columns.add(tag, choice, piece)

@@ -34,7 +34,7 @@ class SessionColumns:
     def add(self, tag: int, choice: ChoiceStream, piece: Piece) -> None:
         """Adds a row: consecutive tokens of one choice."""
         if choice.logprobs is not None:
-            logprobs = choice.logprobs.take(len(piece.tokens))
+            logprobs = choice.logprobs.take_rows(len(piece.tokens))
             self._response.logprobs.add(row=len(self.tags), logprobs=logprobs)
         self.tags.append(tag)
         self._indexes.append(choice.index)

@@ -145,11 +145,11 @@ class ChoiceStream:
         end.num_tokens += self._cursor - len(tokens)
         self._waiting = None
 
-    def take(self) -> Piece | None:
+    def take_piece(self) -> Piece | None:
         """Removes and returns what is decided and not delivered; None when there is nothing."""
         if self.incoming:
             self._push()
-        piece = self._text.take()
+        piece = self._text.take_piece()
         if piece is not None:
             self._started = True
         return piece

@@ -33,7 +33,7 @@ class LogprobColumns:
         self._ids += int32_list(row.top_ids)[skip * self.top :]
         self._values += float32_list(row.top_values)[skip * self.top :]
 
-    def take(self, count: int) -> inference_pb2.Logprobs:
+    def take_rows(self, count: int) -> inference_pb2.Logprobs:
         """Removes and returns the first `count` tokens."""
         alternatives = count * self.top
         taken = inference_pb2.Logprobs(

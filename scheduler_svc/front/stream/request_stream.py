@@ -249,7 +249,7 @@ class RequestStream:
     def _drop(self, urgent: bool) -> None:
         """Nobody reads what an orphan has to say."""
         for choice in self.choices:
-            choice.take()
+            choice.take_piece()
 
     # What the writer takes.
 
@@ -266,7 +266,7 @@ class RequestStream:
         self._prompt_wanted = False
         info = inference_pb2.PromptInfo(token_ids=self._prompt_ids)
         if self._prompt_logprobs is not None:
-            info.logprobs.CopyFrom(self._prompt_logprobs.take(len(self._prompt_logprobs)))
+            info.logprobs.CopyFrom(self._prompt_logprobs.take_rows(len(self._prompt_logprobs)))
         return info
 
     def take_usage(self) -> inference_pb2.Usage | None:

@@ -130,7 +130,7 @@ class ChoiceText:
             if self.stop is not None:
                 return
 
-    def take(self) -> Piece | None:
+    def take_piece(self) -> Piece | None:
         """Removes and returns what is decided and not yet delivered; None if that is nothing."""
         tokens = self._ready_tokens
         if not tokens:

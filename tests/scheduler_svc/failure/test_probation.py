@@ -60,7 +60,7 @@ def test_who_is_held_back_is_told_and_serves_again_when_it_is_well() -> None:
     assert (ill.id, ill.present, ill.reason) == ("ill", True, "killed by the test")
     assert ill.losses >= HELD_FROM and 0 < ill.next_probe_s <= 4
     assert [runner.id for runner in hospital.engine.reports.status().runners] == ["a"]
-    assert [one.id for one in hospital.engine.snapshots.take().status.held_back] == ["ill"]
+    assert [one.id for one in hospital.engine.snapshots.take_snapshot().status.held_back] == ["ill"]
     del hospital.ill["ill"]
     hospital.turns(8.0)
     assert not hospital.engine.reports.status().held_back

@@ -59,7 +59,7 @@ OWN: dict[str, Change] = {
 
 def unlike(change: Change) -> str:
     likeness, other = Likeness(), hello()
-    likeness.take(hello())
+    likeness.learn(hello())
     change(other)
     return likeness.unlike(other, hello().block_size)
 
@@ -88,7 +88,7 @@ def test_what_the_first_does_not_tell_is_that_of_the_first_who_does() -> None:
     silent.fingerprints.clear()
     for one in (silent, hello()):
         assert likeness.unlike(one, None) == ""
-        likeness.take(one)
+        likeness.learn(one)
     other = hello()
     other.fingerprints["kv"] = "float8_e4m3fn"
     assert "'kv'" in likeness.unlike(other, None)

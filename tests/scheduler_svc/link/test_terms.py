@@ -150,7 +150,7 @@ def test_of_equal_numbers_the_id_decides() -> None:
     first, second = OwnTerm(), OwnTerm()
     for own in (first, second):
         assert own.meet(Term(5, 5))
-        own.settle()
+        own.fix()
     assert first.term.number == second.term.number == 6
     assert first.meet(second.term) != second.meet(first.term)
 

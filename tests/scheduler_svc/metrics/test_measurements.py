@@ -41,7 +41,7 @@ def test_every_token_and_end_is_measured_once(seed: int) -> None:
     for index in range(3):
         stack.submit([1, 2, 3 + index], 2 * BATCH)
     stack.run(random.Random(seed))
-    snapshot = stack.engine.snapshots.take()
+    snapshot = stack.engine.snapshots.take_snapshot()
     tokens = sum(len(stream.tokens) for stream in stack.streams.values())
     assert sum(snapshot.ttft_s.counts) == 3
     assert sum(snapshot.itl_s.counts) == tokens - 3
@@ -49,4 +49,4 @@ def test_every_token_and_end_is_measured_once(seed: int) -> None:
     assert set(snapshot.ends) <= {FinishReason.STOP, FinishReason.LENGTH}
     assert sum(snapshot.step_s.counts) == sum(snapshot.step_rows.counts) <= snapshot.status.totals.plans
     assert snapshot.waiting == 0 and snapshot.status.totals.sampled_tokens == tokens
-    assert stack.engine.snapshots.take().itl_s == snapshot.itl_s, "asking counts nothing twice"
+    assert stack.engine.snapshots.take_snapshot().itl_s == snapshot.itl_s, "asking counts nothing twice"

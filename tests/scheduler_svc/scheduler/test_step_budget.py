@@ -11,9 +11,9 @@ from scheduler_svc.scheduler.step_budget import StepBudget
 def test_a_prompt_that_does_not_fit_is_split() -> None:
     room = StepBudget.of(Budget(100), 10, 512)
     assert room.chunk(60) == 60
-    room.take(60)
+    room.use(60)
     assert room.chunk(60) == 40
-    room.take(40)
+    room.use(40)
     assert room.chunk(1) == 0
 
 
@@ -25,13 +25,13 @@ def test_a_whole_prompt_waits_unless_no_step_could_hold_it() -> None:
 def test_what_ends_by_it_stretches_the_step_and_nothing_else_does() -> None:
     room = StepBudget.of(Budget(100, overflow=28), 0, 512)
     assert (room.chunk(128), room.chunk(129)) == (128, 100)
-    room.take(128)
+    room.use(128)
     assert room.chunk(1) == 0
 
 
 def test_a_full_step_is_not_stretched() -> None:
     room = StepBudget.of(Budget(100, overflow=28), 0, 512)
-    room.take(100)
+    room.use(100)
     assert room.chunk(5) == 0
 
 
@@ -43,6 +43,6 @@ def test_a_runner_never_gets_more_than_it_can_compute() -> None:
         room, total = StepBudget.of(budget, decoding, most), decoding
         for _ in range(10):
             count = room.chunk(rng.randrange(1, 300))
-            room.take(count)
+            room.use(count)
             total += count
         assert total <= min(most, decoding + budget.prefill_tokens + budget.overflow), (budget, decoding, most)

@@ -158,7 +158,7 @@ def test_a_decoder_may_strip_several_spaces_over_several_tokens(spaces: int) -> 
     choice = text.choice(inference_pb2.GenerateRequest())
     for token in ids:
         choice.push([token])
-    piece = choice.take()
+    piece = choice.take_piece()
     assert piece is not None and piece.text == tokenizer.decode(ids)
 
 

@@ -55,9 +55,9 @@ def test_random_tokens_stream_as_the_library_decodes_them(model: plan_pb2.Model)
         out = ""
         for token in tokens:
             choice.push([token])
-            if (piece := choice.take()) is not None:
+            if (piece := choice.take_piece()) is not None:
                 out += piece.text
         choice.finish()
-        if (piece := choice.take()) is not None:
+        if (piece := choice.take_piece()) is not None:
             out += piece.text
         assert out == library.decode(tokens)

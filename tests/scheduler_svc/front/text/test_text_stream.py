@@ -50,12 +50,12 @@ def run(choice: ChoiceText, tokens: Sequence[int], seed: int = 0) -> list[Piece]
     pieces = []
     for batch in batches(tokens, seed):
         choice.push(batch)
-        if (piece := choice.take()) is not None:
+        if (piece := choice.take_piece()) is not None:
             pieces.append(piece)
     choice.finish()
-    if (piece := choice.take()) is not None:
+    if (piece := choice.take_piece()) is not None:
         pieces.append(piece)
-    assert choice.take() is None
+    assert choice.take_piece() is None
     return pieces
 
 
@@ -153,9 +153,11 @@ def test_no_delta_ends_within_a_character_that_a_stop_string_holds_back() -> Non
     assert len(tokens) == 3
     choice = stream("byte_level", TextOptions(stop_strings=("é ",)))
     choice.push(tokens[:2])
-    assert choice.take() is None, "the first of its two tokens would be a delta without text, cut within the character"
+    assert choice.take_piece() is None, (
+        "the first of its two tokens would be a delta without text, cut within the character"
+    )
     choice.push(tokens[2:])
-    assert choice.take() == Piece(0, tokens, "éa")
+    assert choice.take_piece() == Piece(0, tokens, "éa")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,7 +174,7 @@ def test_a_stream_resumes_at_every_cursor(kind: str, strings: tuple[str, ...]) -
                 continue
             choice = stream(kind, options)
             choice.resume(tokens[:known], cursor)
-            pieces = [piece] if (piece := choice.take()) is not None else []
+            pieces = [piece] if (piece := choice.take_piece()) is not None else []
             pieces += run(choice, tokens[known:], seed=cursor)
             assert text[: min(ends[cursor], len(text))] + text_of(pieces) == text
             assert [token for piece in pieces for token in piece.tokens] == tokens[cursor:kept]
@@ -231,10 +233,10 @@ def test_a_stop_string_inside_one_token_cuts_its_text() -> None:
     token = tokenizer.token_to_id("foo bar")
     choice = stream("byte_level", TextOptions(stop_strings=("o b",)))
     choice.push([97, token, 98])
-    assert choice.take() == Piece(0, [97, token], "afo")
+    assert choice.take_piece() == Piece(0, [97, token], "afo")
     assert (choice.stop, choice.num_tokens) == ("o b", 2)
     choice.push([99])
-    assert choice.take() is None and choice.num_tokens == 2
+    assert choice.take_piece() is None and choice.num_tokens == 2
 
 
 def test_text_is_held_back_only_while_it_may_become_a_stop_string() -> None:
@@ -242,7 +244,7 @@ def test_text_is_held_back_only_while_it_may_become_a_stop_string() -> None:
     seen = []
     for byte in b"xabcabq":
         choice.push([byte])
-        piece = choice.take()
+        piece = choice.take_piece()
         seen.append(piece.text if piece else None)
     assert seen == ["x", None, None, None, "abc", None, "abq"]
 
@@ -251,14 +253,14 @@ def test_delivered_tokens_may_begin_a_stop_string_but_are_not_taken_back() -> No
     for include, rest in ((False, ""), (True, "d")):
         choice = stream("byte_level", TextOptions(stop_strings=("abcd",), include_stop_string=include), list(b"xabc"))
         choice.push(list(b"de"))
-        assert choice.take() == Piece(4, [100], rest)
+        assert choice.take_piece() == Piece(4, [100], rest)
         assert (choice.stop, choice.num_tokens) == ("abcd", 5)
 
 
 def test_a_stop_string_within_the_received_tokens_does_not_stop() -> None:
     choice = stream("byte_level", TextOptions(stop_strings=("b",)), list(b"abc"))
     choice.push(list(b"ad"))
-    assert choice.take() == Piece(3, [97, 100], "ad")
+    assert choice.take_piece() == Piece(3, [97, 100], "ad")
     assert choice.stop is None
 
 
@@ -266,7 +268,7 @@ def test_a_stop_string_that_the_last_received_token_completes_has_ended_the_choi
     choice = stream("byte_level", TextOptions(stop_strings=("bc",)), list(b"abc"))
     assert (choice.stop, choice.num_tokens) == ("bc", 3)
     choice.push(list(b"ad"))
-    assert choice.take() is None
+    assert choice.take_piece() is None
     patient = stream("byte_level", TextOptions(stop_strings=("bc",), min_tokens=3), list(b"abc"))
     assert patient.stop is None
 
@@ -275,20 +277,20 @@ def test_a_character_left_open_by_received_tokens_goes_on() -> None:
     data = "中".encode()
     choice = stream("byte_level", TextOptions(), list(data[:2]))
     choice.push([data[2]])
-    assert choice.take() == Piece(2, [data[2]], "中")
+    assert choice.take_piece() == Piece(2, [data[2]], "中")
     unfinished = stream("byte_level", TextOptions(), list(data[:2]))
     unfinished.finish()  # the earlier attempt delivered U+FFFD when it ended
-    assert unfinished.take() is None
+    assert unfinished.take_piece() is None
 
 
 def test_min_tokens_allows_a_match_that_began_earlier() -> None:
     options = TextOptions(stop_strings=("bc",), min_tokens=2)
     choice = stream("byte_level", options)
     choice.push(list(b"abcd"))
-    assert choice.take() == Piece(0, [97, 98, 99], "a")
+    assert choice.take_piece() == Piece(0, [97, 98, 99], "a")
     choice = stream("byte_level", TextOptions(stop_strings=("bc",), min_tokens=3))
     choice.push(list(b"abcd"))
-    assert choice.take() == Piece(0, [97, 98, 99, 100], "abcd")
+    assert choice.take_piece() == Piece(0, [97, 98, 99, 100], "abcd")
 
 
 def test_a_stop_string_complete_exactly_at_min_tokens_does_not_count() -> None:
@@ -331,6 +333,6 @@ def test_many_empty_tokens_behind_held_text_stay_cheap() -> None:
     """Skipped special tokens while a stop string may be under way: each costs a bisection, not a scan of them all."""
     choice = stream("byte_level", TextOptions(stop_strings=("ab",)))
     choice.push([97, *[257] * 20_000])
-    assert choice.take() is None
+    assert choice.take_piece() is None
     choice.push([99])
-    assert choice.take() == Piece(0, [97, *[257] * 20_000, 99], "ac")
+    assert choice.take_piece() == Piece(0, [97, *[257] * 20_000, 99], "ac")
