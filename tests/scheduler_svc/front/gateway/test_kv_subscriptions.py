@@ -17,7 +17,7 @@ from roster_protos import engine_pb2
 from scheduler_svc.front.gateway import kv_subscriptions
 from tests.support.front_stack import FrontStack, front_stack
 
-WAIT_S = 30
+WAIT_S = 200
 BIG = 64
 """Blocks of each message in the test of a slow reader; of 256 tokens each, so that buffers fill."""
 
