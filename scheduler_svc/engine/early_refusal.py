@@ -70,7 +70,7 @@ class EarlyRefusal:
             return None
         promise = self.promises.of(request, now_s)
         if promise is not None and promise.is_due(now_s):
-            request.place_s, request.view = promise.place_s, None
+            request.place_at, request.view = promise.place_at, None
         forecast = self.forecast(request)
         if forecast is None or not forecast.wait_s:
             return None
@@ -83,7 +83,7 @@ class EarlyRefusal:
         )
         if promise is None or promise.is_due(now_s):
             promise = self._promise(request, forecast, late_s)
-        retry_s = max(SHORTEST_RETRY_S, promise.due_s - now_s)
+        retry_s = max(SHORTEST_RETRY_S, promise.due_at - now_s)
         code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.DEADLINE
         return EngineRefusal(code, message, "", retry_s, reason, promise)
 
@@ -95,11 +95,11 @@ class EarlyRefusal:
             retry_s = TOLD * rate.until_shorter_s(shorter_s)
         else:  # at the first place it would be late as well: it is taken once a slot is free
             retry_s = rate.until_shorter_s(forecast.wait_s)
-        due_s = now_s + _bounded(self.promises.earliest_s(now_s, retry_s) - now_s)
-        place_s = now_s - min(LONGEST_LEAD_S, forecast.wait_s) if request.place_s is None else request.place_s
+        due_at = now_s + _bounded(self.promises.earliest_at(now_s, retry_s) - now_s)
+        place_at = now_s - min(LONGEST_LEAD_S, forecast.wait_s) if request.place_at is None else request.place_at
         slots = sum(scheduler.table.num_slots for scheduler in self._placement.holders(request.limit))
         work_s = float(rate.hold_s(work_of(request.sequences)).sum()) / max(1, slots)
-        return Promise(place_s, due_s, request.deadline_s - now_s, work_s)
+        return Promise(place_at, due_at, request.deadline_s - now_s, work_s)
 
     def forecast(self, request: Request) -> Forecast | None:
         """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
@@ -114,7 +114,7 @@ class EarlyRefusal:
         running, free = self._slots(runners, ahead, key)
         wait_s = rate.wait_s(running, free, ahead, count + choices - 1)
         now_s = self._requests.ledger.now_s
-        if request.place_s is None and (expected := self.promises.expected(now_s, now_s + wait_s)):
+        if request.place_at is None and (expected := self.promises.expected(now_s, now_s + wait_s)):
             wait_s = rate.wait_s(running, free, ahead, count + round(expected) + choices - 1)
         limit = self._requests.shares.limits_of(request.tenant).running
         if limit is not None:

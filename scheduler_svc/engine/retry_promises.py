@@ -4,7 +4,7 @@ A promise holds a place in the line, ahead of what waited when its request was r
 its time or a while later is judged, and waits, at that place. So it is accepted although the forecast was too
 hopeful, unless the load has become so much worse that it would be late even there. A promise is kept once.
 
-Each place given costs those behind it: `expected` says how many are about to be claimed, and `earliest_s` spreads the
+Each place given costs those behind it: `expected` says how many are about to be claimed, and `earliest_at` spreads the
 times, so that promises take only a part of what the slots can serve. A new scheduler knows no promise of another.
 """
 
@@ -32,7 +32,7 @@ class RetryPromises:
         self._due: list[float] = []
         """Of the open ones, sorted."""
         self._claimed, self._ended = 1.0, 2.0
-        self._busy_until_s = 0.0
+        self._busy_until_at = 0.0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -47,15 +47,15 @@ class RetryPromises:
             return None
         return promise if promise.suits(request.deadline_s - now_s) else None
 
-    def earliest_s(self, now_s: float, retry_s: float) -> float:
+    def earliest_at(self, now_s: float, retry_s: float) -> float:
         """When a client that might come back in `retry_s` seconds should, as there are others."""
-        return max(now_s + retry_s, self._busy_until_s)
+        return max(now_s + retry_s, self._busy_until_at)
 
-    def expected(self, now_s: float, until_s: float) -> float:
+    def expected(self, now_s: float, until_at: float) -> float:
         """About how many promises will be claimed until then."""
         if not self._due:
             return 0.0
-        due = bisect_right(self._due, until_s) - bisect_left(self._due, now_s)
+        due = bisect_right(self._due, until_at) - bisect_left(self._due, now_s)
         return due * self._claimed_part
 
     def keep(self, request: Request, promise: Promise, now_s: float) -> None:
@@ -69,9 +69,9 @@ class RetryPromises:
             self._forget(identity)
         self._tidy(now_s)
         self._open[identity] = promise
-        insort(self._due, promise.due_s)
+        insort(self._due, promise.due_at)
         work_s = promise.work_s * self._claimed_part / PROMISED_PART
-        self._busy_until_s = max(self._busy_until_s, now_s) + work_s
+        self._busy_until_at = max(self._busy_until_at, now_s) + work_s
 
     def redeem(self, request: Request) -> None:
         """The request was accepted: what it was promised is done with."""
@@ -95,8 +95,8 @@ class RetryPromises:
             self._count(0.0)
 
     def _forget(self, identity: bytes) -> None:
-        due_s = self._open.pop(identity).due_s
-        del self._due[bisect_left(self._due, due_s)]
+        due_at = self._open.pop(identity).due_at
+        del self._due[bisect_left(self._due, due_at)]
 
     def _count(self, claimed: float) -> None:
         if self._ended >= COUNTED:

@@ -16,9 +16,9 @@ SAME_TIMEOUT = 0.95
 class Promise:
     """What one client was told. Times in seconds of the engine's clock."""
 
-    place_s: float
+    place_at: float
     """The arrival by which the request is ranked when it comes back."""
-    due_s: float
+    due_at: float
     timeout_s: float
     """From the arrival of the request that was refused to its deadline."""
     work_s: float
@@ -26,11 +26,11 @@ class Promise:
 
     def is_due(self, now_s: float) -> bool:
         """It has come to the time that was told."""
-        return now_s >= self.due_s - ROUNDING_S
+        return now_s >= self.due_at - ROUNDING_S
 
     def is_over(self, now_s: float) -> bool:
         """Nobody has come for it."""
-        return now_s > self.due_s + KEPT_S
+        return now_s > self.due_at + KEPT_S
 
     def suits(self, timeout_s: float) -> bool:
         """A request of so many seconds has about as much time as the one that was refused, or more."""

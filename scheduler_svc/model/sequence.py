@@ -159,7 +159,7 @@ class Request:
     """What policies see of it, once it was asked for."""
     gone_until_at: float | None = None
     """Until when the request waits for a client whose stream was cut; None while somebody listens."""
-    place_s: float | None = None
+    place_at: float | None = None
     """The arrival by which it is ranked, if that was promised (see `RetryPromises`)."""
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""

@@ -20,7 +20,7 @@ def request_view(request: Request) -> RequestView:
         request.view = RequestView(
             request_id=request.request_id,
             tenant=request.tenant,
-            arrival_s=request.arrival_s if request.place_s is None else request.place_s,
+            arrival_s=request.arrival_s if request.place_at is None else request.place_at,
             priority=request.priority,
             prompt_tokens=request.prompt_len,
             max_tokens=request.max_tokens,

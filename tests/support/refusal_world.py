@@ -118,7 +118,7 @@ class World:
 
     def _note_promise(self, request: Request) -> None:
         """Notes whether the same request of a client that was promised nothing would be refused now."""
-        stranger = replace(request, cache_salt="stranger", place_s=None, view=None)
+        stranger = replace(request, cache_salt="stranger", place_at=None, view=None)
         if self._judge(stranger) is not None:
             self._promised.add(request.request_id)
 
@@ -167,7 +167,7 @@ class World:
             if verdict.accepted_after_s is not None:
                 continue
             now_s = self.stack.now_s
-            again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, place_s=None, view=None)
+            again = replace(request, arrival_s=now_s, deadline_s=now_s + verdict.timeout_s, place_at=None, view=None)
             if self._judge(again) is None:
                 verdict.accepted_after_s = self.stack.now_s - verdict.at_s
 

@@ -27,8 +27,8 @@ def request_of(prompt: list[int], now_s: float = 0.0, timeout_s: float = 5.0, **
     return build_request(submit, b"", 0, now_s)
 
 
-def promise_at(due_s: float, work_s: float = 0.1) -> Promise:
-    return Promise(place_s=-3.0, due_s=due_s, timeout_s=5.0, work_s=work_s)
+def promise_at(due_at: float, work_s: float = 0.1) -> Promise:
+    return Promise(place_at=-3.0, due_at=due_at, timeout_s=5.0, work_s=work_s)
 
 
 def crowded(**settings: Any) -> tuple[Stack, int]:
@@ -56,8 +56,8 @@ def test_the_same_request_is_taken_at_its_time_and_once() -> None:
     stack, session = crowded()
     first = stack.submit([1, 2], 10, request_id="a", seed=1, **LATE)
     stack.step()
-    due_s = stack.now_s + told_s(first)
-    wait_until(stack, session, due_s)
+    due_at = stack.now_s + told_s(first)
+    wait_until(stack, session, due_at)
     others = [
         stack.submit([1, 2], 10, tenant="other", **LATE),
         stack.submit([1, 3], 10, **LATE),
@@ -140,12 +140,12 @@ def test_many_promises_at_once_fall_due_as_slots_can_serve_them() -> None:
     """Of what is served until then, those that come back take their part at most."""
     book, work_s, dues = RetryPromises(), 0.2, []
     for number in range(100):
-        due_s = book.earliest_s(0.0, 3.0)
-        book.keep(request_of([number]), promise_at(due_s, work_s), 0.0)
-        dues.append(due_s)
+        due_at = book.earliest_at(0.0, 3.0)
+        book.keep(request_of([number]), promise_at(due_at, work_s), 0.0)
+        dues.append(due_at)
     claimed = 0.5  # of those whose habit is not known
-    for due_s in sorted(set(dues)):
-        assert sum(due <= due_s for due in dues) * work_s * claimed <= PROMISED_PART * due_s + work_s
+    for due_at in sorted(set(dues)):
+        assert sum(due <= due_at for due in dues) * work_s * claimed <= PROMISED_PART * due_at + work_s
     assert np.all(np.diff(dues) >= 0) and dues[-1] > 15
 
 
