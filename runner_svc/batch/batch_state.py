@@ -28,10 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.batch_inputs import gather_inputs
 from runner_svc.batch.plan_check import Limits, PlanCheck, SlotCounters
-from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns
+from runner_svc.batch.plan_columns import PlanColumns
 from runner_svc.batch.plan_continuation import Appends, PlanContinuation
 from runner_svc.interface.backend import AdmittedSlot, SlotChanges
 from runner_svc.interface.slot_state import ROW_PARAMS, SlotState, row_params

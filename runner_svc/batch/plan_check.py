@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
-from runner_svc.batch.plan_columns import AWAIT_FLAG, SAMPLE_FLAG, PlanColumns, PlanFault, int32_column
+from runner_svc.batch.plan_columns import PlanColumns, PlanFault, int32_column
 
 
 @dataclass(frozen=True, slots=True)

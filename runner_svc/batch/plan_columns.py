@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from roster_protos import plan_pb2
 
-SAMPLE_FLAG = 1
-AWAIT_FLAG = 2
-
 
 class PlanFault(Exception):
     """A plan was refused before it changed anything, or failed half way; the text says which and why.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from roster_common.link_protocol import SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.batch.plan_check import Limits, SlotCounters
-from runner_svc.batch.plan_columns import SAMPLE_FLAG
 from runner_svc.interface.step import StepBatch
 
 _ONE = np.ones(1, "<i4").tobytes()

@@ -12,9 +12,6 @@ from roster_protos import plan_pb2
 from scheduler_svc.model.sequence import Sequence
 
 _INT32 = np.dtype("<i4")
-SAMPLE = 1
-"""Extent flag: sample a token after the last position."""
-
 
 Column = npt.NDArray[np.int32]
 """A number by row or by slot, as it goes over the wire."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from roster_common.link_protocol import AWAIT_FLAG, SAMPLE_FLAG
 from roster_protos import plan_pb2
 from scheduler_svc.model.sequence import Sequence
 from scheduler_svc.plan.in_flight import InFlight
-from scheduler_svc.plan.plan_draft import SAMPLE
 from scheduler_svc.plan.slot_table import SlotTable
-
-AWAIT_MASK = 2
-"""Extent flag: wait for the row's mask before sampling."""
 
 
 def may_decode(table: SlotTable) -> npt.NDArray[np.bool_]:
@@ -40,5 +37,5 @@ def mark_awaiting(table: SlotTable, flight: InFlight, plan: plan_pb2.Plan) -> li
     awaits = flight.sample & table.constrained[flight.slots]
     rows = np.flatnonzero(awaits).tolist()
     if rows:
-        plan.extent_flags = (flight.sample * np.uint8(SAMPLE) + awaits * np.uint8(AWAIT_MASK)).tobytes()
+        plan.extent_flags = (flight.sample * np.uint8(SAMPLE_FLAG) + awaits * np.uint8(AWAIT_FLAG)).tobytes()
     return [(row, flight.sequences[row]) for row in rows]

@@ -13,9 +13,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from roster_common.link_protocol import SAMPLE_FLAG
 from roster_protos import plan_pb2
 from runner_svc.backends.hash_backend import HashBackend
-from runner_svc.batch.plan_columns import SAMPLE_FLAG, PlanFault
+from runner_svc.batch.plan_columns import PlanFault
 from runner_svc.execution.runner import Runner
 from runner_svc.interface.step import StepBatch, StepOutput
 from tests.support.plans import admission, plan, sampling
