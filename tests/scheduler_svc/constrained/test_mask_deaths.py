@@ -123,7 +123,7 @@ def test_a_row_that_ends_the_process_ends_alone() -> None:
         assert request.streams[0].tokens == request.expected(0, 0.0)
     (stream,) = bad.streams
     assert stream.end is not None and stream.end.reason == FinishReason.ERROR
-    assert "breaks the grammar library" in stream.end.message
+    assert "crashes the grammar library" in stream.end.message
     assert stream.tokens == bad.expected(0, 0.0)[:4] and stream.tokens[3] == ord("z")
     assert stack.engine.constraints.deaths["masks"] == 2, "once beside the others, once alone"
     stack.assert_clean()
@@ -183,7 +183,7 @@ def test_a_grammar_that_ends_the_other_process_alone_is_refused_too() -> None:
     """It passed the first one: what differs there is what else that holds."""
     client = local_client(MODEL, 1, lambda role, channel, body: SEGV if role == "masks" else None)
     grammar, _ = client.check("regex", "a", [])
-    with pytest.raises(UnusableGrammar, match="breaks the grammar library"):
+    with pytest.raises(UnusableGrammar, match="crashes the grammar library"):
         client.open(grammar, 1, 0, [])
     assert json.loads(grammar)
 
@@ -197,7 +197,7 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
     assert told
 
     def fails(handle: LocalHandle) -> int:
-        raise MasksUnavailable("no process for constraints can be started")
+        raise MasksUnavailable("no mask process can be started")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalHandle, "start", fails)

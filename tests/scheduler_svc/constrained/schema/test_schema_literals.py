@@ -76,9 +76,9 @@ def test_numbers_that_are_changed_are_refused_by_name(schema: str, path: str, nu
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        ('{"type": "integer", "type": "string"}', '"type" comes twice'),
-        ('{"const": NaN}', "NaN is no JSON"),
-        ('{"minimum": -Infinity}', "-Infinity is no JSON"),
+        ('{"type": "integer", "type": "string"}', '"type" appears twice'),
+        ('{"const": NaN}', "NaN is not valid JSON"),
+        ('{"minimum": -Infinity}', "-Infinity is not valid JSON"),
         ('{"default": 1e999999999}', "1e999999999 is more than"),
         ('{"const": 1e-999999999}', "would become 0"),
         ('{"const": 1e-99999999999999999999}', "is less than"),
