@@ -96,7 +96,7 @@ EXPECTED: dict[str, tuple[pb.GenerateRequest, Callable[[VirtualService, VirtualS
     "cancel by id": (request([1, 2]), cancelled_by_id, FinishReason.CANCELLED, ""),
     "deadline": (request([1, 2], timeout_ms=15_000), time_over, FinishReason.DEADLINE, ""),
     "error": (request([9, 2]), no_event, FinishReason.ERROR, "the model's logits were not finite"),
-    "no runner": (request([1, 2]), no_runner, FinishReason.UNAVAILABLE, "no runner came in time"),
+    "no runner": (request([1, 2]), no_runner, FinishReason.UNAVAILABLE, "no runner joined in time"),
 }
 
 
