@@ -143,7 +143,7 @@ def test_the_long_sequence_of_a_runner_that_a_smaller_one_replaces_ends_with_the
     advance(stack, 2)
     for index in range(2):
         end, tokens = end_of(long, index), long.streams[index].tokens
-        assert end.reason == FinishReason.UNAVAILABLE and "holds its 120 tokens" in end.message
+        assert end.reason == FinishReason.UNAVAILABLE and "hold its 120 tokens" in end.message
         assert 0 < len(tokens) < 100 and tokens == long.expected(index, NO_EOS)[: len(tokens)]
     finish(stack, short)
 
