@@ -27,7 +27,7 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 SAMPLED = 256
-"""Most sequences sampled to estimate how many are ahead and how long they take."""
+"""Maximum number of sequences sampled to estimate how many are ahead and how long they take."""
 HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
 """Optimistic assumptions: the part of the wait that counts, and the quantile of the answer's duration."""
 TOLD = 0.75
@@ -35,7 +35,7 @@ TOLD = 0.75
 it."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 LONGEST_LEAD_S = 600.0
-"""Most seconds by which a promised place precedes the arrival of the refused request."""
+"""Maximum number of seconds by which a promised place precedes the arrival of the refused request."""
 UNKNOWN_RETRY_S = 1.0
 
 
@@ -62,7 +62,7 @@ class EarlyRefusal:
         self.promises = RetryPromises()
 
     def refusal(self, request: Request) -> EngineRefusal | None:
-        """Returns why the deadline can't be met, with a promise that holds once it is kept; None if it may be met.
+        """Returns why the deadline can't be met, with a promise to be recorded; None if it may be met.
 
         Also None for a request without a deadline, for one that gets a slot at once, and while too little is known.
         """

@@ -31,7 +31,7 @@ class PolicySwap:
         self._clock = clock
         self._reordered: ReorderedQueue | None = None
         self.most_ranked = MOST_RANKED
-        """Most waiting sequences that one turn ranks again."""
+        """Maximum number of waiting sequences that one turn ranks again."""
 
     def install(self, policy: Policy) -> None:
         """Installs `policy` for the next plan on; nothing else changes."""

@@ -2,7 +2,7 @@
 
 A promise reserves a place in the queue, ahead of what waited when the request was refused. The same request sent at the
 promised time, or shortly after, is judged and queued at that place. So it is accepted although the forecast was too
-optimistic, unless the load has grown so much that it would be late even there. A promise is used once.
+optimistic, unless a higher load would make it late even there. A promise is used once.
 
 Each reserved place delays the requests behind it: `expected` estimates how many promises are about to be claimed, and
 `earliest_at` spreads the times, so that promises take only a part of the slots' capacity. Promises do not survive the

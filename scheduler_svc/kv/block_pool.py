@@ -254,7 +254,7 @@ class BlockPool:
 
 
 def most_tokens(hello: plan_pb2.Hello) -> int:
-    """Returns the most tokens, prompt and output, of one sequence that has the runner for itself.
+    """Returns the maximum number of tokens, prompt and output, of a sequence that has the runner for itself.
 
     The pool must hold the KV of all tokens but the last, which needs none. The context length is the runner's own and
     may differ between runners (0: not reported).

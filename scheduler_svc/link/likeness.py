@@ -3,7 +3,7 @@
 | in Hello | |
 | --- | --- |
 | name, architecture, weights_version, and the fingerprints "weights", "rope" and "kv" | equal: they decide the tokens |
-| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is handled once for all runners |
+| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: the service handles text |
 | block_size | equal: prefixes are named by whole blocks |
 | the fingerprint "numerics" | a difference is logged: a sequence that moves continues within rounding |
 | context_length, slots, blocks, step limits, depth, tiles, prefix_positions | each runner's own: its capacity |
