@@ -149,7 +149,7 @@ class ServiceRate:
         return self.prompt_s * work.prompt + self.token_s * np.minimum(work.tokens, -np.log1p(-chance) / self.early)
 
     def wait_s(self, running: Work, free: int, first: Work, ahead: int) -> float:
-        """Returns the seconds until a sequence behind `ahead` others gets a slot; `first`: the first of them, or a sample.
+        """Returns the seconds until a sequence behind `ahead` others gets a slot; `first`: their first or a sample.
 
         `free` slots are free now, the others are those of `running`. Infinite if there is no slot.
         """

@@ -52,8 +52,8 @@ def test_a_tenant_may_have_so_much_waiting() -> None:
     big = [stack.submit([1] * 4, 2, tenant="big", n=2), stack.submit([1] * 3, 2, tenant="big")]
     stack.advance(session)
     assert [request.refused is None for request in [running, *small, *big]] == [True, True, True, False, True, False]
-    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences wait, and 2 may")
-    assert_refused(big[1], "8 of its prompt tokens wait, 3 more are too many: 10 may")
+    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences are waiting, at most 2 may")
+    assert_refused(big[1], "8 of its prompt tokens are waiting; 3 more would exceed 10")
     assert_refused(pair, "tenant 'other'")
     finish(stack, session)
     assert stack.engine.requests.shares.num_tenants == 0
@@ -117,7 +117,7 @@ def test_who_has_most_of_a_full_queue_gives_way() -> None:
     # The newest of the greedy tenant's were shed, until both had the same; then the modest one is refused as well.
     assert [request.refused is None for request in greedy] == [True] * 4 + [False] * 4
     for request in greedy[4:]:
-        assert_refused(request, "tenant 'greedy' has the greatest part of it")
+        assert_refused(request, "tenant 'greedy' has the largest share of it")
     assert [request.refused is None for request in modest] == [True] * 4 + [False] * 2
     late = stack.submit([1], 2, tenant="late")
     stack.step()
@@ -147,7 +147,7 @@ def test_a_request_that_runs_is_never_shed() -> None:
     big_rival = stack.submit([1], 2, tenant="big", n=3)
     stack.step()
     assert all(request.refused is None for request in [*running, waiting[0], rival])
-    assert_refused(waiting[1], "tenant 'modest' has the greatest part")
+    assert_refused(waiting[1], "tenant 'modest' has the largest share")
     assert_refused(big_rival, "the queue is full (3 sequences")  # it would have more than whom it sheds
 
 

@@ -49,7 +49,7 @@ def test_a_fault_ends_the_session(context: zmq.Context, link: RunnerLink) -> Non
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
     runner.say(session, event=plan_pb2.Event(fault="slot 9"))
-    assert await_events(link) == [Lost(session, "it refused a plan or failed half way: slot 9", Loss.FAULT)]
+    assert await_events(link) == [Lost(session, "it refused a plan or failed while executing it: slot 9", Loss.FAULT)]
     link.send_plan(session, 1, plan_pb2.Plan())
     assert runner.hears_nothing()
 
