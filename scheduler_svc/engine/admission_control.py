@@ -93,8 +93,8 @@ class AdmissionControl:
         # A request that began on a lost runner is exempt: it waits for a runner that can hold it.
         if self._pool.schedulers and needed > most and not request.num_received:
             message = (
-                f"prompt and max_tokens ({needed} tokens) exceed the capacity of every connected "
-                f"runner: the largest holds {most} tokens per sequence; lower max_tokens"
+                f"prompt and max_tokens ({needed} tokens) can never fit a connected runner: "
+                f"the largest holds {most} tokens per sequence; lower max_tokens"
             )
             return EngineRefusal(
                 grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens", reason=RefusalReason.TOO_LONG

@@ -1,4 +1,4 @@
-"""What the engine promises a front worker: refusals, cancels, deadlines, cuts, attaching, retention, drain."""
+"""The engine's guarantees to a front worker: refusals, cancels, deadlines, cuts, attaching, retention, drain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_same_id_with_another_body_is_refused_and_with_the_same_body_attache
 
 
 def test_attached_tokens_and_later_steps_join_without_a_gap() -> None:
-    """The result that arrives in the very step of the Attach is told once."""
+    """A result that arrives in the same step as the Attach is delivered once."""
     stack, session = stack_with_runner()
     first = stack.submit([5, 6], 30, request_id="r")
     stack.advance(session, 4)
@@ -248,7 +248,7 @@ def test_a_draining_engine_takes_nothing_and_says_so() -> None:
 
 
 def test_streams_of_a_worker_that_died_wait_for_their_clients() -> None:
-    """Nothing is sent to the dead one; the new one may be asked to attach; after a time they are cancelled."""
+    """The dead worker gets no more messages; the new one may attach; after a time they are cancelled."""
     stack, session = stack_with_runner(attach_s=5.0)
     one, other = stack.submit([1], 90), stack.submit([2], 90)
     stack.advance(session, 1)

@@ -1,4 +1,4 @@
-"""The two queues against a list that is sorted each time, under random operations."""
+"""Both queues against a list that is sorted each time, under random operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sequence(number: int, tenant: str, key: float) -> Sequence:
 
 
 class Model:
-    """What the queues promise, by sorting."""
+    """Reference for the queues, by sorting."""
 
     def __init__(self, counters: dict[str, float]) -> None:
         self.counters = counters
