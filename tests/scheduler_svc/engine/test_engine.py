@@ -281,7 +281,7 @@ def test_runners_that_do_not_fit_are_rejected_with_the_reason() -> None:
     assert len(stack.engine.pool.schedulers) == 1
 
 
-def test_watchers_see_who_joins_and_leaves_and_how_full_the_batch_is() -> None:
+def test_watchers_see_joins_and_leaves_and_how_full_the_batch_is() -> None:
     stack, session = stack_with_runner()
     stack.front.put(watch=engine_pb2.Watch(on=True))
     for number, length in enumerate((3, 9)):
@@ -318,7 +318,7 @@ def test_status_counts_what_happened() -> None:
     assert (runner.free_blocks, runner.blocks, runner.running, runner.slots) == (32, 32, 0, 2)
 
 
-def test_a_command_that_can_not_be_used_harms_nobody() -> None:
+def test_an_unusable_command_does_no_harm() -> None:
     stack, session = stack_with_runner()
     neighbour = stack.submit([1], 5)
     stack.front.put(submit=engine_pb2.Submit(handle=1000, request_id="bad", prompt=b"abc", n=1, max_tokens=3))

@@ -103,7 +103,7 @@ def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> Non
     ]  # fmt: skip
 
 
-def test_who_has_most_of_a_full_queue_gives_way() -> None:
+def test_the_tenant_with_most_of_a_full_queue_gives_way() -> None:
     stack, session = stack_with_runner(slots=1, max_waiting_requests=8)
     stack.submit([1], 60, tenant="greedy")
     stack.advance(session)
@@ -172,7 +172,7 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     assert patient.refused is None
 
 
-def test_early_refusal_knows_who_goes_first_and_can_be_turned_off() -> None:
+def test_early_refusal_knows_which_go_first_and_can_be_turned_off() -> None:
     for settings, refused in (({"policy": "priority"}, False), ({}, True), ({"early_refusal": False}, False)):
         stack, session = stack_with_runner(slots=2, **settings)
         for _ in range(60):

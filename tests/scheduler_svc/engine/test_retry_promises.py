@@ -123,7 +123,7 @@ def test_the_book_is_bounded_and_the_oldest_give_way() -> None:
     assert book.of(request_of([9]), 0.0) is None and book.of(request_of([10]), 0.0) is not None
 
 
-def test_a_promise_is_for_who_asks_for_the_same() -> None:
+def test_a_promise_is_for_the_same_request() -> None:
     book, sampling = RetryPromises(), plan_pb2.Sampling(temperature=0.5, top_p=1)
     book.keep(request_of([1], request_id="a", seed=1, tenant="t"), promise_at(1.0), 0.0)
     assert book.of(request_of([1], request_id="b", seed=2, tenant="t"), 0.0) is not None

@@ -83,7 +83,7 @@ def test_every_field_of_hello_and_model_is_decided_on() -> None:
     assert fields == about_the_link | (set(UNLIKE) | set(OWN)) & fields
 
 
-def test_what_the_first_does_not_tell_is_that_of_the_first_who_does() -> None:
+def test_what_the_first_does_not_report_is_that_of_the_first_to_report_it() -> None:
     likeness, silent = Likeness(), hello()
     silent.fingerprints.clear()
     for one in (silent, hello()):

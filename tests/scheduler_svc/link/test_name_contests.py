@@ -137,7 +137,7 @@ def test_one_that_leaves_is_waited_for(
     assert isinstance(joined, Joined) and newcomer.hears_nothing()
 
 
-def test_the_schedulers_own_pause_replaces_nobody(
+def test_the_schedulers_own_pause_replaces_no_runner(
     link: RunnerLink, clock: Clock, holder: FakeRunner, newcomer: FakeRunner
 ) -> None:
     session = join(link, holder)

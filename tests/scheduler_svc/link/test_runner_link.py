@@ -178,11 +178,11 @@ def test_silence_and_a_plan_held_too_long_end_the_session(
         lost += link.receive()
     reasons = {event.session: event.reason for event in lost if isinstance(event, Lost)}
     assert set(reasons) == {first, second}
-    assert "silent" in reasons[first] and "held a plan" in reasons[second]
+    assert "silent" in reasons[first] and "owed a result" in reasons[second]
     assert silent.hear().HasField("ping")
 
 
-def test_the_schedulers_own_pause_kills_nobody(
+def test_the_schedulers_own_pause_ends_no_session(
     context: zmq.Context,
     link: RunnerLink,
     clock: Clock,  # type: ignore[type-arg]
