@@ -31,8 +31,7 @@ SAMPLED = 256
 HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
 """Optimistic assumptions: the part of the wait that counts, and the quantile of the answer's duration."""
 TOLD = 0.75
-"""Part of the time until the expected acceptance after which the client may retry; the promised place makes up for
-it."""
+"""Part of the expected time to acceptance after which a client may retry; its promised place covers the rest."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 LONGEST_LEAD_S = 600.0
 """Maximum number of seconds by which a promised place precedes the arrival of the refused request."""
@@ -137,8 +136,7 @@ class EarlyRefusal:
         return _bounded(self._requests.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
 
     def _slots(self, runners: list[Scheduler], waiting: Work, key: Any) -> tuple[Work, int]:
-        """Returns the running work on these runners, and their free slots, limited by the blocks that waiting sequences
-        need.
+        """Returns the running work on these runners, and their free slots for which there are enough free blocks.
 
         Slots of running sequences that a request with this key would preempt count as free.
         """
@@ -169,7 +167,7 @@ class EarlyRefusal:
     def _ahead(self, request: Request, key: Any, runners: list[Scheduler]) -> tuple[list[Sequence], int]:
         """Returns a sample of the sequences ahead, and about how many of them these runners will serve.
 
-        The order is by rank, or by turns if the policy orders tenants. Sequences held back by their tenant's limit are
+        The order is by rank, or by turns if the policy orders tenants. Sequences held by their tenant's limit are
         skipped.
         """
         shares = self._requests.shares

@@ -103,8 +103,8 @@ class EngineLoop:
         return self.engine.lifecycle.fenced
 
     def _wait(self, poller: zmq.Poller, until_at: float) -> None:
-        """Waits for input or until that time; with `busy_poll_us`, polls without sleeping first while a runner
-        computes."""
+        """Waits for input or until that time; with `busy_poll_us`, first polls without sleeping while a runner
+        works."""
         now_s = time.monotonic()
         if self._settings.busy_poll_us and self.engine.pool.computes:
             watch_s = min(until_at, now_s + self._settings.busy_poll_us / 1e6)

@@ -52,7 +52,7 @@ class Results:
                 self._lifecycle.admit(proven)
             return
         if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, len(self._pool.schedulers)):
-            self._runners.drop(event.session, "nothing that it computed was finite")
+            self._runners.drop(event.session, "none of its results was finite")
             return
         try:
             applied = scheduler.apply(event.number, event.result)

@@ -1,7 +1,7 @@
 """Retry promises: the time after which a refused request is accepted if its client sends it again.
 
 A promise reserves a place in the queue, ahead of what waited when the request was refused. The same request sent at the
-promised time, or shortly after, is judged and queued at that place. So it is accepted although the forecast was too
+promised time, or shortly after, is evaluated and queued at that place. So it is accepted although the forecast was too
 optimistic, unless a higher load would make it late even there. A promise is used once.
 
 Each reserved place delays the requests behind it: `expected` estimates how many promises are about to be claimed, and
@@ -109,8 +109,7 @@ class RetryPromises:
 def _identity(request: Request) -> bytes:
     """Returns a digest equal for requests with equal contents.
 
-    Ids and seeds are excluded, since a client without its own id draws both again. The deadline is too: `of` compares
-    it.
+    Ids and seeds are excluded, since a client without its own id draws new ones. So is the deadline: `of` compares it.
     """
     asked = (
         request.tenant,

@@ -28,8 +28,7 @@ def root_hash(*parts: str) -> bytes:
 
 
 def chain_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Returns the name, 16 bytes, of the block that holds `tokens` (an int32 column) after the prefix named
-    `parent`."""
+    """Returns the name, 16 bytes, of the block with `tokens` (an int32 column) after the prefix named `parent`."""
     return hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest()
 
 

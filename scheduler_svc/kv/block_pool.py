@@ -39,8 +39,7 @@ class Match(NamedTuple):
 
 
 class BlockPool:
-    """A fixed set of blocks with reference counts and an index of reusable content. Every operation is O(1) per
-    block."""
+    """A fixed set of blocks with reference counts and an index of reusable content. Operations are O(1) per block."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks

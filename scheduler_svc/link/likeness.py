@@ -3,7 +3,7 @@
 | in Hello | |
 | --- | --- |
 | name, architecture, weights_version, and the fingerprints "weights", "rope" and "kv" | equal: they decide the tokens |
-| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: the service handles text |
+| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is handled once |
 | block_size | equal: prefixes are named by whole blocks |
 | the fingerprint "numerics" | a difference is logged: a sequence that moves continues within rounding |
 | context_length, slots, blocks, step limits, depth, tiles, prefix_positions | each runner's own: its capacity |
@@ -26,8 +26,7 @@ _FLAGS = {
 
 
 class Likeness:
-    """What all runners of one service have in common: the first runner's model, and every fingerprint reported
-    since."""
+    """What the runners of one service have in common: the first one's model, and every fingerprint reported since."""
 
     def __init__(self) -> None:
         self._model: plan_pb2.Model | None = None
@@ -41,7 +40,7 @@ class Likeness:
             self._fingerprints.setdefault(name, value)
 
     def unlike(self, hello: plan_pb2.Hello, block_size: int | None) -> str:
-        """Returns the first difference and its remedy as a sentence, "" if there is none. `block_size`: of the other
+        """Returns the first difference and its remedy, "" if there is none. `block_size` is that of the other
         runners."""
         return next(self._differences(hello, block_size), "")
 

@@ -53,8 +53,7 @@ class RunnerLink:
         clock: Callable[[], float],
         curve: CurveServer | None = None,
     ) -> None:
-        """`curve`: only runners with an allowed key may connect, encrypted. None: any process that reaches the endpoint
-        may."""
+        """`curve`: only runners with an allowed key may connect, encrypted. None: any process may connect."""
         self._socket = RunnerSocket(context, endpoint, curve)
         self.endpoint = self._socket.endpoint
         self._own_term = OwnTerm()
@@ -140,8 +139,7 @@ class RunnerLink:
         return []
 
     def _meet(self, theirs: Term) -> list[RunnerEvent]:
-        """Handles a term reported by a runner; if this process raises its own term, all runners are informed at
-        once."""
+        """Handles a term reported by a runner; if this process raises its own, informs all runners at once."""
         before = self.term
         if not self._own_term.meet(theirs):
             self._tell_term(theirs)

@@ -1,5 +1,4 @@
-"""The socket that runners connect to: a ROUTER, and its monitor, which reports broken connections without their
-peer."""
+"""The socket that runners connect to: a ROUTER, and its monitor, which reports broken connections without the peer."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ class RunnerSocket:
     """Frames in and out, by connection identity. No method blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveServer | None) -> None:
-        """Binds. `curve`: only runners with an allowed key may connect, encrypted. None: any process that can reach it
-        may."""
+        """Binds. `curve`: only runners with an allowed key may connect, encrypted. None: any process may connect."""
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

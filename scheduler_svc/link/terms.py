@@ -5,8 +5,7 @@ may meet its predecessor's runners one after another: a greater term then shows 
 it raises its own. Once it has sent a plan, a greater term belongs to a successor and fences it. The ids decide between
 two schedulers that start at once and reach the same number.
 
-Schedulers older than this feature used the nanosecond in which they met their first runner. Numbers continue from
-there.
+Schedulers before this feature used the nanosecond in which they met their first runner; numbers continue from it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class OwnTerm:
         self._settled = True
 
     def meet(self, theirs: Term) -> bool:
-        """Handles a term reported by a runner. Returns False if it fences this process; otherwise its own term is
+        """Handles a term reported by a runner. Returns False if it fences this process, whose term is otherwise
         greatest."""
         if self.term.number and theirs <= self.term:
             return True

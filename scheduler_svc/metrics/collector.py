@@ -80,7 +80,7 @@ def _work(snapshot: Snapshot) -> Iterator[Metric]:
     tokens = {"computed": totals.prefill_tokens, "cached": totals.cached_tokens}
     yield _counters("roster_prompt_tokens", "Prompt tokens, computed or reused by a prefix hit.", "source", tokens)
     yield _counter("roster_sampled_tokens", "Tokens sampled.", totals.sampled_tokens)
-    yield _counter("roster_preemptions", "Sequences that were preempted.", totals.preemptions)
+    yield _counter("roster_preemptions", "Sequences preempted.", totals.preemptions)
     yield _counter("roster_dropped_rows", "Rows computed for sequences that had already ended.", totals.dropped_rows)
     yield _counter("roster_plans", "Plans sent to runners.", totals.plans)
 

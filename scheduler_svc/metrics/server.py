@@ -63,7 +63,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _only_metrics(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """Returns an app that serves /metrics; other paths get 404, and all get 503 while the engine does not answer."""
+    """Returns an app that serves /metrics, with 503 while the engine does not answer; other paths get 404."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] != "/metrics":

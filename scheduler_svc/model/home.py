@@ -1,4 +1,4 @@
-"""Interface that a running sequence uses of the scheduler it runs on."""
+"""Interface of the scheduler that its running sequences use."""
 
 from __future__ import annotations
 

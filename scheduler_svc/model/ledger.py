@@ -15,8 +15,7 @@ OTHERS = "\0others"
 
 
 class Ledger:
-    """Accounts by tenant, as columns, so that a step charges all its tokens at once. Policies read it as
-    `LedgerView`."""
+    """Accounts by tenant, as columns: a step charges all its tokens at once. Policies read it as a `LedgerView`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

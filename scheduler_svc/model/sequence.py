@@ -109,8 +109,8 @@ class Sequence:
         return self.request.prompt_len
 
     def column(self, start: int, stop: int) -> bytes:
-        """Returns tokens `start` to `stop` - 1 as a little-endian int32 column, without packing those of the prompt
-        again."""
+        """Returns tokens `start` to `stop` - 1 as a little-endian int32 column; those of the prompt are packed
+        already."""
         prompt = self.request.prompt
         column = prompt[4 * start : 4 * stop]
         if 4 * stop > len(prompt):
@@ -165,8 +165,7 @@ class Request:
     arrival_unix_s: float = 0.0
     """`arrival_s` as seconds since 1970, which is valid on other machines too."""
     grammar: str = ""
-    """Constraint on its output: in the form of `grammar_kind`, and in llguidance's format once compiled; "" for
-    none."""
+    """Constraint on its output, in the form of `grammar_kind`; in llguidance's format once compiled; "" for none."""
     grammar_kind: str = ""
     """The form in which the client wrote it: a field of roster.v1.Constraint; "" for llguidance's format."""
     accepted: bool = True
@@ -174,7 +173,7 @@ class Request:
     rebuilt: bool = False
     """Whether it was rebuilt from a runner's snapshot: its client submitted it to an earlier scheduler."""
     is_left: bool = False
-    """Its client left and did not return in time, or it was shed: a later attach finds nothing, and the client sends it
+    """Its client left and did not return in time, or it was shed. An attach finds nothing, and the client sends it
     again."""
     refusal: EngineRefusal | None = None
     """The status with which it ended, if that was not a finish."""

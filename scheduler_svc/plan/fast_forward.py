@@ -17,8 +17,7 @@ from scheduler_svc.plan.steady_decode import SteadyDecode
 
 
 def num_following(plans: PlanBuilder) -> int:
-    """Returns how many plans may follow one another now, limited by free blocks; 0 if a plan in flight has other
-    rows."""
+    """Returns how many plans may follow now, as far as free blocks suffice; 0 if a plan in flight has other rows."""
     last, steady = plans.last, plans.steady_decode()
     if last is None or steady is None:
         return 0
@@ -60,8 +59,7 @@ def _grow_ahead(plans: PlanBuilder, last: InFlight, count: int) -> None:
 
 
 def _next_flights(steady: SteadyDecode, last: InFlight, table: SlotTable, times_s: list[float]) -> list[InFlight]:
-    """Returns `next_flight` at each of these times, at most `steps`. The block tables must have grown for all of
-    them."""
+    """Returns `next_flight` at each of these times, at most `steps`. The block tables must have grown for all."""
     batch_rows, count = last.batch_rows, len(times_s)
     columns = list(last.ends + np.arange(count + 2, dtype=np.int32)[:, None])
     flights = [

@@ -141,8 +141,7 @@ class SlotTable:
             self._first_recent[slot] = end
 
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int, slot: int | None = None) -> int:
-        """Puts the sequence into a free slot (`slot`, or any) with `num_computed` positions computed; returns the
-        slot."""
+        """Puts the sequence into a free slot (`slot`, or any), `num_computed` positions computed; returns the slot."""
         if slot is None:
             slot = self.free.pop()
         else:

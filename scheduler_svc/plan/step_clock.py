@@ -22,8 +22,7 @@ class StepClock:
         self._seconds[_size_class(positions)].append(seconds)
 
     def least_s(self, positions: int) -> float:
-        """Returns the minimum duration in seconds of a step of this size; 0 if no step of about that size was
-        recorded."""
+        """Returns the minimum duration in seconds of a step of about this size; 0 if none was recorded."""
         return min(self._seconds.get(_size_class(positions), (0.0,)))
 
 

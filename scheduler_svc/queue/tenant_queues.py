@@ -47,9 +47,11 @@ class TenantQueues:
         return self._key_of(tenant), tenant, sequence.rank
 
     def arrive(self, tenant: str) -> None:
-        """Called for a new request of the tenant. A tenant without waiting sequences is lifted to the least key of
-        those that have some, or to that of the last tenant that left (the newcomer's lift of Sheng et al., OSDI
-        2024)."""
+        """Called for a new request of the tenant: lifts a tenant without waiting sequences.
+
+        It gets the least key of the tenants with waiting sequences, or that of the last tenant that left (the
+        newcomer's lift of Sheng et al., OSDI 2024).
+        """
         if self._queues.get(tenant):
             return
         self._settle()
@@ -128,8 +130,7 @@ class TenantQueues:
             heapq.heappush(self._order, (self._key_of(tenant), tenant))
 
     def _settle(self) -> None:
-        """Restores the heap: the first entry becomes the tenant with the least key among those with a sequence to
-        admit."""
+        """Makes the first entry that of the tenant with the least key among those with a sequence to admit."""
         while self._order:
             key, tenant = self._order[0]
             now, queue = self._key_of(tenant), self._queues[tenant]

@@ -2,8 +2,8 @@
 
 A tenant's *use* of the queue is its part of both bounds (sequences and prompt tokens), divided by its weight. When the
 queue is full and a request arrives, the tenant with the greatest use yields. If that is the request's own tenant, the
-request is refused. Otherwise the other tenant's newest requests that have not started are shed, as long as it keeps a
-greater use than the newcomer's tenant then has: so the newcomer could not be shed by them in turn.
+request is refused. Otherwise the other tenant's newest requests that have not started are shed, as long as its use
+stays at least that of the newcomer's tenant: so two tenants can't shed each other in turn.
 
 If a tenant is at its limit of running sequences, its other sequences are *held*: they wait outside the queue's order.
 """
@@ -98,7 +98,7 @@ class TenantShares:
         limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
         waiting, tokens = (0, 0) if share is None else (share.waiting, share.tokens)
         if limits.waiting is not None and waiting + len(request.sequences) > limits.waiting:
-            return f"{waiting} of its sequences are waiting, at most {limits.waiting} may"
+            return f"{waiting} of its sequences are waiting, the limit is {limits.waiting}"
         new_tokens = request.prompt_len * len(request.sequences)
         if limits.tokens is not None and tokens + new_tokens > limits.tokens:
             return f"{tokens} of its prompt tokens are waiting; {new_tokens} more would exceed {limits.tokens}"

@@ -85,8 +85,7 @@ class RequestBook:
     def retire(self, request: Request, now_s: float) -> None:
         """Keeps a finished request attachable for its retention time, unless its client left it.
 
-        A client that lost its connection, and so its request, must not find it cut short when it returns, but send it
-        again.
+        A client that lost its connection, and so its request, must send it again rather than find it cut short.
         """
         self._disown(request)
         if request.is_left or not self._retention_requests:

@@ -118,7 +118,7 @@ class ServiceRate:
         for name in ("sampled", "ended_early", "gave_up", "waited_s", "waited_in_vain_s"):
             setattr(self, name, getattr(self, name) * ENDS_KEPT)
 
-    # ------------------------------------------------------------------ what follows
+    # ------------------------------------------------------------------ estimates
 
     @property
     def known(self) -> bool:

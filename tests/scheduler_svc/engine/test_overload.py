@@ -52,7 +52,7 @@ def test_a_tenant_may_have_so_much_waiting() -> None:
     big = [stack.submit([1] * 4, 2, tenant="big", n=2), stack.submit([1] * 3, 2, tenant="big")]
     stack.advance(session)
     assert [request.refused is None for request in [running, *small, *big]] == [True, True, True, False, True, False]
-    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences are waiting, at most 2 may")
+    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences are waiting, the limit is 2")
     assert_refused(big[1], "8 of its prompt tokens are waiting; 3 more would exceed 10")
     assert_refused(pair, "tenant 'other'")
     finish(stack, session)

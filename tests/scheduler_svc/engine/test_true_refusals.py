@@ -64,8 +64,7 @@ def stack_with_runner(**settings: Any) -> tuple[Stack, int]:
 
 @pytest.mark.parametrize("end", ["cut", "cancel", "disconnect", "deadline"])
 def test_ends_that_no_result_brings_count(end: str) -> None:
-    """Sequences with a limit of 200 tokens end after a few, though no result says so: the next ones wait only
-    briefly."""
+    """Sequences with a limit of 200 tokens end after a few, though no result says so: the next ones wait briefly."""
     stack, session = stack_with_runner()
     refused = 0
     for _ in range(40):

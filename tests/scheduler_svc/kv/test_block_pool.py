@@ -1,5 +1,4 @@
-"""The pool against a model of it: no block lost or owned twice, only READY content hit, eviction LRU and deepest
-first."""
+"""The pool against a model: no block lost or owned twice, only READY content hit, eviction LRU and deepest first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Scheduler and runner are upgraded one at a time: the current version of each works with an earlier version of the
-other.
+"""Scheduler and runner are upgraded one at a time: the current version of each works with an earlier one.
 
 The earlier frames are in tests/link_frames, recorded by `tests/support/record_frames.py` at the commit in their name. A
 newer field of the link is sent only to a peer that has named its feature.

@@ -20,8 +20,7 @@ TWENTY = work(20)
 
 
 def steady(rate: ServiceRate, start_s: float, seconds: float, *, early: bool, step_s: float = 0.1) -> float:
-    """Every slot decodes, and every tenth token ends a sequence, whose slot the next one takes; returns the time
-    then."""
+    """Every slot decodes, and every tenth token ends a sequence, whose slot the next takes; returns the time then."""
     for step in range(round(seconds / step_s)):
         for _ in range(SLOTS if step % 10 == 9 else 0):
             rate.ended(in_slot=True, early=early)
