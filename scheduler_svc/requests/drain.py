@@ -27,8 +27,7 @@ class Drain:
         return False
 
     def remaining_s(self, now_s: float) -> float:
-        """Returns the seconds until the remaining requests are ended, at least 0. Raises RuntimeError before any
-        drain."""
+        """Returns the seconds until the remaining requests are ended, at least 0; RuntimeError before a drain."""
         if self.until_at is None:
             raise RuntimeError("no drain has begun")
         return max(0.0, self.until_at - now_s)
