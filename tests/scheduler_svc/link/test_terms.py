@@ -183,7 +183,7 @@ def test_of_two_schedulers_that_start_at_once_exactly_one_serves(serving: bool) 
     def until(done: Callable[[], object]) -> None:
         deadline = time.monotonic() + 20
         while not done():
-            assert time.monotonic() < deadline, "it does not come"
+            assert time.monotonic() < deadline, "it did not connect"
             for stack in stacks:
                 stack.now_s += 0.02
                 stack.step()

@@ -20,7 +20,7 @@ def test_the_shortest_of_the_last_steps_of_about_that_size_counts() -> None:
     assert clock.least_s(2000) == clock.least_s(500) == 0.0
     for _ in range(8):
         clock.record(1010, 0.6)
-    assert clock.least_s(1000) == 0.6, "what is long ago is forgotten"
+    assert clock.least_s(1000) == 0.6, "old steps are forgotten"
 
 
 def test_small_sizes_have_classes_of_their_own() -> None:
