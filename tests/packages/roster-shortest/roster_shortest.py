@@ -8,7 +8,7 @@ class ShortestPromptParameters(PolicyParameters):
 
 
 class ShortestPrompt(Policy):
-    """Shortest prompt first; who waits gains on later arrivals."""
+    """Shortest prompt first; a second of waiting counts as `tokens_per_s` prompt tokens."""
 
     name = "shortest"
     Parameters = ShortestPromptParameters
