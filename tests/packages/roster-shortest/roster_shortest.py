@@ -8,7 +8,7 @@ class ShortestPromptParameters(PolicyParameters):
 
 
 class ShortestPrompt(Policy):
-    """Shortest prompt first; a second of waiting counts as `tokens_per_s` prompt tokens."""
+    """Shortest prompt first; a waiting request gains on later arrivals."""
 
     name = "shortest"
     Parameters = ShortestPromptParameters
