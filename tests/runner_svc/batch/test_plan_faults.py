@@ -1,4 +1,4 @@
-"""Every way in which a plan can contradict the slots is refused, says why, and changes nothing."""
+"""A plan that contradicts the slots is refused with the reason and changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("tokens has 5 bytes", plan(admissions=[plan_pb2.Admission(slot=2, tokens=b"12345")])),
     ("prompt_len is 0", plan(admissions=[admission(2, [1], [5], prompt_len=0)])),
     ("prompt_len is 2", plan(admissions=[admission(2, [1], [5], prompt_len=2)])),
-    ("17 blocks, the context fits 16", plan(admissions=[admission(2, [1], [5] * 17)])),
+    ("17 blocks, must be at most 16", plan(admissions=[admission(2, [1], [5] * 17)])),
     ("there is no block 0", plan(admissions=[admission(2, [1], [5, 0])])),
     ("there is no block 21", plan(admissions=[admission(2, [1], [21])])),
     ("num_computed is 5 with 6 tokens and 1 blocks", plan(admissions=[admission(2, [1] * 6, [5], num_computed=5)])),
@@ -57,7 +57,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("copy 0: block 6 is written twice", plan(copies=[(5, 6), (4, 6)])),
     ("extent 0: there is no slot 4", plan(extents=[(4, 0, 1, 0)])),
     ("extent 0: there is no slot -2", plan(extents=[(-2, 0, 1, 0)])),
-    ("extent 1: flags 5 ask for what this runner can't do", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 5)])),
+    ("extent 1: flags 5 are not supported by this runner", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 5)])),
     ("extent 1: flags 2 wait for a mask without sampling", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 2)])),
     ("extent 0: slot 0 has two rows", plan(extents=[(0, 6, 1, SAMPLE), (0, 7, 1, SAMPLE)])),
     ("extent 1: slot 2 has no sequence", plan(extents=[(0, 6, 1, SAMPLE), (2, 0, 1, 0)])),
@@ -65,7 +65,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("extent 0: count 0 must be at least 1", plan(extents=[(0, 6, 0, SAMPLE)])),
     ("extent 0: count -1 must be at least 1", plan(extents=[(0, 6, -1, SAMPLE)])),
     (
-        "the extents have 33 positions, this runner takes 32 a plan",
+        "the extents have 33 positions, must be at most 32",
         plan(admissions=[admission(2, [1] * 32, range(5, 13))], extents=[(0, 6, 1, SAMPLE), (2, 0, 32, 0)]),
     ),
     ("extent 0: start 7 is not the first uncomputed position 6", plan(extents=[(0, 7, 1, 0)])),

@@ -228,7 +228,7 @@ def test_an_error_in_the_backend_is_a_fault_that_only_a_new_session_ends(runner:
     with pytest.raises(PlanFault, match="plan 1 failed in the backend: RuntimeError: out of memory"):
         runner.execute(1, begin)
     backend.on_step = lambda batch: None
-    with pytest.raises(PlanFault, match="nothing executes until a new session"):
+    with pytest.raises(PlanFault, match="no plan executes until a new session begins"):
         runner.execute(2, plan())
     with pytest.raises(PlanFault, match="can't be kept after a fault"):
         runner.resume()
