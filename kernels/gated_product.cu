@@ -46,7 +46,7 @@ struct Shared {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
 };
 
-// A block's place in its cluster, which determines what it copies and to which blocks.
+// A block's place in its cluster, which determines the parts that it copies and their target blocks.
 struct Member {
     int row;
     int column;

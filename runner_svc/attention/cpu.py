@@ -1,7 +1,7 @@
 """Paged attention on a CPU, in torch: gathered blocks through `scaled_dot_product_attention`.
 
-Split as in flashinfer: `plan`, once per step, determines which blocks each query reads (the same for all layers of one
-window); `run`, once per layer, only gathers and multiplies. Design choices:
+Work is split as in flashinfer: `plan`, once per step, determines which blocks each query reads (the same for all layers
+of one window); `run`, once per layer, only gathers and multiplies. Design choices:
 
 - Rows of one position (decode) are vectorised over the batch, in groups of similar length so that one long sequence
   doesn't pad all the others. Longer rows (prefill chunks) run one by one.

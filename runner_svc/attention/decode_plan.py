@@ -1,4 +1,4 @@
-"""The plan of a step's decode attention: the part of the work of each thread block (kernels/paged_decode.cu).
+"""The plan of a step's decode attention: how the work is split over thread blocks (kernels/paged_decode.cu).
 
 The unit of work is a tile: 16 positions of one row for one unit (a key-value head with some of its query heads). The
 tiles of a step form one line, cut into ranges of equal cost over a fixed grid, which balances the load. A plan is

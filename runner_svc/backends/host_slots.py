@@ -18,7 +18,7 @@ from runner_svc.interface.step import StepBatch
 class HostSlots:
     """Tokens, block tables, known positions and epochs by slot; the last row belongs to the dummy slot.
 
-    Allocated zeroed and lazily by the operating system, as the host's own buffers are.
+    The operating system allocates them zeroed and lazily, like the buffers of `BatchState`.
     """
 
     def __init__(self, num_slots: int, context_length: int, block_size: int) -> None:

@@ -43,7 +43,7 @@ class NullBackend:
         self._step_s = step_ms / 1000
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Nothing to copy: there is no KV."""
+        """Does nothing: there is no KV."""
 
     def is_broken_by(self, error: Exception) -> bool:
         return False

@@ -5,9 +5,9 @@ admissions and table appends are applied, in this order. Copies and extents are 
 per row is numpy; Python loops run only over admissions and over rows' `SlotState` references.
 
 Plans are applied in order, and a plan may be applied before the previous one is recorded. Once a plan is applied, its
-computed positions and sampled tokens count as known. The exception is tokens of rows that wait for masks: no plan may
+computed positions and sampled tokens count as known. Tokens of rows that wait for masks are the exception: no plan may
 read them before they are recorded. When a plan is recorded, a row's epoch shows whether its slot has another sequence
-by then; the record is then dropped for that slot. A token of a sequence that failed in an earlier plan is dropped too.
+by then; if so, the row's record is dropped. A token of a sequence that failed in an earlier plan is dropped too.
 
 A row that waits for a mask is drawn after its plan. Plans sent before its mask may have been launched by then and may
 have given its slot to another sequence. `outlived` finds these rows by the same epochs, right before the draw is

@@ -68,7 +68,7 @@ class SlotCounters:
 
 
 class PlanCheck:
-    """Check of one plan against `counters`, which it changes."""
+    """Check of one plan against `counters`, which `run` updates."""
 
     def __init__(self, limits: Limits, counters: SlotCounters) -> None:
         self._limits = limits
@@ -174,7 +174,7 @@ class PlanCheck:
         _require("extent", alive & (ends > capacity), "end {} is beyond the {} positions of its blocks", ends, capacity)
         sampled = alive & (flags & SAMPLE_FLAG).astype(bool)
         _require(
-            "extent", sampled & (ends != known), "a token sampled at {} would overwrite: {} are known", ends, known
+            "extent", sampled & (ends != known), "a token sampled at {} would replace one: {} are known", ends, known
         )
         _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
 
