@@ -20,7 +20,7 @@ __device__ inline unsigned lowbias32(unsigned value) {
     return value ^ (value >> 16);
 }
 
-// 32 uniform bits of a token id; small bits give large noise.
+// 32 uniform bits of a token id; small values give large noise.
 __device__ inline unsigned noise_bits(unsigned long long key, unsigned id) {
     return lowbias32(lowbias32(id + static_cast<unsigned>(key)) ^ static_cast<unsigned>(key >> 32));
 }

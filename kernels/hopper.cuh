@@ -74,8 +74,7 @@ struct Ring {
 };
 
 // Lower half of the descriptor of a matrix in shared memory with 128-byte swizzle. Only this half varies, so that steps
-// are 32-bit additions. `leading` is the distance in bytes between 128-byte columns, if the operand's rows are not
-// along k.
+// are 32-bit additions. `leading` is the distance in bytes between 128-byte columns, for operands not stored along k.
 __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, unsigned leading) {
     return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
 }

@@ -1,1 +1,1 @@
-"""Launchers of the CUDA kernels in `kernels/`, except those of attention, and the services of the GPU that they use."""
+"""Launchers of the CUDA kernels in `kernels/`, except those of attention; compilation, streams, graphs and memory."""

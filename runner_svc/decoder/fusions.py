@@ -10,7 +10,7 @@ class Adding(Enum):
     """Where output and down products are added to the residual stream."""
 
     NORMS = "norms"
-    """In the norm after a product, which then reads two tensors and writes two."""
+    """In the norm after a product; the norm then reads two tensors and writes two."""
     PRODUCTS = "products"
     """In cuBLAS, while a product is in registers; the norm then reads one tensor and writes one."""
 

@@ -1,4 +1,4 @@
-"""The hash backend against its reference, over random plans: chunks, preemption, late rows, any other rows beside."""
+"""The hash backend against its reference, over random plans: chunks, preemption, late rows, any mix of rows."""
 
 from __future__ import annotations
 
