@@ -80,6 +80,7 @@ class HostAttention:
                 [self._tables[table_row].tolist()],
                 config.windows[layer],
                 self._cache.layer_scales(layer),
+                config.attention_layers[layer],
             )
 
 

@@ -94,10 +94,10 @@ class HostLaunchers:
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
         config = self._config
         return DecoderLaunchers(
-            norm=HostNorm(config.rms_norm_eps),
+            norm=HostNorm(config.norm_eps, config.norm, config.multiplier),
             activation=HostActivation(config.activation),
             gated=HostGated(config.activation),
-            rotating=HostRopeKv(config, config.rope.rotary_dim),
+            rotating=[HostRopeKv(config, rope.rotary_dim) for rope in config.ropes],
             plain=HostRopeKv(config, 0),
         )
 
