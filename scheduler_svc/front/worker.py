@@ -195,7 +195,7 @@ class FrontWorker:
         return self._served.ready and beat.engine_turns and beat.runners_progress
 
     def _announce(self, state: engine_pb2.ModelState) -> None:
-        """Takes the engine's new model state: a runner has connected, left or been quarantined."""
+        """Takes the engine's new model state: a runner has connected, left or been held back."""
         self._served.announce(state)
         self._heartbeat.ask()
 

@@ -1,4 +1,4 @@
-"""Checks of a request's constraint that need no compilation; the engine has other processes compile it."""
+"""Checks of a request's constraint that need no compilation, which other processes do for the engine."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Tenants:
         tenant = self._tenants.get(_digest(token[7:])) if token[:7].lower() == "bearer " else None
         if tenant is None:
             problem = "the token is not valid on this server" if token else "this server requires a token"
-            message = f"{problem}: send the metadata `{TOKEN_KEY}: Bearer TOKEN` with a token from its operator"
+            message = f"{problem}: send the metadata `{TOKEN_KEY}: Bearer TOKEN` with a token of this server"
             raise Refusal(StatusCode.UNAUTHENTICATED, message)
         if named is not None and named != tenant:
             message = f"the token does not belong to tenant {named!r}: omit {TENANT_KEY}, or send that tenant's token"

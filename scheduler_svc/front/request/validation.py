@@ -1,8 +1,8 @@
-"""Checks a GenerateRequest and resolves its defaults, before it uses resources of other requests.
+"""Checks a GenerateRequest and resolves its defaults, before it can affect other requests.
 
 Every refusal names the field by its path in the public message and says what to change. Cheap checks precede expensive
 ones: unsupported features, parameters and sizes, then the prompt's tokens, then the limits that depend on their number,
-then the constraint, which the engine has compiled later.
+then the constraint, which is compiled later on behalf of the engine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def validate(
 ) -> ValidRequest:
     """Checks a request against the API's ranges, the model and the pool.
 
-    `pool_tokens`: most tokens of one sequence that fit any runner. `remaining_ms`: milliseconds until the deadline of
+    `pool_tokens`: most tokens of one sequence on the largest runner. `remaining_ms`: milliseconds until the deadline of
     the call, None without one. `usual_tokens`: replaces `pool_tokens` for a request without max_tokens, unless it is 0.
     Raises Refusal.
     """

@@ -6,7 +6,7 @@
 | "roster.v1.InferenceService"| requests are accepted and computed: no drain, and both of the     | send no requests   |
 |                             | following are SERVING                                             |                    |
 | "roster.engine"             | the engine has completed a turn within `stall_s`                  | restart the engine |
-| "roster.runner"             | at least one runner is connected, is not quarantined, and has had | restart the runner |
+| "roster.runner"             | at least one runner is connected, is not held back, and has had  | restart the runner |
 |                             | no plan pending for longer than `stall_s`                         |                    |
 
 Load affects none of them: a server whose queue is full refuses requests and is healthy. (The servicer of
