@@ -356,11 +356,11 @@ def test_a_huge_prompt_is_refused_without_being_tokenized() -> None:
     """16 MB would take seconds to tokenize."""
     huge = inference_pb2.Prompt(text="x" * (16 << 20))
     begin = time.process_time()
-    with pytest.raises(Refusal, match="can not fit"):
+    with pytest.raises(Refusal, match="cannot fit"):
         prompt_tokens(huge, text())
     chat = inference_pb2.Prompt()
     chat.chat.messages.add(role="user").parts.add(text=huge.text)
-    with pytest.raises(Refusal, match="can not fit"):
+    with pytest.raises(Refusal, match="cannot fit"):
         prompt_tokens(chat, text())
     assert time.process_time() - begin < 0.5
 
