@@ -63,7 +63,7 @@ def test_what_is_not(settings: dict[str, object]) -> None:
     ("settings", "sentence"),
     [
         ({"tls_cert": "cert.pem"}, "tls_cert and tls_key belong together"),
-        ({"tls_client_ca": "ca.pem"}, "tls_client_ca asks clients for certificates"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca requires TLS: set tls_cert and tls_key too"),
         ({"link_key": "key"}, "link_key and link_runners"),
         ({"link_runners": "runners"}, "link_key and link_runners"),
     ],
