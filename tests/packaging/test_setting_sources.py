@@ -21,7 +21,7 @@ BROKEN = {
     "empty": (b"", "which is not JSON (Expecting value, line 1 column 1): correct the file"),
     "too deep": (b"[" * 200_000, "which is not JSON (too deep): correct the file"),
     "endless number": (b'{"threads": ' + b"9" * 5000 + b"}", "which is not JSON (Exceeds the limit"),
-    "a list": (b'["info"]', 'which is JSON but not an object: write settings by their names, such as {"log_level":'),
+    "a list": (b'["info"]', 'which is JSON but not an object: write settings by name, for example {"log_level":'),
     "null": (b"null", "which is JSON but not an object"),
     "Latin-1": ('{"model": "Köln"}'.encode("latin-1"), "which is not UTF-8 (byte 12): save the file as UTF-8"),
     "UTF-16": ('{"log_level": "info"}'.encode("utf-16"), "which is not UTF-8 (byte 0): save the file as UTF-8"),

@@ -1,4 +1,4 @@
-"""What settings may open to the network, and what they may not."""
+"""Settings that expose an unprotected address to the network are refused; others are not."""
 
 from __future__ import annotations
 
