@@ -78,7 +78,7 @@ def _keys(path: Path, remedy: str = "") -> list[bytes]:
             continue
         key = line.split()[0]
         if len(key) != KEY_CHARACTERS or not key.isascii():
-            fault = f"a key has {KEY_CHARACTERS} ASCII characters, this one has {len(key)} characters"
+            fault = f"a key has {KEY_CHARACTERS} characters, all ASCII; this one has {len(key)}"
             raise UnusableKey(f"{path}, line {number}: {fault}{remedy}")
         keys.append(key.encode())
     return keys

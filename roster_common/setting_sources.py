@@ -125,7 +125,7 @@ def file_values(name: str) -> dict[str, Any]:
         raise UnusableSettings(f"{file} is not JSON ({_fault(error)}): correct the file") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder to expand a ~
         reason = getattr(error, "strerror", None) or str(error)
-        hint = f"name a JSON file that can be, or unset {FILE_VARIABLE}"
+        hint = f"name a readable JSON file, or unset {FILE_VARIABLE}"
         raise UnusableSettings(f"{file} can't be read ({reason}): {hint}") from error
     if not isinstance(values, dict):
         raise UnusableSettings(f"{file} is JSON but not an object: write settings by name, for example {_EXAMPLE}")

@@ -103,7 +103,7 @@ class Watchdog:
             seen = self._calls
             overrun_s = self._strike(time.monotonic())
             if overrun_s:
-                log.warning("policy call exceeds its timeout", function=self._function, seconds=round(overrun_s, 3))
+                log.warning("the policy takes too long", function=self._function, seconds=round(overrun_s, 3))
             looked_at, used_s = time.monotonic(), time.process_time()
             self._closed.wait(self.timeout_s / 4)
             gap_s = time.monotonic() - looked_at - self.timeout_s / 4

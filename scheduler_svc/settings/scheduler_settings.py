@@ -224,7 +224,7 @@ class SchedulerSettings(ServiceSettings):
         10.0,
         gt=0,
         description="Seconds without an iteration of the engine's loop, or without a plan's result, after which the "
-        "liveness check fails.",
+        "health check of the engine or of its runners fails.",
         json_schema_extra=tuning("liveness probes restart a service whose steps are merely slow"),
     )
     drain_s: float = Field(

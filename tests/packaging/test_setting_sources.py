@@ -69,7 +69,7 @@ class TestBoth:
         monkeypatch.setenv("ROSTER_SETTINGS", path)
         assert refusal(service) == (
             f"ROSTER_SETTINGS names {path!r}, which can't be read ({reason}): "
-            "name a JSON file that can be, or unset ROSTER_SETTINGS"
+            "name a readable JSON file, or unset ROSTER_SETTINGS"
         )
 
     def test_a_file_of_another_user(self, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ class TestBoth:
 
         monkeypatch.setattr(Path, "read_text", denied)
         monkeypatch.setenv("ROSTER_SETTINGS", str(tmp_path))
-        assert "which can't be read (Permission denied): name a JSON file that can be" in refusal(service)
+        assert "which can't be read (Permission denied): name a readable JSON file" in refusal(service)
 
     def test_help_beside_a_broken_file(
         self, service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
