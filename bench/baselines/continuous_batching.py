@@ -131,7 +131,7 @@ def _came_of(
 ) -> tuple[Sequence[float], Status, str]:
     """Returns (token times, status, error) from the library's output of a request that has ended."""
     if output is None:
-        return given_up, Status.TIMEOUT, "given up at the end of the run"
+        return given_up, Status.TIMEOUT, "cancelled at the end of the run"
     tokens = len(output.generated_tokens)
     error = output.error or ("" if tokens == request.output_tokens else f"{tokens} tokens came")
     return (output.timestamps or ())[:tokens], Status.FAILED if error else Status.OK, error

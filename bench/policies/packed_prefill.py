@@ -4,7 +4,7 @@
 
 **Padded*: a batch's prompts take rows × longest prompt positions. `arrival` takes requests as they come. `sorted` first
 sorts the whole trace by length, which is impossible online, and so bounds the gain from sorting. `windowed` sorts
-`WINDOW_BATCHES` batches at a time, for which their requests must wait. *to the end* continues to the batch's last
+`WINDOW` batches at a time, for which their requests must wait. *to the end* continues to the batch's last
 token: finished rows are computed until the longest is done.
 
 *Packed*: the plans of the production engine (`fcfs`, chunked prefill) on the simulator, for a runner of the H200's

@@ -92,7 +92,7 @@ def test_the_search_finds_them() -> None:
 
 
 @pytest.mark.parametrize("name", NEED_A_GPU)
-def test_who_needs_a_gpu_asks_for_it(name: str) -> None:
+def test_a_module_that_uses_a_gpu_checks_for_it(name: str) -> None:
     assert "    require_gpu(" in SOURCES[name] or "except NoService" in SOURCES[name] or name in ASKS_ITSELF
 
 

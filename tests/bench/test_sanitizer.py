@@ -150,7 +150,7 @@ def test_what_goes_on_for_too_long_is_ended(imitation: Imitation, capfd: pytest.
     assert "half of it" in capfd.readouterr().out
 
 
-def test_who_stops_it_leaves_nothing_running(imitation: Imitation) -> None:
+def test_an_interrupt_leaves_nothing_running(imitation: Imitation) -> None:
     sanitizer = replace(imitation.says([CLEAN], seconds=60), limit_s=None)
     sanitizer.stopped.set()
     assert checked(sanitizer, "racecheck", "norm").exit_statuses == [-9]
