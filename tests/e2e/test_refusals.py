@@ -205,7 +205,7 @@ async def test_too_many_waiting_prompt_tokens(roster: RosterProcesses, wait_idle
             await anext(event async for event in busy if isinstance(event, Delta))
             waiting = client.generate([2] * 150, max_tokens=10, request_id="big")
             await anext(aiter(waiting))
-            with pytest.raises(OverloadedError, match=r"\d+ tokens wait") as caught:
+            with pytest.raises(OverloadedError, match=r"\d+ tokens are waiting") as caught:
                 await client.generate([3] * 60, max_tokens=10).completion()
             assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             busy.cancel()

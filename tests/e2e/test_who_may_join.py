@@ -75,7 +75,7 @@ def test_taken_ids_and_unlike_runners_are_refused(machine: Machine) -> None:
     sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
     requests = [stack.submit([number], 150, sampling=sampling) for number in range(12)]
     refused = {
-        "is here as": machine.start(**{"runner-id": HOST}),
+        "another live runner has the id": machine.start(**{"runner-id": HOST}),
         "has 300 tokens": machine.start(vocab_size=300),
     }
     with structlog.testing.capture_logs() as logs:

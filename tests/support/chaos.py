@@ -104,7 +104,7 @@ class Load:
             # The runners that can hold it are gone, and a smaller one is connected. A request with tokens waits for a
             # large runner instead, even if it is sent again to a new scheduler, unless it has several choices, which
             # start over.
-            about_size = any(reason in str(error) for reason in ("the largest", "the model's context holds"))
+            about_size = any(reason in str(error) for reason in ("the largest", "the model's context"))
             assert spec.is_large and about_size, f"{spec}: {error}"
             assert spec.n > 1 or not any(stream.received) or "context" in str(error), f"{spec}: {error}"
             self.outcome.too_large += 1

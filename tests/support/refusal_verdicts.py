@@ -104,7 +104,7 @@ class Report:
             f"wrongly {self.wrongly:.0f} of {self.met:.0f} in time ({share(self.wrongly, self.met):.2%}; "
             f"{share(self.wrongly, self.refused):.1%} of refusals), "
             f"rightly {self.rightly:.0f} of {self.missed:.0f} too late ({share(self.rightly, self.missed):.1%}), "
-            f"RetryInfo accurate {self.true_times} of {len(self.timed)} ({share(self.true_times, len(self.timed)):.1%}), "
+            f"RetryInfo true {self.true_times} of {len(self.timed)} ({share(self.true_times, len(self.timed)):.1%}), "
             f"accepted by reservation {self.kept}, {self.kept_met} in time"
         )
 

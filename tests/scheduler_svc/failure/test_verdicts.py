@@ -120,12 +120,12 @@ def test_a_lack_of_memory_that_others_do_not_have_is_attributed() -> None:
 
 WORDS = {
     Loss.GONE: "the process that computed it ended, or its connection broke",
-    Loss.SILENT: "fell silent",
+    Loss.SILENT: "stopped responding",
     Loss.HUNG: "did not end its step in time",
     Loss.FAULT: "answered with a fault",
     Loss.MEMORY: "ran out of memory",
     Loss.REPLACED: "replaced by a new one",
-    Loss.UNSOUND: "answered what can't be",
+    Loss.UNSOUND: "sent an impossible answer",
 }
 
 
