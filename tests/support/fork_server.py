@@ -247,7 +247,7 @@ class _Server:
             self._control.send(json.dumps(message).encode())
 
     def _end_all(self) -> None:
-        """Kills each child and its process group, of which it may not be the leader yet."""
+        """Kills each child and its process group; a new child may not lead a group yet."""
         for pid in self._children:
             for end in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError):
