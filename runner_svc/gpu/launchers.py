@@ -27,7 +27,7 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.families.description import NormKind
 
 
 class CudaLaunchers:
@@ -50,7 +50,13 @@ class CudaLaunchers:
         config = self._config
         return DecoderLaunchers(
             norm=self._norm(),
-            activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            activation=ActivationMul(
+                config.intermediate_size,
+                self._dtype,
+                config.activation,
+                gated=config.layers[0].mlp.gated,
+                overlap=self._overlap,
+            ),
             gated=self._gated() if is_hopper() else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
@@ -129,7 +135,8 @@ class CudaLaunchers:
             rotary_dim=rotary_dim,
             dtype=self._dtype,
             eps=config.norm_eps,
-            qk_norm=config.layers[0].qk_norm is not QkNorm.NONE,
+            qk_norm=config.layers[0].qk_norm,
+            plus_one=config.norm is NormKind.RMS_PLUS_ONE,
             fp8_cache=fp8_cache,
             overlap=self._overlap,
         )

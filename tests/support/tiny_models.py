@@ -137,6 +137,19 @@ KERNEL_SIZES = {
     "qwen2-window": {"hidden_size": 512},
     "qwen3": {"hidden_size": 256, "head_dim": 128},
     "smollm3": {"hidden_size": 256},
+    "gemma": {"hidden_size": 256, "head_dim": 256},
+    "gemma2": {"hidden_size": 256, "head_dim": 64},
+    "gemma3": {"hidden_size": 256, "head_dim": 128},
+    "granite": {"hidden_size": 256},
+    "olmo2": {"hidden_size": 256},
+    "glm": {"hidden_size": 256, "head_dim": 128},
+    "glm4": {"hidden_size": 256, "head_dim": 64},
+    "cohere": {"hidden_size": 256},
+    "cohere-qk-norm": {"hidden_size": 256},
+    "cohere2": {"hidden_size": 256},
+    "gpt2": {"hidden_size": 256},
+    "opt": {"hidden_size": 256},
+    "opt-without-biases": {"hidden_size": 256},
 }
 """Sizes of each family with which the GPU kernels are tested: heads of 64, 96, 128 and 256 elements."""
 
