@@ -258,7 +258,7 @@ def test_the_pool_takes_what_the_largest_step_leaves(folder: Path) -> None:
     profile = MemoryProfile(total=2 << 30, peak=needed, other=needed)
     backend = cuda_backend(folder, HostDevice(profile), num_blocks=None)
     assert backend.num_blocks == (int((2 << 30) * 0.9) - 2 * needed - (512 << 20)) // block_bytes
-    with pytest.raises(OutOfMemory, match="nothing is left for KV"):
+    with pytest.raises(OutOfMemory, match="no GPU memory is left for KV"):
         cuda_backend(folder, HostDevice(MemoryProfile(total=1 << 29, peak=needed, other=needed)), num_blocks=None)
 
 

@@ -106,7 +106,7 @@ def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
         ({"vocab_size": 0}, "'vocab_size'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor'"),
-        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "layer types"),
+        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "layer type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_name_that_is_nothing_says_what_would_do(name: str, tmp_path: Path) ->
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"no config\.json, and no \.gguf"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json and no \.gguf"):
         model_folder(str(tmp_path), tmp_path / "cache", ignore)
 
 
@@ -125,7 +125,7 @@ def test_whatever_transformers_raises_is_the_files_fault(
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     sentences = (
         rf"tiny\.gguf can't be converted by transformers [0-9.]+: {raised.__name__}: expected a tuple of length 2, but "
-        r"got one of length 1\. Check that .*, install a newer transformers, or give a folder with .* safetensors\.$"
+        r"got one of length 1\. Check that .*, install a newer transformers, or use a folder with .* safetensors\.$"
     )
     with pytest.raises(UnsupportedModel, match=sentences):
         model_folder(str(gguf_file), tmp_path / "cache", ignore)
@@ -144,7 +144,7 @@ def test_a_package_that_is_missing_is_not_the_files_fault(tmp_path: Path, monkey
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
 def test_weights_that_may_run_code_are_refused_with_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04cos\nsystem\n")
-    sentence = rf"{name} is a pickle, which may run code .* convert it to safetensors"
+    sentence = rf"{name} is a pickle file, which could run code .* convert it to safetensors"
     with pytest.raises(ModelNotFound, match=sentence):
         model_folder(str(tmp_path / name), tmp_path / "cache", ignore)
     with pytest.raises(ModelNotFound, match=sentence):
