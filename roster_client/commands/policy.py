@@ -95,7 +95,9 @@ def _find(answer: admin_pb2.ListPoliciesResponse, name: str) -> admin_pb2.Policy
     for policy in answer.policies:
         if policy.name == name:
             return policy
-    raise ValueError(f"there is no policy {name!r}; installed: {', '.join(policy.name for policy in answer.policies)}")
+    raise ValueError(
+        f"there is no policy {name!r}; installed are: {', '.join(policy.name for policy in answer.policies)}"
+    )
 
 
 def _parameter(text: str) -> tuple[str, Any]:
