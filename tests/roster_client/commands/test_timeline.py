@@ -72,7 +72,7 @@ def test_refusals_are_sentences(tmp_path: Path, recording: Path) -> None:
         ((), "name a recording"),
         ((missing,), "can't be read"),
         ((str(recording), "-o", "t.gif"), "must end in"),
-        (("a", "b", "--live", "1"), "just that"),
+        (("a", "b", "--live", "1"), "exactly one"),
     ):
         result = roster("timeline", *arguments)
         assert result.exit_code == ExitCode.USAGE and words in result.stderr, result.output

@@ -60,13 +60,13 @@ def test_the_death_of_a_service_ends_it(victim: str) -> None:
         command.service(f"{victim}_svc.main").kill()
         assert command.exit_status() == ExitCode.FAILED
         assert_gone(started)
-        assert f"the {victim} died with signal 9" in command.output
+        assert f"the {victim} ended with signal 9" in command.output
 
 
 def test_a_service_that_can_not_start_is_explained() -> None:
     with roster_command("serve", "--free-ports", "--model", "/nonexistent/model", "--device", "cpu") as command:
         assert command.exit_status() == ExitCode.FAILED
-        assert "the runner died with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
+        assert "the runner ended with exit status 2" in command.output and "/nonexistent/model" in command.lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,13 @@ def test_a_file_cut_off_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no step"),
-        ("hello", "no recording"),
+        ("", "has no steps"),
+        ("hello", "not a recording"),
         ("hello\n", "line 1"),
         ("[]\n", "line 1"),
-        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n', "holds no step"),
-        ('{"roster_timeline": 2, "title": "x", "requests": {}}\n', "its format is 2, this version reads 1"),
-        ('{"step": 1, "rows": [], "left": []}\n', "begins with its header"),
+        ('{"roster_timeline": 1, "title": "x", "requests": {}}\n', "has no steps"),
+        ('{"roster_timeline": 2, "title": "x", "requests": {}}\n', "its format version is 2, but this program reads 1"),
+        ('{"step": 1, "rows": [], "left": []}\n', "must begin with a header"),
         ('{"roster_timeline": 1, "title": "x", "requests": {}}\n{"step": 1, "rows": [], "left": []}\n', "line 2"),
     ],
 )

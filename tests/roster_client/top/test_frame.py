@@ -68,7 +68,7 @@ def test_frames_fit_the_terminal(width: int, height: int, menu: Menu | None) -> 
 
 def test_the_menu_numbers_the_policies() -> None:
     text = "\n".join(drawn(look([]), 100, 30, Menu(POLICIES)))
-    assert "nothing runs" in text and "number: put it in force" in text
+    assert "no running sequences" in text and "number: select policy" in text
     assert [text.index(f"{number}  {name}") > 0 for number, name in enumerate(("fair", "fcfs", "lost"), 1)]
     assert "can't be used: its package does not load" in text
 
@@ -100,8 +100,8 @@ def test_runners_that_are_held_back_have_a_line_each() -> None:
     assert len(lines) <= 30 and max(map(len, lines)) <= 100
     shown = [line for line in lines if "held back" in line]
     assert [line.split()[0] for line in shown] == ["gpu-2", "gpu-3", "gpu-4"]
-    assert "4 losses in a row; probed in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
-    assert "it is gone; killed" in shown[1] and "it computes a probe; silent" in shown[2]
+    assert "4 losses in a row; next probe in 1.5 s; a fault" in shown[0] and "\x1b" not in shown[0]
+    assert "not connected; killed" in shown[1] and "computing a probe; silent" in shown[2]
     out = io.StringIO()
     Console(file=out, width=300, color_system=None).print(status_view(now.status))
     assert out.getvalue().count("is held back") == 3 and "\x1b" not in out.getvalue()

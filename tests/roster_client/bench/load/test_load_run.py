@@ -97,7 +97,7 @@ async def test_what_goes_wrong_is_recorded_and_the_rest_goes_on() -> None:
         Status.OK, Status.REFUSED, Status.TIMEOUT, Status.FAILED,
     ]  # fmt: skip
     assert by_id["1"].error == "the queue is full" and by_id["1"].message_s == ()
-    assert "given up by the client after 0.3 s" in by_id["2"].error
+    assert "abandoned by the client after 0.3 s" in by_id["2"].error
     assert by_id["3"].output_tokens == 1, "what came of it"
 
 

@@ -134,7 +134,7 @@ async def test_http_errors(code: int, status: Status) -> None:
     [
         ((text("a"), {"error": {"message": "the runner is gone"}}), "the runner is gone"),
         ((text("a"),), "without usage"),
-        (("what", 7), "no JSON object"),
+        (("what", 7), "not a JSON object"),
     ],
 )
 async def test_streams_that_go_wrong(events: tuple[Any, ...], said: str) -> None:

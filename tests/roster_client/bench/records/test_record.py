@@ -136,7 +136,7 @@ def test_batch_fill_is_of_the_time_in_which_requests_arrive() -> None:
     ("lag_s", "loop_p99_s", "cpu_share", "said"),
     [
         (0.0, 0.001, 0.3, ""),
-        (0.2, 0.001, 0.3, "requests left 200.0 ms late"),
+        (0.2, 0.001, 0.3, "requests were sent 200.0 ms late"),
         (0.0, 0.060, 0.3, "event loop was 60.0 ms late"),
         (0.0, 0.001, 0.97, "a core 97% busy"),
     ],

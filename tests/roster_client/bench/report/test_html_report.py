@@ -34,13 +34,13 @@ def test_rates_of_a_system_are_drawn_against_each_other() -> None:
     runs = [a_run(system, rate) for system in ("fcfs", "static") for rate in (1.0, 2.0)]
     page = checked(report_page("Sweep", runs, Targets()))
     assert page.count("<svg") == 3
-    assert "all that is offered" in page
+    assert "offered rate" in page
 
 
 def test_systems_under_one_load_are_drawn_as_bars_with_their_numbers() -> None:
     nothing = Run(a_run("x", None).header, [RequestRecord("x", 0.0, 0.0, Status.FAILED, 3, error="no")])
     page = checked(report_page("Two", [a_run("fcfs", None), a_run("static", None), nothing], Targets()))
-    assert page.count("<svg") == 3 and "What each gave" in page
+    assert page.count("<svg") == 3 and "Comparison of the runs" in page
     bars = page[page.index("<svg") : page.index("</svg>")]
     assert bars.count(" 0.1 | 0.1<") == 2, "TTFT of the two that served something"
     assert bars.count(" 150 | 200<") == 2, "ITL, ms"
