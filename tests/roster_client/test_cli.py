@@ -75,7 +75,7 @@ def test_refusal_is_one_sentence(server: ScriptedServer) -> None:
     assert result.stderr == "the request is not valid; stop.strings[0]: must not be empty\n" and result.stdout == ""
 
 
-def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> None:
+def test_answers_cut_short_have_their_own_exit_status(server: ScriptedServer) -> None:
     def failing(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         yield pb.GenerateResponse(deltas=[pb.Delta(token_ids=[1], text="so far")])
         finish = pb.Finish(reason=pb.FINISH_REASON_ERROR, message="logits were not finite", num_tokens=1)
@@ -90,7 +90,7 @@ def test_answers_cut_short_are_told_from_whole_ones(server: ScriptedServer) -> N
 @pytest.mark.parametrize("command", [("generate", "-s", NOBODY, "hi"), ("chat", "-s", NOBODY), ("health", "-s", NOBODY),
                                      ("status", "--admin", NOBODY), ("policy", "list", "--admin", NOBODY),
                                      ("policy", "set", "fcfs", "--admin", NOBODY)])  # fmt: skip
-def test_nobody_there(command: tuple[str, ...]) -> None:
+def test_an_unavailable_server(command: tuple[str, ...]) -> None:
     result = roster(*command)
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert result.stderr.startswith("The server is not available") and result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Credentials, and the commands that make or take them."""
+"""Credentials, and the commands that generate or use them."""
 
 from __future__ import annotations
 

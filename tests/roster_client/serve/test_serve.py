@@ -1,4 +1,4 @@
-"""`roster serve` as a process: it comes up, stops cleanly, and says when a service dies."""
+"""`roster serve` as a process: it starts, stops cleanly, and reports a service that ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVE = ("serve", "--free-ports", "--device", "hash", "--slots", "2")
 
 
 def wait_ready(command: RosterCommand) -> str:
-    """The address that it serves."""
+    """Waits until it is ready and returns its address."""
     line = command.wait_for(lambda line: line.startswith("Ready after"))
     address = re.search(r"at ([\d.]+:\d+), admin", line)
     assert address is not None, line
@@ -53,7 +53,7 @@ def test_a_signal_during_the_start_stops_what_was_started() -> None:
 
 
 @pytest.mark.parametrize("victim", ["runner", "scheduler"])
-def test_the_death_of_a_service_ends_it(victim: str) -> None:
+def test_it_ends_if_a_service_dies(victim: str) -> None:
     with roster_command(*SERVE) as command:
         wait_ready(command)
         started = command.descendants()

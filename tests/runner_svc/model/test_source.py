@@ -1,4 +1,4 @@
-"""Names of models, and GGUF files that are converted once."""
+"""Names of models, and GGUF files, which are converted once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def ignore(what: str, share: float) -> None:
     pass
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "tiny")
     assert model_folder(str(folder), tmp_path / "cache", ignore) == folder
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./tiny", "tiny", "a/b/c", "~/no such model"])
-def test_a_name_that_is_nothing_says_what_would_do(name: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_valid_forms(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="hub id"):
         model_folder(name, tmp_path, ignore)
 
@@ -57,10 +57,10 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gguf_conversion, "_convert", lambda *_: pytest.fail("converted again"))
     assert model_folder(str(gguf_file), cache, ignore) == folder
-    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf of a folder
+    assert model_folder(str(tmp_path), cache, ignore) == folder  # the only .gguf file in a folder
 
 
-def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
+def test_a_converted_model_tokenizes_and_computes(tmp_path: Path) -> None:
     gguf_file = write_tiny_gguf(tmp_path / "tiny.gguf")
     folder = model_folder(str(gguf_file), tmp_path / "cache", ignore)
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
@@ -71,7 +71,7 @@ def test_a_converted_model_speaks_and_computes(tmp_path: Path) -> None:
     assert dict(model.special_tokens) == {role: SPECIAL_TOKENS[token] for role, token in roles.items()}
     assert model.chat_template == CHAT_TEMPLATE
     tokenizer = Tokenizer.from_str(model.tokenizer.decode())
-    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, though "42" is in the vocabulary
+    assert tokenizer.encode("x42").ids == [*b"x42"]  # digit by digit, although "42" is in the vocabulary
     backend = TorchBackend.load(
         str(gguf_file),
         cache_folder=tmp_path / "cache",
@@ -106,7 +106,7 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model" * 100)
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf can't be converted"):
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raised", [TypeError, RuntimeError, IndexError, AttributeError, Exception])
-def test_whatever_transformers_raises_is_the_files_fault(
+def test_any_error_of_transformers_is_reported_for_the_file(
     raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> None:
@@ -132,7 +132,7 @@ def test_whatever_transformers_raises_is_the_files_fault(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_package_that_is_missing_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_not_reported_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
         raise ImportError("needs accelerate")
 
