@@ -36,9 +36,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Prompt, or '-' to read it from standard input.")],
     server: Server = DEFAULT_SERVER,
     tenant: Tenant = "",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without the chat template.")] = False,
     system: System = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -49,9 +47,7 @@ def generate(
     n: Annotated[int | None, typer.Option("--n", "-n", min=1, max=64, help="Number of answers.")] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(
-            "--schema", exists=True, dir_okay=False, help="File with a JSON schema that the answer must match."
-        ),
+        typer.Option("--schema", exists=True, dir_okay=False, help="File with a JSON schema for the answer."),
     ] = None,
     regex: Annotated[
         str | None, typer.Option("--regex", help="Regular expression that the whole answer must match.")

@@ -101,16 +101,13 @@ class ModelConfig:
         raw = {**dict(architecture.defaults), **{key: value for key, value in raw.items() if value is not None}}
         if "quantization_config" in raw:
             raise UnsupportedModel(
-                f"{name} is quantized, which is not supported; use a checkpoint in float32, float16 or bfloat16, "
-                "or a GGUF file."
+                f"{name} is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
             )
         num_layers = _size(raw, "num_hidden_layers")
         num_heads = _size(raw, "num_attention_heads")
         num_kv_heads = _size(raw, "num_key_value_heads") if "num_key_value_heads" in raw else num_heads
         if num_heads % num_kv_heads:
-            raise UnsupportedModel(
-                f"The number of attention heads, {num_heads}, is no multiple of the {num_kv_heads} key-value heads."
-            )
+            raise UnsupportedModel(f"{num_heads} attention heads are not a multiple of {num_kv_heads} key-value heads.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
         activation = raw.get("hidden_act", "silu")
