@@ -1,1 +1,1 @@
-"""The scheduler service: decides every step, speaks gRPC, imports no torch."""
+"""Scheduler service: plans every step, serves gRPC, imports no torch."""

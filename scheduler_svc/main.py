@@ -8,9 +8,9 @@ from scheduler_svc.front.worker_process import spawn_worker
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Runs the `roster-scheduler` command."""
     first_worker = spawn_worker()
-    from scheduler_svc.operation.service import run  # the worker imports what it needs meanwhile
+    from scheduler_svc.operation.service import run  # imported while the worker process imports its own modules
 
     sys.exit(run(first_worker))
 

@@ -1,6 +1,6 @@
-"""Output that must match a grammar: grammars compiled, and a mask of allowed tokens for each next one.
+"""Constrained output: compiles grammars, and makes a mask of the allowed tokens for each next token.
 
-`llguidance` does both, and only in processes of its own: it is native code on what clients send. Theirs are compiler,
-grammar_text, masks, mask_server and mask_process; all other modules here run in the scheduler or in front workers, and
-import none of those.
+`llguidance` does both. It is native code that processes client input, so it runs only in processes of its own, whose
+modules are in `process/`. All other modules, and `process/structural_tag`, run in the scheduler or in front workers and
+do not import it.
 """

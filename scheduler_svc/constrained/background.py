@@ -1,4 +1,4 @@
-"""Work that must not stall a step (importing a policy, say): done by a thread, its outcome taken at a step boundary."""
+"""A thread for work that must not stall a step, such as importing a policy; outcomes are taken at a step boundary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Background:
     """One daemon thread, started with the first job; jobs are done and collected in order."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called, by the thread, whenever there is an outcome to collect."""
+        """The thread calls `wake` whenever there is an outcome to collect."""
         self._wake = wake
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
         self._done: SimpleQueue[tuple[Any, Callable[[Any], None]]] = SimpleQueue()
@@ -23,11 +23,11 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Some job's outcome was not collected yet."""
+        """Whether the outcome of a job has yet to be collected."""
         return self._open > 0
 
     def run(self, work: Callable[[], Outcome], then: Callable[[Outcome], None]) -> None:
-        """`work()` runs in the thread and must not raise; `collect` passes what it returned to `then`."""
+        """Runs `work()`, which must not raise, in the thread; `collect` then passes its return value to `then`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="background", daemon=True)
             self._thread.start()
@@ -35,7 +35,7 @@ class Background:
         self._jobs.put((work, then))
 
     def collect(self) -> None:
-        """Hands over, in this thread, what is done so far."""
+        """Calls, in the caller's thread, `then` of each job that is done."""
         while self._open:
             try:
                 outcome, then = self._done.get_nowait()

@@ -1,6 +1,6 @@
-"""How masks are asked for, and what comes back beside the masks themselves: columns, little-endian.
+"""Encoding of a request for masks and of its answer (the masks themselves go by shared memory): little-endian columns.
 
-Each is packed as a whole, and counts are left out where each row has one token, as nearly always: a row costs a small
+Each column is packed as a whole. Counts are omitted in the common case of one token per row. A row costs a small
 fraction of a microsecond.
 """
 
@@ -14,34 +14,34 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 
 _ASK = struct.Struct("<5I")  # rows, dropped matchers, tokens, draft tokens, flags
-_FORCED = 1  # forced tokens are asked for
-_ONE_EACH = 2  # a token a row and no drafts, so that there are no counts
+_FORCED = 1  # forced tokens are requested
+_ONE_EACH = 2  # one token per row and no drafts: the counts are omitted
 _ANSWER = struct.Struct("<3I")  # rows that have positions, rows that have forced tokens, bytes of the failures
-_PLAIN = _ANSWER.pack(0, 0, 0)  # as nearly always
+_PLAIN = _ANSWER.pack(0, 0, 0)  # the common case
 
 
 @dataclass(slots=True)
 class MaskAsk:
-    """The rows of one plan. All lists but `dropped` are by row."""
+    """Request for the masks of one plan's rows. All lists but `dropped` have one entry per row."""
 
     ids: array[int]
-    """Of the matchers; "q"."""
+    """Ids of the matchers; typecode "q"."""
     tokens: list[list[int]]
-    """That the matcher lacks."""
+    """Tokens that the matcher lacks."""
     drafts: Sequence[Sequence[int]] = ()
-    """That may follow: a mask is made before the first and behind each. Empty where no row has any."""
+    """Draft tokens after those: a mask is made before the first and after each. Empty if no row has any."""
     forced: bool = False
-    """Are the tokens asked for that must come next?"""
+    """Whether the answer lists the tokens that must come next."""
     dropped: Sequence[int] = ()
-    """Matchers that are not needed any more."""
+    """Ids of matchers that are no longer needed."""
 
     @property
     def num_positions(self) -> int:
-        """Masks that there is to be room for."""
+        """Number of masks that the shared memory must have room for."""
         return len(self.ids) + sum(map(len, self.drafts))
 
     def encode(self) -> bytes:
-        """The frame."""
+        """Returns the frame's body."""
         one_each, told = _one_each(self.tokens) if not self.drafts else None, list[int]()
         if one_each is not None:
             counts, drafts, told = [], 0, one_each
@@ -55,7 +55,7 @@ class MaskAsk:
 
     @classmethod
     def decode(cls, frame: bytes) -> MaskAsk:
-        """The contrary of `encode`."""
+        """Inverse of `encode`."""
         rows, num_dropped, num_tokens, num_drafts, flags = _ASK.unpack_from(frame)
         first = _ASK.size + 8 * (rows + num_dropped)
         longs, values = array("q", frame[_ASK.size : first]), array("i", frame[first:]).tolist()
@@ -71,17 +71,17 @@ class MaskAsk:
 
 @dataclass(slots=True)
 class MaskAnswer:
-    """What came of a MaskAsk; the masks lie in the shared memory, 1 + len(draft) places a row."""
+    """Answer to a MaskAsk. The masks are in the shared memory, with 1 + len(draft) places per row."""
 
     positions: list[int]
-    """By row, the masks that were made: those behind a draft token that is not allowed were not. Empty: one each."""
+    """Masks made, by row; none is made after a draft token that is not allowed. Empty: one per row."""
     failures: list[tuple[int, str]]
-    """(index of the row, why): its matcher has failed, and its one mask allows everything."""
+    """(index, reason) of each row whose matcher has failed; its only mask allows every token."""
     forced: list[list[int]] = field(default_factory=list)
-    """By row, if they were asked for, the tokens that must come next."""
+    """Tokens that must come next, by row; empty unless requested."""
 
     def encode(self) -> bytes:
-        """The frame."""
+        """Returns the frame's body."""
         if not self.positions and not self.failures and not self.forced:
             return _PLAIN
         failures = json.dumps(self.failures).encode() if self.failures else b""
@@ -91,7 +91,7 @@ class MaskAnswer:
 
     @classmethod
     def decode(cls, frame: bytes) -> MaskAnswer:
-        """The contrary of `encode`."""
+        """Inverse of `encode`."""
         if frame == _PLAIN:
             return cls([], [])
         rows, num_forced, num_bytes = _ANSWER.unpack_from(frame)
@@ -103,14 +103,14 @@ class MaskAnswer:
 
 
 def first_places(rows: int, drafts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Of each row, its first mask, counted in masks: 1 + len(draft) a row, and one where no row has a draft."""
+    """Returns the index of each row's first mask. A row has 1 + len(draft) masks, or one if no row has a draft."""
     if not drafts:
         return range(rows)
     return list(accumulate((1 + len(draft) for draft in drafts[:-1]), initial=0))
 
 
 def _one_each(tokens: list[list[int]]) -> list[int] | None:
-    """The token of each row; None where one has more, or none."""
+    """Returns the token of each row, or None if a row does not have exactly one."""
     try:
         return [token for (token,) in tokens]
     except ValueError:
@@ -118,7 +118,7 @@ def _one_each(tokens: list[list[int]]) -> list[int] | None:
 
 
 def split(values: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
-    """Consecutive parts of these lengths."""
+    """Splits `values` into consecutive parts with the lengths `counts`."""
     if not values:
         return [[]] * len(counts)
     return [list(values[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]

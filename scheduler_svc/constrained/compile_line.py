@@ -1,7 +1,7 @@
 """The order in which grammars are compiled: tenants share the compiler's time equally, whatever each of them sends.
 
-Start-time fair queueing: a tenant's virtual time grows by the seconds that its jobs took, and the least goes first.
-What a job takes is known only afterwards, so that a tenant is charged then.
+Start-time fair queueing: a tenant's virtual time grows by the seconds that its jobs took, and the tenant with the
+least goes first. A tenant is charged after each job, when its duration is known.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from typing import Generic, TypeVar
 Job = TypeVar("Job")
 
 REMEMBERED = 1024
-"""Idle tenants that are remembered because they were served more than the others."""
+"""Maximum number of idle tenants whose virtual time is kept because it is ahead of the others'."""
 
 
 @dataclass(slots=True, eq=False)
 class _Share(Generic[Job]):
-    """A tenant with jobs that wait or are at work."""
+    """A tenant with waiting or running jobs."""
 
     seconds: float
     """Virtual time."""
     jobs: deque[Job] = field(default_factory=deque)
-    """That wait."""
+    """Waiting jobs."""
     at_work: int = 0
-    """Jobs popped and not charged yet."""
+    """Number of jobs popped and not yet charged."""
 
 
 class CompileLine(Generic[Job]):
-    """Jobs that wait: first in, first out within a tenant, the tenants by virtual time. Belongs to one thread.
+    """Queue of jobs: first in, first out within a tenant; tenants by virtual time. Not thread-safe.
 
-    Each `pop` that returns a job is followed by one `charge`. A tenant that floods delays another's single job by what
-    is at work when it comes and, at most, one job more. A tenant that had nothing waiting gets no credit for it.
+    Each `pop` that returns a job must be followed by one `charge`. A tenant that floods the queue delays another's
+    single job by the jobs running when it arrives and at most one more. An idle tenant earns no credit.
     """
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share[Job]] = {}
-        self._ahead: dict[str, float] = {}  # virtual times of idle tenants, where they are beyond now
-        self._order: list[tuple[float, int, int, str]] = []  # one entry a tenant with jobs; it may place it too early
+        self._ahead: dict[str, float] = {}  # virtual times of idle tenants that are beyond now
+        self._order: list[tuple[float, int, int, str]] = []  # heap, one entry per tenant with jobs; may be too early
         self._now = 0.0  # virtual time at which the last job left
         self._entries = 0
         self._length = 0
 
     def __len__(self) -> int:
-        """Jobs that wait."""
+        """Returns the number of waiting jobs."""
         return self._length
 
     @property
     def num_tenants(self) -> int:
-        """Tenants with an account: those with jobs, and at most REMEMBERED others."""
+        """Number of tenants with an account: those with jobs, and at most REMEMBERED others."""
         return len(self._shares) + len(self._ahead)
 
     def push(self, tenant: str, job: Job) -> None:
-        """Adds a job behind those of its tenant."""
+        """Adds a job after the others of its tenant."""
         share = self._shares.get(tenant)
         if share is None:
             share = self._shares[tenant] = _Share(self._ahead.pop(tenant, 0.0))
@@ -65,7 +65,7 @@ class CompileLine(Generic[Job]):
             self._enter(tenant, share)
 
     def pop(self) -> Job | None:
-        """Takes the job that goes first; None where none waits."""
+        """Removes and returns the next job, or None if none waits."""
         while self._order:
             seconds, _, _, tenant = heapq.heappop(self._order)
             share = self._shares[tenant]
@@ -82,9 +82,9 @@ class CompileLine(Generic[Job]):
         return None
 
     def charge(self, tenant: str, seconds: float) -> None:
-        """A popped job of the tenant took so long; 0 for one that was not worked on after all.
+        """Charges the tenant for a popped job that took `seconds`; 0 for a job that was skipped.
 
-        Raises KeyError for a tenant that has none at work.
+        Raises KeyError if the tenant has no running job.
         """
         share = self._shares[tenant]
         if not share.at_work:
@@ -95,12 +95,12 @@ class CompileLine(Generic[Job]):
             self._settle(tenant, share)
 
     def _enter(self, tenant: str, share: _Share[Job]) -> None:
-        """Of tenants with equal time the one with less at work goes first, then the one that was entered first."""
+        """Adds the tenant to the heap; ties go to the tenant with fewer running jobs, then to the earlier entry."""
         self._entries += 1
         heapq.heappush(self._order, (share.seconds, share.at_work, self._entries, tenant))
 
     def _settle(self, tenant: str, share: _Share[Job]) -> None:
-        """Keeps the time of an idle tenant where it is beyond now; forgets all tenants where all are idle."""
+        """Keeps the virtual time of a tenant that became idle if it is beyond now; if all are idle, forgets all."""
         del self._shares[tenant]
         if not self._shares:
             self._ahead.clear()

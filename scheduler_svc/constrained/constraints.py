@@ -1,9 +1,9 @@
-"""The engine's constrained requests: grammars are compiled before they wait for a slot, masks made while they run.
+"""Constrained requests of one engine: compiles grammars before requests wait for a slot, makes masks while they run.
 
-Mask processes do both (see `mask_client`): one thread asks for grammars, another for masks, as a grammar may take a
-second and a mask must not. Both hand their outcomes to the engine between two steps. A matcher knows only tokens, so
-that it is made again from them wherever a sequence goes on: in another mask process, on another runner, or under a new
-scheduler.
+Mask processes do both (see `mask_client`). One thread requests grammars and another masks, because a grammar may take
+a second and a mask must not. The engine takes the outcomes between two steps. A matcher's state depends only on its
+tokens, so it is rebuilt from them wherever a sequence resumes: in another mask process, on another runner, or under a
+new scheduler.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from scheduler_svc.plan.plan_builder import PlannedStep
 
 START_AFTER_S = 2.0
-"""From the first runner to the start of the processes, unless a request needs them before: others begin first."""
+"""Delay from the first runner to the start of the mask processes, unless a request needs them earlier.
+
+It lets the other processes start first.
+"""
 
 MOST_OF_A_TENANT = 256
-"""Grammars of one tenant that wait to be compiled."""
+"""Maximum number of one tenant's grammars that wait to be compiled."""
 
 MOST = 4096
-"""Those of all tenants."""
+"""Maximum number over all tenants."""
 
 log = structlog.get_logger()
 
@@ -52,7 +55,7 @@ class _Problem:
 
     message: str
     field: str = ""
-    """At fault, as a path in the public message; "" where the service is."""
+    """The offending field, as a path in the public message; "" if the service is at fault."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,7 +66,7 @@ class _Job:
 
 @dataclass(slots=True, frozen=True)
 class _Prepared:
-    """What came of a job."""
+    """Outcome of a job."""
 
     seconds: float
     grammar: str = ""
@@ -72,18 +75,18 @@ class _Prepared:
 
 
 class Constraints:
-    """One engine's. Called by the engine's thread."""
+    """Constraints of one engine. Called by the engine's thread only."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, runners: Runners, threads: int) -> None:
-        """`threads`: for the masks of one plan."""
+        """`threads`: number of threads that make the masks of one plan."""
         self._requests = requests
         self._pool = pool
         self._runners = runners
         self._threads = threads
         self.wake: Callable[[], None] = lambda: None
-        """Ends the engine's wait; called by other threads."""
+        """Wakes the engine; called by other threads."""
         self.starts_early = False
-        """The processes are started when the model is known, before a request needs them."""
+        """Whether the processes start once the model is known, before a request needs them."""
         self._compiling = Background(lambda: self.wake())
         self._masking = Background(lambda: self.wake())
         self._starts_at = math.inf
@@ -103,13 +106,15 @@ class Constraints:
         new_client: Callable[[plan_pb2.Model, int], MaskClient],
         clock: Callable[[], float],
     ) -> None:
-        """Takes these threads instead of its own, this client, and this clock for what a grammar takes, in seconds;
-        before the first request."""
+        """Replaces the threads, the client and the clock (in seconds, for the cost of a grammar) with the given ones.
+
+        Must be called before the first request.
+        """
         self._compiling, self._masking = compiling, masking
         self._new_client, self._clock = new_client, clock
 
     def expect(self) -> None:
-        """The model is known: the processes are started beside the engine, if that was asked for."""
+        """Schedules the start of the processes if `starts_early`; called once the model is known."""
         if self.starts_early and self._client is None and self._starts_at == math.inf:
             self._starts_at = self._requests.ledger.now_s + START_AFTER_S
 
@@ -119,26 +124,26 @@ class Constraints:
         self._compiling.run(lambda: _started(client), lambda nothing: None)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stops the mask processes."""
         if self._client is not None:
             self._client.close()
 
     @property
     def deaths(self) -> dict[str, int]:
-        """Mask processes that have died, by what they were for."""
+        """Number of mask processes that have died, by role."""
         return {"grammars": 0, "masks": 0} if self._client is None else self._client.deaths
 
     # ------------------------------------------------------------------ grammars
 
     def is_crowded(self, tenant: str) -> bool:
-        """So many grammars wait to be compiled that no more of this tenant's may."""
+        """Returns whether too many grammars wait to be compiled to accept another of this tenant."""
         return self._waiting[tenant] >= MOST_OF_A_TENANT or len(self._plans) >= MOST
 
     def prepare(self, request: Request, then: Callable[[Request], None]) -> None:
         """Calls `then(request)` once its grammar is compiled and its sequences have their matchers.
 
-        A request whose grammar can't be used is refused, or ends if it was accepted before; one that has ended
-        meanwhile is forgotten. Tenants take turns, by the time that their grammars take.
+        A request whose grammar can't be used is refused, or ended if it was accepted before. A request that has ended
+        meanwhile is dropped. Tenants share the compiler by the time that their grammars take (see `CompileLine`).
         """
         self._plans.push(request.tenant, _Job(request, then))
         self._waiting[request.tenant] += 1
@@ -187,7 +192,7 @@ class Constraints:
         self._compile_next()
 
     def release_matcher(self, sequence: Sequence) -> None:
-        """The sequence has ended: its matcher is not needed any more."""
+        """Releases the matcher of a sequence that has ended."""
         if sequence.output is not None:
             self._released.append(sequence.output.id)
             sequence.output = None
@@ -195,9 +200,9 @@ class Constraints:
     # ------------------------------------------------------------------ masks
 
     def ask(self, session: int, step: PlannedStep) -> None:
-        """The plan was sent: its masks are to be made."""
+        """Requests the masks of a plan that was sent."""
         client, released = self._the_client, self._released
-        self._released = []  # no plan from this one on has a row of theirs
+        self._released = []  # neither this plan nor a later one has a row for these matchers
         rows = [_awaited(row, sequence) for row, sequence in step.awaiting]
         sequences, number = [sequence for _, sequence in step.awaiting], step.number
         self._masking.run(
@@ -206,18 +211,18 @@ class Constraints:
 
     @property
     def busy(self) -> bool:
-        """A thread compiles or makes masks: `settle` will have something to take."""
+        """Whether a thread compiles or makes masks, so that `collect` has something to wait for."""
         return self._compiling.busy or self._masking.busy
 
     def collect(self) -> None:
-        """Takes what the threads have brought, between two steps."""
+        """Takes the outcomes of the threads; called between two steps."""
         if self._requests.ledger.now_s >= self._starts_at:
             self._start()
         self._compiling.collect()
         self._masking.collect()
 
     def send(self) -> None:
-        """Sends the masks that are made."""
+        """Sends the masks that were made to their runners."""
         for session, number, masks in self._made:
             self._runners.send_masks(session, number, masks)
         self._made.clear()
@@ -233,17 +238,17 @@ class Constraints:
     # ------------------------------------------------------------------ ends
 
     def _fail(self, sequence: Sequence, problem: str) -> None:
-        """The sequence can't go on. A request of which no token was told is refused instead."""
+        """Ends the sequence with an error, or refuses its request if none of the sequences has a new token."""
         request = sequence.request
         known = request.prompt_len + request.num_received
         if request.rebuilt or any(len(each.tokens) > known for each in request.sequences):
-            message = f"the output can't go on to match its constraint: {problem}"
+            message = f"the output can't be continued to match its constraint: {problem}"
             self._requests.finish(sequence, End(FinishReason.ERROR, message=message))
         elif not request.finished:
             self._refuse(request, _Problem(problem, _field(request.grammar_kind)))
 
     def _give_up(self, request: Request, problem: _Problem) -> None:
-        """None of the request's sequences can begin: it is refused, or ends if it was accepted before."""
+        """Refuses the request, or ends it if it was accepted before: none of its sequences can begin."""
         if request.accepted:
             end = End(FinishReason.ERROR, message=f"constraint: {problem.message}")
             self._requests.finish_request(request, end)
@@ -251,7 +256,7 @@ class Constraints:
             self._refuse(request, problem)
 
     def _refuse(self, request: Request, problem: _Problem) -> None:
-        """Takes the request back; its client hears why, and nothing of its ends."""
+        """Withdraws the request; its client receives the refusal, and no end of its sequences."""
         if problem.field:
             message = f"{problem.field}: {problem.message}"
             refusal = EngineRefusal(grpc.StatusCode.INVALID_ARGUMENT, message, problem.field)
@@ -289,14 +294,14 @@ def _prepared(
     min_tokens: int,
     stop_ids: list[int],
 ) -> _Prepared:
-    """So many sequences at the beginning of the grammar, or why there are none."""
+    """Compiles the grammar, checks `received` against it, and opens `count` matchers at its beginning."""
     began_at = clock()
     grammar, outputs, problem = "", None, None
     field = _field(kind)
     try:
         grammar, taken = client.check(kind, text, received)
         if taken < len(received):
-            message = f"{received[taken]} can't follow those before it under this constraint"
+            message = f"{received[taken]} can't follow the tokens before it under this constraint"
             problem = _Problem(message, f"received_token_ids[{taken}]")
         else:
             outputs = client.open(grammar, count, min_tokens, stop_ids)
@@ -311,7 +316,7 @@ def _prepared(
 
 
 def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> MadeMasks:
-    """The rows' masks; if making them fails as a whole, all that wait fail, and the runner goes on."""
+    """Makes the rows' masks. If that raises, all rows fail with masks that allow every token, so the runner goes on."""
     try:
         return client.make(rows, released)
     except Exception as error:  # one plan's rows must not end the thread
@@ -320,12 +325,12 @@ def _made(client: MaskClient, rows: list[AwaitedRow], released: list[int]) -> Ma
 
 
 def _field(kind: str) -> str:
-    """The constraint's path in the public message."""
+    """Returns the constraint's path in the public message."""
     return f"constraint.{kind}" if kind else "constraint"
 
 
 def _awaited(row: int, sequence: Sequence) -> AwaitedRow:
-    """The row with all that its matcher was not told yet."""
+    """Returns the row with the tokens that its matcher has not consumed yet."""
     if sequence.output is None:
         raise RuntimeError(f"sequence {sequence.id} runs without its matcher")
     tokens = sequence.tokens[sequence.prompt_len + sequence.num_matched :].tolist()

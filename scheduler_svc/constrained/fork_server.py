@@ -1,7 +1,7 @@
-"""The scheduler's end of the process that all mask processes are forked from: it has the vocabulary and sees no client.
+"""The scheduler's end of the process from which all mask processes are forked.
 
-A mask process is there within milliseconds, as imports and vocabulary are shared; nothing that a client sent is, since
-only what is forked gets it.
+That process holds the vocabulary and receives no client input. A mask process starts within milliseconds because it
+shares imports and vocabulary. It shares no client data: only the forked processes receive any.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.frames import LENGTH, receive_frame, send_frame
 
 START_S = 60.0
-"""Time for the process to come up, where cores are scarce."""
+"""Timeout for the process to start, long enough for a machine short of cores."""
 
 START_TRIES = 3
-"""Processes that die in a row while they start, after which what they are needed for is given up."""
+"""Attempts to start a process, after which `fork` gives up."""
 
 _INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 
 
 class MasksUnavailable(Exception):
-    """No mask process can be started, or the service ends; the text is a sentence."""
+    """No mask process can be started, or the service is shutting down; the text is a sentence."""
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Of one mask process, set by its kernel."""
+    """Limits of one mask process, enforced by the kernel."""
 
     spare_bytes: int
-    """Memory beyond what interpreter and vocabulary take."""
+    """Memory beyond that of the interpreter and the vocabulary."""
     limit_s: float = 10.0
-    """Time for one frame."""
+    """Time for one frame, in seconds."""
     niceness: int = 0
-    """Added to the scheduler's own."""
+    """Added to the scheduler's own niceness."""
 
 
 class ForkServer:
-    """Of one model. Blocks; safe to share between threads."""
+    """Fork server of one model. Calls block; thread-safe."""
 
     def __init__(self, model: plan_pb2.Model) -> None:
         """Starts nothing yet."""
@@ -58,10 +58,10 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def fork(self, role: str, threads: int, limits: Limits, descriptors: list[int]) -> int:
-        """Forks a mask process; returns its id. Raises MasksUnavailable.
+        """Forks a mask process and returns its process id. Raises MasksUnavailable.
 
-        `role` is its name for whoever looks at the processes. `threads`: for the masks of one plan. `descriptors`: its
-        ends of a socket and of two pipes, and the shared memory.
+        `role` names the process for `ps`. `threads` make the masks of one plan. `descriptors` are its ends of a
+        socket and of two pipes, and the shared memory.
         """
         asked = json.dumps({"role": role, "threads": threads, **asdict(limits)}).encode()
         with self._lock:
@@ -70,16 +70,16 @@ class ForkServer:
                 if (answer := self._ask(asked, descriptors)) is not None:
                     pid: int = answer["pid"]
                     return pid
-        raise MasksUnavailable("no process for constraints starts: try again later")
+        raise MasksUnavailable("no mask process could be started: try again later")
 
     def wait(self, pid: int, patience_s: float) -> int:
-        """Waits so long for the end of a forked process, then kills it; returns its status, negative for a signal."""
+        """Waits `patience_s` for a forked process to end, then kills it; returns its status, negative for a signal."""
         with self._lock:
             answer = self._ask(json.dumps({"wait": pid, "patience_s": patience_s}).encode())
             return -signal.SIGKILL if answer is None else answer["status"]
 
     def close(self) -> None:
-        """Ends the process for good, also while it starts. What it forked ends with its own sockets."""
+        """Ends the process for good, also while it starts. A forked process ends when its own sockets close."""
         self._closed = True
         if self.process is not None:
             self.process.kill()
@@ -96,14 +96,14 @@ class ForkServer:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "scheduler_svc.constrained.process.mask_process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a crash says may quote what a client sent
+                stderr=subprocess.DEVNULL,  # the output of a crash may quote client input
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ}
                 | {"OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
             )
         except OSError as error:
             control.close()
-            raise MasksUnavailable(f"no process for constraints can be started: {error}") from error
+            raise MasksUnavailable(f"no mask process can be started: {error}") from error
         finally:
             theirs.close()
         self._control = control
@@ -111,7 +111,7 @@ class ForkServer:
         self._ask(self._model)
 
     def _ask(self, body: bytes, descriptors: list[int] | None = None) -> dict[str, Any] | None:
-        """The answer; None if the process has died, or does not answer."""
+        """Returns the answer, or None if the process has died or does not answer in time."""
         control = self._control
         if control is None:
             return None
@@ -139,7 +139,10 @@ class ForkServer:
 
 
 def limit(sockets: Iterable[socket.socket], seconds: float) -> None:
-    """Sends and receives raise BlockingIOError after that long. By the kernel: `settimeout` polls before each."""
+    """Makes sends and receives raise BlockingIOError after `seconds`.
+
+    Uses the kernel's socket timeouts, because `settimeout` adds a poll before each call.
+    """
     value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     for each in sockets:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)

@@ -1,4 +1,4 @@
-"""Frames between the scheduler and a mask process: a body behind its length, 4 bytes, big-endian."""
+"""Frames between the scheduler and a mask process: 4 bytes of length, big-endian, and the body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHUNK = 1 << 14
 
 
 class Stream(Protocol):
-    """A socket, or an end of two pipes."""
+    """A socket, or one end of a pair of pipes."""
 
     def sendall(self, data: bytes, /) -> None: ...
 
@@ -18,12 +18,12 @@ class Stream(Protocol):
 
 
 def send_frame(stream: Stream, body: bytes) -> None:
-    """Sends one frame. Raises OSError when the other end is gone, or the stream's timeout has passed."""
+    """Sends one frame. Raises OSError if the other end is gone or the stream's timeout expires."""
     stream.sendall(LENGTH.pack(len(body)) + body)
 
 
 def receive_frame(stream: Stream) -> bytes | None:
-    """One frame; None when the other end is gone. Raises OSError. Nothing may follow the frame."""
+    """Receives one frame; returns None if the other end is gone. Raises OSError. No bytes may follow the frame."""
     data = stream.recv(CHUNK)
     while len(data) < LENGTH.size:
         more = stream.recv(LENGTH.size - len(data)) if data else b""
@@ -31,7 +31,7 @@ def receive_frame(stream: Stream) -> bytes | None:
             return None
         data += more
     (length,) = LENGTH.unpack_from(data)
-    if len(data) == length + LENGTH.size:  # as nearly always
+    if len(data) == length + LENGTH.size:  # the common case
         return data[LENGTH.size :]
     parts, missing = [data[LENGTH.size :]], length + LENGTH.size - len(data)
     while missing > 0:

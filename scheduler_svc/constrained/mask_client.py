@@ -1,11 +1,12 @@
-"""What the scheduler asks its mask processes, and what it does when one of them dies.
+"""The scheduler's requests to its mask processes, and the recovery when one of them dies.
 
-Two processes share nothing. In *grammars* each grammar is compiled first: it may end that process, and no mask is late
-for it. *Masks* has a matcher for each sequence. What was asked of a process that died is asked again alone, a grammar
-or a row at a time: what ends the process then is to blame, and all others have their answers. Where somebody killed the
-process, or its memory was used up, there is one more try. Matchers are made again from the tokens of their sequences.
+Two processes share nothing. *Grammars* compiles each grammar first: a grammar may crash it without delaying a mask.
+*Masks* has a matcher for each sequence. After a process died, its requests are repeated in isolation, one grammar or
+one row at a time, so that a crash is attributed to that grammar or row and all others get their answers. If the
+process was killed or ran out of memory, there is one more attempt. Matchers are rebuilt from the tokens of their
+sequences.
 
-Blocks: `check` and `open` are called by one thread, `make` by another.
+Calls block. One thread calls `check` and `open`, another calls `make`.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ GRAMMAR_LIMITS = Limits(spare_bytes=512 << 20, niceness=5)
 MASK_LIMITS = Limits(spare_bytes=1 << 30)
 
 CHANCES = 2
-"""A grammar or a row over which so many processes died, alone, is to blame even if it may be chance."""
+"""Deaths on one grammar or row in isolation after which the fault is attributed to it even if it may be chance."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class AwaitedRow:
-    """A row that waits for its masks: the plan's row, whose it is, and the tokens that its matcher lacks.
+    """A row that waits for its masks: its index in the plan, its matcher, and the tokens that the matcher lacks.
 
-    `draft`: tokens that may follow; a mask is made before the first and behind each.
+    `draft`: tokens that may follow; a mask is made before the first and after each.
     """
 
     row: int
@@ -50,21 +51,21 @@ class AwaitedRow:
 
 @dataclass(slots=True)
 class MadeMasks:
-    """What the runner gets, and the rows whose matcher has failed: they get a mask that allows everything."""
+    """The masks for the runner, and the rows whose matcher has failed: their mask allows every token."""
 
     masks: plan_pb2.Masks
     failures: list[tuple[int, str]] = field(default_factory=list)
-    """(index among the awaited rows, why)."""
+    """(index among the awaited rows, reason)."""
     unavailable: set[int] = field(default_factory=set)
-    """Those of them that are not to blame: no mask process could be started."""
+    """Indices of the failures not caused by the row: no mask process could be started."""
     ahead: dict[int, list[bytes]] = field(default_factory=dict)
-    """By index of a row with a draft, the masks behind its draft tokens, up to the first that is not allowed."""
+    """By index of a row with a draft, the masks after its draft tokens, up to the first that is not allowed."""
     forced: dict[int, list[int]] = field(default_factory=dict)
-    """By index, if they were asked for, the tokens that must come next."""
+    """Tokens that must come next, by index; empty unless requested."""
 
 
 class Handle(Protocol):
-    """A mask process, as `MaskHandle` has it."""
+    """Interface of `MaskHandle`."""
 
     deaths: int
 
@@ -92,22 +93,22 @@ class Handle(Protocol):
 
 
 class MaskClient:
-    """Of one scheduler and its model."""
+    """Client of the two mask processes of one scheduler and its model."""
 
     def __init__(self, vocab_size: int, grammars: Handle, masks: Handle, server: ForkServer | None = None) -> None:
-        """`grammars` and `masks`: the two processes, not started yet. `server`: what they are forked from."""
+        """`grammars` and `masks`: the two processes, not started yet. `server` forks them."""
         self._server = server
         self._mask_bytes = -(-vocab_size // 32) * 4
         self._packed = PackedRows(self._mask_bytes)
         self._grammars, self._masks = grammars, masks
         self._ids = count(1)
         self._dropped: list[int] = []
-        self._told: list[tuple[OutputState, list[int]]] = []  # not in their logs yet
+        self._told: list[tuple[OutputState, list[int]]] = []  # tokens that the process has and the logs lack
         self._open = OpenMatchers(-1, [])
 
     @classmethod
     def of(cls, model: plan_pb2.Model, threads: int) -> MaskClient:
-        """With processes of its own; `threads` make the masks of one plan."""
+        """Returns a client with processes of its own; `threads` make the masks of one plan."""
         server = ForkServer(model)
         grammars = MaskHandle("grammars", server, 1, GRAMMAR_LIMITS)
         return cls(model.vocab_size, grammars, MaskHandle("masks", server, threads, MASK_LIMITS), server)
@@ -118,7 +119,7 @@ class MaskClient:
         self._masks.start()
 
     def close(self) -> None:
-        """Ends both."""
+        """Ends both processes."""
         if self._server is not None:
             self._server.close()
         self._grammars.close()
@@ -126,22 +127,22 @@ class MaskClient:
 
     @property
     def deaths(self) -> dict[str, int]:
-        """Processes that have died, by what they were for."""
+        """Number of mask processes that have died, by role."""
         return {"grammars": self._grammars.deaths, "masks": self._masks.deaths}
 
     # ------------------------------------------------------------------ grammars
 
     def check(self, kind: str, text: str, received: list[int]) -> tuple[str, int]:
-        """The grammar as llguidance takes it, and how many of the received tokens can begin a match.
+        """Returns the grammar in llguidance's form, and how many of the received tokens begin a match.
 
-        Raises UnusableGrammar for a grammar that can't be used, and MasksUnavailable.
+        Raises UnusableGrammar and MasksUnavailable.
         """
         asked = {"check": {"kind": kind, "text": text, "received": received}}
         answer = self._grammar(self._grammars, asked)
         return answer["grammar"], answer["taken"]
 
     def open(self, grammar: str, count: int, min_tokens: int, stop_ids: list[int]) -> list[OutputState]:
-        """So many sequences at the beginning of a grammar that was checked. Raises as `check` does."""
+        """Opens `count` matchers at the beginning of a checked grammar. Raises UnusableGrammar and MasksUnavailable."""
         outputs = [OutputState(next(self._ids), grammar, min_tokens, stop_ids) for _ in range(count)]
         generation = self._masks.start()
         self._grammar(self._masks, open_request(outputs))
@@ -158,7 +159,7 @@ class MaskClient:
         try:
             answer = _patiently(lambda: ask(alone=True)) if handle is self._grammars else _then_alone(ask)
         except Died as death:
-            handle.start()  # in the time of who is to blame: the next grammar finds a process that is up
+            handle.start()  # this grammar's tenant pays for the restart: the next grammar finds a running process
             raise UnusableGrammar(str(death)) from death
         answered: dict[str, Any] = json.loads(answer)
         if "error" in answered:
@@ -168,9 +169,9 @@ class MaskClient:
     # ------------------------------------------------------------------ masks
 
     def make(self, rows: list[AwaitedRow], dropped: Sequence[int] = (), *, forced: bool = False) -> MadeMasks:
-        """The masks of one plan, and the `forced` tokens; never raises for what a request is to blame for.
+        """Makes the masks of one plan, and lists the `forced` tokens. Never raises for a fault of a request.
 
-        `dropped`: matchers that neither this nor a later call is about.
+        `dropped`: matchers that neither this nor a later call uses.
         """
         self._dropped.extend(dropped)
         made, indices = MadeMasks(plan_pb2.Masks()), range(len(rows))
@@ -187,7 +188,7 @@ class MaskClient:
             return made
 
     def free(self, rows: list[AwaitedRow], problem: str) -> MadeMasks:
-        """Masks that allow everything, as none can be made: all rows fail, and none of them is to blame."""
+        """Returns masks that allow every token; all rows fail as unavailable, without a fault of their own."""
         made = MadeMasks(plan_pb2.Masks(), unavailable=set(range(len(rows))))
         for index in range(len(rows)):
             self._fail(index, rows, problem, made)
@@ -214,7 +215,7 @@ class MaskClient:
     def _ask(
         self, indices: Sequence[int], chosen: list[AwaitedRow], forced: bool, made: MadeMasks, alone: bool
     ) -> None:
-        """Asks for the masks of these rows, the lineup's, and copies them out of the shared memory."""
+        """Requests the masks of these rows, which are those of `_open`, and copies them out of the shared memory."""
         handle, lineup, dropped = self._masks, self._open, self._dropped
         if dropped:
             self._dropped = []
@@ -243,7 +244,7 @@ class MaskClient:
             made.forced.update(zip(indices, answer.forced, strict=True))
 
     def _log_told(self) -> None:
-        """Writes the logs of the plan before, while the process makes the masks of this one."""
+        """Updates the logs for the previous plan, while the process makes the masks of this one."""
         for output, tokens in self._told:
             output.log.fromlist(tokens)
         self._told.clear()
@@ -256,7 +257,7 @@ class MaskClient:
         positions: Sequence[int],
         made: MadeMasks,
     ) -> None:
-        """Adds the masks behind draft tokens."""
+        """Adds the masks after draft tokens."""
         size, memory = self._mask_bytes, self._masks.memory
         for index, draft, place, made_here in zip(indices, drafts, places, positions, strict=True):
             if draft:
@@ -264,7 +265,7 @@ class MaskClient:
                 made.ahead[index] = [memory[each * size : (each + 1) * size] for each in ahead]
 
     def _make_alone(self, index: int, rows: list[AwaitedRow], forced: bool, made: MadeMasks) -> None:
-        """The same of one row while nothing else is asked: if that ends the process, the row is to blame."""
+        """Makes the masks of one row in isolation: if the process dies, the fault is attributed to the row."""
         try:
             _patiently(lambda: self._make([index], rows, forced, made, alone=True))
         except Died as death:
@@ -274,9 +275,9 @@ class MaskClient:
             self._fail(index, rows, str(error), made)
 
     def _open_lacking(self, outputs: dict[int, OutputState], generation: int, alone: bool) -> dict[int, str]:
-        """Makes the matchers that this process lacks from the tokens of their sequences, which are by index.
+        """Rebuilds the matchers that this process lacks from the tokens of their sequences; `outputs` is by index.
 
-        Returns by index why one can't be made. Raises Died.
+        Returns, by index, the reason why a matcher can't be built. Raises Died.
         """
         self._log_told()
         problems = {}
@@ -291,13 +292,16 @@ class MaskClient:
         return problems
 
     def _fail(self, index: int, rows: list[AwaitedRow], problem: str, made: MadeMasks) -> None:
-        """The row's sequence can't go on; its runner gets a mask that allows everything."""
+        """Records the failure of a row's sequence, and gives its runner a mask that allows every token."""
         made.masks.rows.add(row=rows[index].row, bits=b"\xff" * self._mask_bytes)
         made.failures.append((index, problem))
 
 
 def _then_alone(ask: Callable[[bool], T]) -> T:
-    """What `ask(alone)` returns, asked beside others, and alone if the process dies over one of them. Raises Died."""
+    """Returns `ask(alone=False)`; if the process dies, which another request may have caused, asks in isolation.
+
+    Raises Died.
+    """
     try:
         return ask(False)
     except Died:
@@ -305,9 +309,10 @@ def _then_alone(ask: Callable[[bool], T]) -> T:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What `ask` returns, which asks one thing alone. Raises Died if the process dies of it; twice where by chance.
+    """Returns `ask()`, which makes one request in isolation. Raises Died if the process dies of it.
 
-    Who kills a process from outside kills it whatever it does, and memory may have gone to what it did before.
+    A death that may be chance counts from the second on: the process may have been killed from outside, or an earlier
+    request may have used up its memory.
     """
     deaths = 0
     while True:

@@ -1,6 +1,6 @@
-"""The scheduler's end of one mask process: starts it, asks it, and starts another when it has died.
+"""The scheduler's end of one mask process: starts it, sends it requests, and restarts it after it has died.
 
-Blocks, so it must not be called by the engine's thread. Several threads may ask, one a channel at a time.
+Calls block, so the engine's thread must make none. Several threads may send requests, one per channel at a time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from scheduler_svc.constrained.frames import Stream, receive_frame, send_frame
 from scheduler_svc.constrained.pipes import AskingPipes, pipes
 
 GRACE_S = 5.0
-"""Beyond its limit, for a process to end itself."""
+"""Time beyond its limit in which a process must end by itself."""
 
 log = structlog.get_logger()
 
 
 class Channel(IntEnum):
-    """What is asked; each has a thread of its own in the process."""
+    """Kind of a request; each kind has a thread of its own in the process."""
 
     GRAMMARS = 0
     MASKS = 1
 
 
 class Died(Exception):
-    """The process that was asked has died; `status` is its exit status, negative for a signal."""
+    """The process died during the request; `status` is its exit status, negative for a signal."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -44,19 +44,19 @@ class Died(Exception):
 
     @property
     def may_be_chance(self) -> bool:
-        """Somebody killed it, or what it held besides left too little memory: a fresh one may answer."""
+        """Whether a fresh process may answer: this one was killed from outside, or other data used up its memory."""
         return self.status in (-signal.SIGKILL, -signal.SIGABRT) or self.status > 0
 
     def __str__(self) -> str:
         if self.status == -signal.SIGALRM:
             return "it takes too long"
         if self.status == -signal.SIGABRT or self.status > 0:
-            return "it takes too much memory, or breaks the grammar library"
-        return "it breaks the grammar library"
+            return "it takes too much memory, or crashes the grammar library"
+        return "it crashes the grammar library"
 
 
 class DiedBefore(Died):
-    """It had died before it was asked."""
+    """The process had died before the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,21 +72,21 @@ class _Running:
 
     @property
     def has_hung_up(self) -> bool:
-        """It has closed its socket: it is dead, or will be in a moment."""
+        """Whether it has closed its socket: it is dead, or about to be."""
         return bool(self._ends.poll(0))
 
     def close(self) -> None:
-        """Whoever waits for an answer gets none; the process ends when it notices."""
+        """Shuts the socket down: pending requests get no answer, and the process ends when it notices."""
         with contextlib.suppress(OSError):
             self.grammars.shutdown(socket.SHUT_RDWR)
         self.grammars.close()
 
 
 class MaskHandle:
-    """One process, and those that follow it when it dies."""
+    """One mask process, and its successors when it dies."""
 
     def __init__(self, role: str, server: ForkServer, threads: int, limits: Limits) -> None:
-        """Starts nothing yet. `role` is its name. `server`: forks it. `threads`: for the masks of one plan."""
+        """Starts no process yet. `role` is its name; `server` forks it; `threads` make the masks of one plan."""
         self._role = role
         self._server = server
         self._threads = threads
@@ -100,21 +100,21 @@ class MaskHandle:
         self._closed = False
         self._generation = 0
         self.deaths = 0
-        """Processes that ended by themselves, or were killed."""
+        """Number of processes that ended by themselves or were killed."""
 
     @property
     def running(self) -> int:
-        """The number of the process that runs, as far as is known; 0: none does."""
+        """Generation of the process that runs, as far as is known; 0 if none does."""
         return self._generation if self._running is not None else 0
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if one runs."""
+        """Process id; None if no process runs."""
         running = self._running
         return running.pid if running is not None else None
 
     def start(self) -> int:
-        """Starts a process if none runs; returns the number of the one that runs. Raises MasksUnavailable."""
+        """Starts a process if none runs; returns the generation of the running one. Raises MasksUnavailable."""
         with self._starting:
             if self._closed:
                 raise MasksUnavailable("the service is shutting down")
@@ -135,26 +135,28 @@ class MaskHandle:
         alone: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> bytes:
-        """The answer to one frame. `alone`: nothing else is asked meanwhile. `meanwhile` is called before the wait.
+        """Sends one frame and returns the answer. `meanwhile` is called before the wait.
 
-        Raises Died if the process of this number has died, before or over this.
+        `alone` holds back all other requests until then. Raises Died if the process of this generation has died,
+        before or during the request.
         """
         with self._all_turns() if alone else self._turns[channel]:
             running = self._running
             if running is None or generation != self._generation:
                 raise DiedBefore(-signal.SIGKILL)
-            patience_s = GRACE_S  # its ends are closed: so is the rest of it, in a moment
+            patience_s = GRACE_S  # when its ends are closed, the process is about to end
             stream: Stream = running.masks if channel is Channel.MASKS else running.grammars
             try:
                 send_frame(stream, body)
                 if meanwhile is not None:
                     meanwhile()
                 answer = receive_frame(stream)
-            except (BlockingIOError, TimeoutError):  # its time is over
+            except (BlockingIOError, TimeoutError):  # it has exceeded its time limit
                 answer, patience_s = None, 0.0
             except BrokenPipeError as error:
                 status = self._bury(generation, patience_s)
-                if stream is running.masks and running.has_answered:  # tries must end where each process goes at once
+                # The pipe shows that the process saw nothing. Retries must end, though, if each process dies at once.
+                if stream is running.masks and running.has_answered:
                     raise DiedBefore(status) from error
                 raise Died(status) from error
             except OSError:
@@ -165,7 +167,7 @@ class MaskHandle:
             return answer
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes the shared memory at least so large."""
+        """Makes the shared memory at least `num_bytes` large."""
         if num_bytes > self._size:
             size = -(-max(num_bytes, 2 * self._size) // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self._memory, size)
@@ -173,7 +175,7 @@ class MaskHandle:
 
     @property
     def memory(self) -> mmap.mmap | bytes:
-        """The shared memory: a slice of it is a copy."""
+        """Shared memory; a slice of it is a copy."""
         return self._masks
 
     def close(self) -> None:
@@ -207,11 +209,11 @@ class MaskHandle:
         return _Running(pid, grammars, masks)
 
     def _bury(self, generation: int, patience_s: float) -> int:
-        """The process of this number is dead, or will be; returns its status."""
+        """Returns the status of the process of this generation, which is dead or about to be."""
         with self._starting:
             running = self._running
             if running is None or generation != self._generation:
-                return -signal.SIGKILL  # another thread has seen it
+                return -signal.SIGKILL  # another thread has handled this death
             return self._end(running, patience_s)
 
     def _end(self, running: _Running, patience_s: float) -> int:

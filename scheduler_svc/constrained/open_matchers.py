@@ -1,4 +1,4 @@
-"""Matchers that a mask process has, and the frame that opens them there."""
+"""Matchers that are open in a mask process, and the request that opens them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler_svc.model.output_state import OutputState
 
 @dataclass(slots=True)
 class OpenMatchers:
-    """Sequences of one plan, all of whose matchers are in the process of this generation."""
+    """Outputs of one plan whose matchers are all open in the process of this generation."""
 
     generation: int
     outputs: list[OutputState]
@@ -22,7 +22,7 @@ class OpenMatchers:
 
 
 def open_request(outputs: list[OutputState]) -> dict[str, Any]:
-    """The frame that opens matchers which stand at the same place."""
+    """Returns the request, to be sent as JSON, that opens matchers in the state of the first output."""
     first = outputs[0]
     return {
         "open": {

@@ -1,8 +1,8 @@
-"""The masks of a plan as the runner gets them, made in a few passes over all rows.
+"""Builds the message with a plan's masks in a few passes over all rows.
 
-A message that is built row by row costs half a microsecond a row; one that is parsed costs a tenth of that. So the
-rows are laid out as the wire has them, by numpy, and parsed at once. Long masks are added one by one: there the
-additional copy costs more than the rows.
+Building a message row by row costs half a microsecond per row; parsing it costs a tenth of that. So numpy lays the
+rows out in the wire format, and they are parsed at once. Long masks are added one by one, because there the
+additional copy costs more.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LONG_MASK = 12_000
 
 _ROW = np.arange(0, 35, 7)
 _MORE = np.array([0x80] * 4 + [0], np.uint8)
-"""A row's number always takes five bytes, as every reader of protobuf allows."""
+"""Continuation bits: a row's number always takes five bytes, which every protobuf parser accepts."""
 
 
 class PackedRows:
-    """For masks of one size."""
+    """Packs masks of one size, in bytes."""
 
     def __init__(self, mask_bytes: int) -> None:
         self._size = mask_bytes
@@ -36,12 +36,12 @@ class PackedRows:
         self._numbers: list[int] = []
 
     def prepare(self, rows: list[int]) -> None:
-        """What `add` of these rows will need, where that is known before their masks are."""
+        """Prepares `add` for these rows, which may be known before their masks are."""
         if len(rows) >= FEW_ROWS and self._size <= LONG_MASK:
             self._lines_of(rows)
 
     def add(self, masks: plan_pb2.Masks, rows: list[int], memory: mmap.mmap | bytes, places: Sequence[int]) -> None:
-        """Adds these rows, whose masks lie in `memory` at `places`, counted in masks."""
+        """Adds these rows to `masks`; their masks are in `memory` at `places`, counted in masks."""
         size = self._size
         if len(rows) < FEW_ROWS or size > LONG_MASK:
             add = masks.rows.add
@@ -51,22 +51,22 @@ class PackedRows:
         lines, head = self._lines_of(rows), len(self._head)
         shared = np.frombuffer(memory, np.uint8, (places[-1] + 1) * size).reshape(-1, size)
         lines[:, head:] = shared if isinstance(places, range) else shared[places]
-        masks.MergeFromString(lines.data)  # type: ignore[arg-type]  # any buffer will do
+        masks.MergeFromString(lines.data)  # type: ignore[arg-type]  # any buffer is accepted
 
     def _lines_of(self, rows: list[int]) -> npt.NDArray[np.uint8]:
-        """[rows, bytes]: all but the masks is there."""
+        """Returns the wire format of these rows, [rows, bytes], complete but for the masks."""
         count, at = len(rows), self._row_at
         if count > len(self._lines):
             self._lines, self._numbers = np.zeros((2 * count, self._lines.shape[1]), np.uint8), []
             self._lines[:, : len(self._head)] = self._head
-        if self._numbers[:count] != rows:  # the same plan after plan, as long as nothing ends
+        if self._numbers[:count] != rows:  # unchanged from plan to plan while no sequence ends
             self._lines[:count, at : at + 5] = (np.array(rows)[:, None] >> _ROW & 0x7F) | _MORE
             self._numbers = rows
         return self._lines[:count]
 
 
 def _tag(message: type[plan_pb2.Masks] | type[plan_pb2.RowMask], field: str) -> int:
-    """Of a field: a varint if it is a number, and bytes with their length otherwise."""
+    """Returns the tag of a field: of a varint for a number, of length-delimited bytes otherwise."""
     described = message.DESCRIPTOR.fields_by_name[field]
     return described.number << 3 | (0 if described.cpp_type == described.CPPTYPE_UINT32 else 2)
 

@@ -1,7 +1,7 @@
-"""The frames about masks go over two pipes, whose round trip takes two thirds of the time of a socket pair's, or less.
+"""Two pipes for the frames about masks: a round trip takes at most two thirds of a socket pair's time.
 
-Each end is held by one process alone, so that the other sees it go: the process that makes masks reads no more when the
-scheduler is gone, and the scheduler when that process is. Both are streams as `frames` takes them.
+Each end is open in one process only, so that the other process sees EOF when that one is gone. Both ends implement
+`frames.Stream`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable
 
 
 class AskingPipes:
-    """The scheduler's end. Belongs to one thread at a time.
+    """The scheduler's end. Used by one thread at a time.
 
-    Its descriptors are closed when nothing refers to it any more: another thread that waits on one that was closed
-    would wait on whatever has its number next.
+    Its descriptors are closed only when nothing refers to it any more: a thread that waits on a closed descriptor would
+    wait on the next file that gets its number.
     """
 
     def __init__(self, asks: int, answers: int, limit_s: float, hang_up: socket.socket) -> None:
-        """Writes to `asks`, reads from `answers`. `limit_s`: for a frame and its answer.
+        """Writes to `asks`, reads from `answers`. `limit_s`: time for a frame and its answer.
 
-        The end of `hang_up`, a socket to the same process, also ends the wait for an answer.
+        A wait for an answer also ends when the peer closes `hang_up`, a socket to the same process.
         """
         self._asks, self._answers, self._limit_s = asks, answers, limit_s
         self._until_at = 0.0
@@ -34,13 +34,13 @@ class AskingPipes:
         self._ready.register(hang_up, select.POLLRDHUP)
 
     def sendall(self, data: bytes) -> None:
-        """Sends a frame; its time begins.
+        """Sends a frame and starts its time limit.
 
-        Raises BrokenPipeError if the process is gone and has seen nothing of it, ConnectionResetError if it has gone
-        since, and TimeoutError.
+        Raises BrokenPipeError if the process is gone and has seen nothing of the frame, ConnectionResetError if it
+        died after the first bytes, and TimeoutError.
         """
         self._until_at = time.monotonic() + self._limit_s
-        sent = os.write(self._asks, data)  # the pipe is empty: the frame before was answered
+        sent = os.write(self._asks, data)  # the pipe is empty: the previous frame was answered
         if sent < len(data):
             self._send_rest(memoryview(data)[sent:])
 
@@ -53,11 +53,11 @@ class AskingPipes:
             raise ConnectionResetError from error
 
     def recv(self, most: int) -> bytes:
-        """The next bytes of the answer, b"" when the process is gone. Raises TimeoutError."""
+        """Returns the next bytes of the answer, or b"" if the process is gone. Raises TimeoutError."""
         return os.read(self._answers, most) if self._await(self._ready) == self._answers else b""
 
     def _await(self, poll: select.poll) -> int:
-        """The first descriptor that is ready."""
+        """Waits for, and returns, the first ready descriptor. Raises TimeoutError."""
         ready = poll.poll(max(0.0, self._until_at - time.monotonic()) * 1e3)
         if not ready:
             raise TimeoutError
@@ -69,7 +69,7 @@ class AskingPipes:
 
 
 class AnsweringPipes:
-    """The end of the process that makes masks. Waits as long as it takes."""
+    """The mask process's end. Blocks without a timeout."""
 
     def __init__(self, asks: int, answers: int) -> None:
         """Reads from `asks`, writes to `answers`."""
@@ -77,23 +77,23 @@ class AnsweringPipes:
         self._asks, self._answers = asks, answers
 
     def recv(self, most: int) -> bytes:
-        """The next bytes of the frame, b"" when the scheduler is gone."""
+        """Returns the next bytes of the frame, or b"" if the scheduler is gone."""
         return os.read(self._asks, most)
 
     def sendall(self, data: bytes) -> None:
-        """Sends an answer. Raises BrokenPipeError when the scheduler is gone."""
+        """Sends an answer. Raises BrokenPipeError if the scheduler is gone."""
         sent = os.write(self._answers, data)
         while sent < len(data):
             sent += os.write(self._answers, data[sent:])
 
     def close(self) -> None:
-        """Closes both."""
+        """Closes both pipes."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 def pipes(limit_s: float, hang_up: socket.socket) -> tuple[AskingPipes, AnsweringPipes]:
-    """Both ends, of which no other program that is started gets any. Raises OSError."""
+    """Returns both ends, which no started program inherits. Raises OSError."""
     asked, asks = os.pipe()
     try:
         answers, answered = os.pipe()

@@ -1,1 +1,1 @@
-"""The engine: puts the parts together and steps; commands of front workers, results of runners."""
+"""The engine: assembles the parts, runs the step loop, handles commands of front workers and results of runners."""

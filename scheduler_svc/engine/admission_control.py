@@ -1,13 +1,13 @@
-"""Which requests may wait, and which are refused at once, with the time to come back.
+"""Admission control: accepts a request into the queue, or refuses it with the time after which to retry.
 
 | refused with       | because                                                                    |
 |--------------------|----------------------------------------------------------------------------|
-| ALREADY_EXISTS     | the id is in use with another body                                         |
-| UNAVAILABLE        | the service drains, or no runner was ever there                            |
-| INVALID_ARGUMENT   | no runner that is there, on probation or not, can ever hold the request    |
-| RESOURCE_EXHAUSTED | a limit of its tenant; its deadline can't be met; the policy; the queue is full |
+| ALREADY_EXISTS     | the request id is in use with another body                                 |
+| UNAVAILABLE        | the service drains, or no runner has ever joined                           |
+| INVALID_ARGUMENT   | no connected runner, on probation or not, can ever hold the request        |
+| RESOURCE_EXHAUSTED | tenant limit, deadline that can't be met, decision of the policy, full queue |
 
-The checks go from certain to costly; only the last one, a full queue, may shed somebody else's request instead.
+The checks run from definite to expensive. Only the last one, a full queue, may shed another request instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class AdmissionControl:
-    """Judges requests on what runs and waits. `shed` says what an accepted request costs others."""
+    """Decides on a request from what runs and waits. It may shed waiting requests of other tenants to make room."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class AdmissionControl:
         self.early = EarlyRefusal(requests, pool, placement, settings)
 
     def refusal(self, request: Request, known: Request | None) -> EngineRefusal | None:
-        """Why this request can't wait here; None if it can. `known`: another request of its id."""
+        """Returns why the request is refused, or None if it may wait. `known`: another request with the same id."""
         refusal = self._unfit(request, known) or self._over_limit(request) or self.early.refusal(request)
         if refusal is None and request.grammar and self._constraints.is_crowded(request.tenant):
-            message = "too many constraints wait to be compiled: try again later"
+            message = "too many constraints are waiting to be compiled: try again later"
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", 1.0, RefusalReason.QUEUE_FULL)
         if refusal is not None:
             if refusal.promise is not None:
@@ -80,21 +80,21 @@ class AdmissionControl:
         if self._drain.begun:
             return EngineRefusal(
                 grpc.StatusCode.UNAVAILABLE,
-                "the service is shutting down: use another one",
+                "the service is shutting down: send the request to another one",
                 "",
                 1.0,
                 RefusalReason.DRAINING,
             )
         if self._pool.model is None:
             return EngineRefusal(
-                grpc.StatusCode.UNAVAILABLE, "no runner is there yet: try again", "", 1.0, RefusalReason.NO_RUNNER
+                grpc.StatusCode.UNAVAILABLE, "no runner has joined yet: try again", "", 1.0, RefusalReason.NO_RUNNER
             )
         most, needed = self._pool.max_tokens, request.limit
-        # What was begun by a runner that is gone waits aside for one that holds it, as if it had been here all along.
+        # A request that began on a lost runner is exempt: it waits for a runner that can hold it.
         if self._pool.schedulers and needed > most and not request.num_received:
             message = (
-                f"prompt and max_tokens ({needed} tokens) can never fit a runner that is there: the largest holds "
-                f"{most} tokens of one sequence; lower max_tokens"
+                f"prompt and max_tokens ({needed} tokens) can never fit a connected runner: "
+                f"the largest holds {most} tokens per sequence; lower max_tokens"
             )
             return EngineRefusal(
                 grpc.StatusCode.INVALID_ARGUMENT, message, "stop.max_tokens", reason=RefusalReason.TOO_LONG
@@ -105,14 +105,14 @@ class AdmissionControl:
         excess = self._requests.shares.excess(request)
         if not excess:
             return None
-        # Its sequences start in turn with those of others.
+        # The tenant's sequences take turns with those of other tenants.
         turns = len(self._requests.queue) / max(1, self._requests.shares.waiting(request.tenant))
         message = f"tenant {request.tenant!r} is at its limit ({excess}): try again later"
         retry_s = self.early.retry_s(self._requests.shares.surplus(request) * turns)
         return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.TENANT_LIMIT)
 
     def _make_room(self, request: Request) -> EngineRefusal | None:
-        """Refuses when the queue is full, unless a tenant that has more of it gives way."""
+        """Refuses the request if the queue is full, unless a tenant with a larger share of it can be shed."""
         settings = self._settings
         queue, sequences = self._requests.queue, len(request.sequences)
         too_many = len(queue) + sequences - settings.max_waiting_requests
@@ -121,11 +121,11 @@ class AdmissionControl:
             return None
         shed = self._requests.shares.to_shed(request, too_many, too_many_tokens)
         if shed is None:
-            bound = f"{len(queue)} sequences with {queue.num_tokens} tokens wait"
+            bound = f"{len(queue)} sequences with {queue.num_tokens} tokens are waiting"
             message = f"the queue is full ({bound}): try again later"
             retry_s = self.early.retry_s(self._leaving(too_many, too_many_tokens))
             return EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "", retry_s, RefusalReason.QUEUE_FULL)
-        message = "the queue is full, and tenant {!r} has the greatest part of it: try again later"
+        message = "the queue is full, and tenant {!r} has the largest share of it: try again later"
         for other in shed:
             retry_s = self.early.retry_s(self._leaving(too_many, too_many_tokens))
             refusal = EngineRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message.format(other.tenant), "", retry_s)
@@ -133,19 +133,19 @@ class AdmissionControl:
         return None
 
     def _shed(self, request: Request, refusal: EngineRefusal) -> None:
-        """Takes back a request that waits; its client hears the refusal."""
+        """Cancels a waiting request and sends the refusal to its client."""
         self._requests.totals.refuse(RefusalReason.SHED)
         self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
         request.is_left = True
         self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
 
     def _leaving(self, sequences: int, tokens: int) -> float:
-        """How many sequences have to leave the queue so that there are so many fewer, with so many tokens fewer."""
+        """Returns how many sequences must leave the queue to free at least that many entries and tokens."""
         queue = self._requests.queue
         return max(sequences, tokens * len(queue) / max(1, queue.num_tokens))
 
     def _load(self) -> Load:
-        """The sum over all runners."""
+        """Returns the load summed over all runners."""
         loads = [s.load(self._requests.queue, np.flatnonzero(s.table.lag == 1)) for s in self._pool.schedulers.values()]
         return Load(
             running=sum(load.running for load in loads),

@@ -1,4 +1,4 @@
-"""What front workers ask of the engine, one function a command."""
+"""Commands of front workers, one method each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 
 
 class Commands:
-    """Carries out commands. What a command can't do is answered with a refusal, never raised."""
+    """Executes commands. A command that can't be executed is answered with a refusal; nothing is raised."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Commands:
         }
 
     def execute(self, worker: bytes, command: engine_pb2.Command) -> None:
-        """Carries out one command."""
+        """Executes one command of the worker."""
         kind = command.WhichOneof("command")
         if kind is not None:
             self._table[kind](worker, getattr(command, kind))
@@ -90,7 +90,7 @@ class Commands:
 
     def _submit(self, worker: bytes, submit: engine_pb2.Submit) -> None:
         known = self._requests.book.by_key(submit.tenant, submit.request_id)
-        if known is not None and known.cancelled:  # its id is free again
+        if known is not None and known.cancelled:  # the id of a cancelled request may be reused
             self._requests.book.forget(known)
             known = None
         if known is not None and known.digest == submit.digest:
@@ -110,7 +110,10 @@ class Commands:
             self._requests.begin(request)
 
     def _cut(self, worker: bytes, cut: engine_pb2.Cut) -> None:
-        """The text decides: what was sampled beyond the stop string is taken back, even after an end."""
+        """Ends the sequence at a stop string that the text stream found, and removes the tokens sampled beyond it.
+
+        This also applies to a sequence that has already ended with STOP or LENGTH.
+        """
         sequence = self._requests.book.sequence(cut.sequence_id)
         if sequence is None or sequence.num_generated < cut.num_tokens:
             return
@@ -145,9 +148,9 @@ class Commands:
         self._hand_over(request, attach.handle, worker)
 
     def _hand_over(self, request: Request, handle: int, worker: bytes) -> None:
-        """The request goes to another stream, of this worker or another; tokens so far go with it.
+        """Moves the request to another stream, of any worker, and sends it the tokens so far.
 
-        One that ended with a status is answered with that.
+        A request that ended with a status is answered with that status.
         """
         outbox = self._requests.outbox
         if request.refusal is not None:
@@ -196,10 +199,10 @@ class Commands:
 
 
 def _not_yet() -> EngineRefusal:
-    message = "the scheduler has just started and is taking over what its runners hold: try again"
+    message = "the scheduler has just started and is recovering the requests of its runners: try again"
     return EngineRefusal(grpc.StatusCode.UNAVAILABLE, message, "", 0.2)
 
 
 def _unknown(request_id: str) -> EngineRefusal:
-    message = f"there is no request {request_id!r}: it never was, its client left it, or its retention time is over"
+    message = f"unknown request {request_id!r}: it never existed, its client left it, or its retention time is over"
     return EngineRefusal(grpc.StatusCode.NOT_FOUND, message, "request_id")

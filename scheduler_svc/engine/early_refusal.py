@@ -1,8 +1,8 @@
-"""Refuses at once what would not be served before its deadline, and says when it is worth coming back.
+"""Early refusal: refuses a request that would miss its deadline, and says when a retry is worthwhile.
 
-It looks at what runs and what goes first; how long that takes is for `ServiceRate` to tell. Only what would be late
-even if all went rather well is refused: its wait a little shorter and its answer rather short. The time to come back is
-a promise, see `RetryPromises`.
+The forecast combines the running sequences and those ahead in the queue with the times of `ServiceRate`. A request is
+refused only if it would be late under optimistic assumptions: a slightly shorter wait and a rather short answer. The
+retry time is a promise, see `RetryPromises`.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 SAMPLED = 256
-"""Sequences that are looked at to tell how many go first, and how long those take."""
+"""Maximum number of sequences sampled to estimate how many are ahead and how long they take."""
 HOPEFUL_WAIT, HOPEFUL_CHANCE = 0.925, 0.35
-"""Rather well: so much of the wait, and an answer that is shorter with this chance."""
+"""Optimistic assumptions: the part of the wait that counts, and the quantile of the answer's duration."""
 TOLD = 0.75
-"""Of the time until the request should be accepted, the part that its client is told: the rest is promised."""
+"""Part of the expected time to acceptance after which a client may retry; its promised place covers the rest."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.5, 60.0
 LONGEST_LEAD_S = 600.0
-"""A place is ahead of what came before it by so much at most."""
+"""Maximum number of seconds by which a promised place precedes the arrival of the refused request."""
 UNKNOWN_RETRY_S = 1.0
 
 
 class Forecast(NamedTuple):
-    """What a request may expect, in seconds."""
+    """Forecast for one request, in seconds."""
 
     wait_s: float
-    """Until the last of its choices has a slot; 0 where all have one at once."""
+    """Until the last of its choices has a slot; 0 if all get one at once."""
     hopeful_s: float
-    """Until its end, if all goes rather well."""
+    """Until its end, under optimistic assumptions."""
     needed_s: float
     """Until its end, on average."""
 
 
 class EarlyRefusal:
-    """Judges deadlines on what runs and waits; changes nothing but the place of a request that was promised one."""
+    """Compares deadlines with the forecast. Its only side effect is the place of a request that holds a promise."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, settings: SchedulerSettings) -> None:
         self._requests = requests
@@ -61,12 +61,14 @@ class EarlyRefusal:
         self.promises = RetryPromises()
 
     def refusal(self, request: Request) -> EngineRefusal | None:
-        """Why its deadline can't be met; None if it may be, if it has none, or if too little is known. A request that
-        gets a slot at once is never refused. With the refusal comes a promise, which holds once it is kept."""
+        """Returns why the deadline can't be met, with a promise to be recorded; None if it may be met.
+
+        Also None for a request without a deadline, for one that gets a slot at once, and while too little is known.
+        """
         now_s = self._requests.ledger.now_s
         if request.deadline_s is None or not self._settings.early_refusal:
             return None
-        if self._placement.takes_now(request.sequences[0]):  # what waits, waits for larger runners
+        if self._placement.takes_now(request.sequences[0]):  # the waiting sequences need larger runners
             return None
         promise = self.promises.of(request, now_s)
         if promise is not None and promise.is_due(now_s):
@@ -88,12 +90,12 @@ class EarlyRefusal:
         return EngineRefusal(code, message, "", retry_s, reason, promise)
 
     def _promise(self, request: Request, forecast: Forecast, late_s: float) -> Promise:
-        """The time for a request that would be so late, and its place then: ahead of what waits now."""
+        """Returns the retry time and the place, ahead of what waits now, for a request forecast `late_s` too late."""
         rate, now_s = self._requests.rate, self._requests.ledger.now_s
         assert request.deadline_s is not None
         if (shorter_s := late_s / HOPEFUL_WAIT) < forecast.wait_s:
             retry_s = TOLD * rate.until_shorter_s(shorter_s)
-        else:  # at the first place it would be late as well: it is taken once a slot is free
+        else:  # late even at the first place: it is accepted once a slot is free
             retry_s = rate.until_shorter_s(forecast.wait_s)
         due_at = now_s + _bounded(self.promises.earliest_at(now_s, retry_s) - now_s)
         place_at = now_s - min(LONGEST_LEAD_S, forecast.wait_s) if request.place_at is None else request.place_at
@@ -102,7 +104,7 @@ class EarlyRefusal:
         return Promise(place_at, due_at, request.deadline_s - now_s, work_s)
 
     def forecast(self, request: Request) -> Forecast | None:
-        """How long it waits and takes; None while too little is known, or no runner is there that can hold it."""
+        """Returns the forecast; None while too little is known, or if no connected runner can hold the request."""
         rate = self._requests.rate
         runners = list(self._placement.holders(request.limit))
         if not rate.known or not runners:
@@ -125,7 +127,7 @@ class EarlyRefusal:
         return Forecast(wait_s, hopeful_s, wait_s + float(rate.hold_s(own).max()))
 
     def retry_s(self, leaving: float) -> float:
-        """Seconds until so many of the sequences that wait have got a slot, as a time to come back."""
+        """Returns the seconds until `leaving` of the waiting sequences have got a slot, bounded as a retry time."""
         waiting, runners = list(islice(self._requests.queue, SAMPLED)), list(self._placement.holders(0))
         if not self._requests.rate.known or not runners or not waiting:
             return UNKNOWN_RETRY_S
@@ -134,8 +136,10 @@ class EarlyRefusal:
         return _bounded(self._requests.rate.wait_s(running, free, work, max(0, round(leaving) - 1)))
 
     def _slots(self, runners: list[Scheduler], waiting: Work, key: Any) -> tuple[Work, int]:
-        """What runs on these runners, and how many slots are free there, as far as there are blocks for sequences like
-        those that wait. Slots that a request of this key would be given in place of others are free too."""
+        """Returns the running work on these runners, and their free slots for which there are enough free blocks.
+
+        Slots of running sequences that a request with this key would preempt count as free.
+        """
         free, num_tokens = 0, int(waiting.prompt.mean()) + 1
         for scheduler in runners:
             blocks = max(0, scheduler.pool.num_free - scheduler.admission.reserve)
@@ -147,7 +151,7 @@ class EarlyRefusal:
         return staying, free + len(everything.tokens) - len(staying.tokens)
 
     def _running(self, runners: Iterable[Scheduler], *, tenant: int | None = None, key: Any = None) -> Work:
-        """What runs on these runners: of one tenant (its row in the ledger), or of ranks that go before `key`."""
+        """Returns the running work on these runners: of one tenant (row in the ledger), or of ranks not after `key`."""
         prompt, tokens = [], []
         for scheduler in runners:
             table = scheduler.table
@@ -161,8 +165,11 @@ class EarlyRefusal:
         return Work(np.concatenate(prompt), np.concatenate(tokens))
 
     def _ahead(self, request: Request, key: Any, runners: list[Scheduler]) -> tuple[list[Sequence], int]:
-        """A sample of the sequences that go first, and about how many of them these runners will serve: by their ranks,
-        or by turns where tenants take them. Those that their tenant's limit holds back are passed."""
+        """Returns a sample of the sequences ahead, and about how many of them these runners will serve.
+
+        The order is by rank, or by turns if the policy orders tenants. Sequences held by their tenant's limit are
+        skipped.
+        """
         shares = self._requests.shares
         waiting = len(self._requests.queue)
         stride = waiting // SAMPLED + 1
@@ -178,7 +185,10 @@ class EarlyRefusal:
         return first, round(min(waiting, stride * len(first)) * self._part(first, runners))
 
     def _part(self, sequences: list[Sequence], runners: list[Scheduler]) -> float:
-        """Which part of the sequences these runners will serve: each is as likely to get any slot that can hold it."""
+        """Returns the part of the sequences that these runners will serve.
+
+        A sequence is equally likely to get any slot that can hold it.
+        """
         every = list(self._placement.holders(0))
         if len(every) == len(runners) or not sequences:
             return 1.0
@@ -191,7 +201,7 @@ class EarlyRefusal:
 
 
 def work_of(sequences: list[Sequence]) -> Work:
-    """What is before sequences that wait."""
+    """Returns the remaining work of waiting sequences."""
     known = np.array([len(sequence.log) for sequence in sequences], np.int64)
     return Work(known, np.array([sequence.limit for sequence in sequences], np.int64) - known)
 

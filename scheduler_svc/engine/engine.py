@@ -2,10 +2,10 @@
 
     receive -> apply -> execute commands -> plan -> send -> publish
 
-Apply (tokens and ends: cheap, frees blocks) and commands come before planning; publish (dear) comes after sending. The
-engine puts the parts together and gives each what it uses. The requests are in `Requests`, the runners in `RunnerPool`,
-each runner's roster is a `Scheduler`. It is driven by events: any runner with fewer plans in flight than its depth gets
-the next plan.
+Applying results (tokens and ends: cheap, frees blocks) and commands come before planning; publishing (expensive) comes
+after sending. `Engine` assembles the parts and passes each its dependencies. `Requests` keeps the requests,
+`RunnerPool` the runners, and one `Scheduler` per runner its running sequences. The loop is event-driven: a runner with
+fewer plans in flight than its depth gets the next plan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 
 class Engine:
-    """Decides every step of a service. Not thread-safe: `step` is called by one thread."""
+    """Plans every step of one service. Not thread-safe: only one thread may call `step`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Both clocks in seconds; the `wall_clock` is what schedulers on several machines have in common."""
+        """Both clocks return seconds. `wall_clock` is the clock that schedulers on several machines share."""
         self.settings = settings
         self.policy = policy
         self.clock = clock
@@ -153,7 +153,7 @@ class Engine:
     # ------------------------------------------------------------------ the step
 
     def step(self) -> None:
-        """One turn. Never blocks."""
+        """Runs one turn of the loop. Never blocks."""
         commands, events = self.fronts.receive(), self.runners.receive()
         self.ledger.now_s = self.clock()
         self._apply(events)
@@ -179,7 +179,7 @@ class Engine:
         for worker, command in commands:
             try:
                 self.commands.execute(worker, command)
-            except Exception:  # one request's data must not end the process
+            except Exception:  # an error in one request's data must not end the process
                 log.exception("a command failed", command=command.WhichOneof("command"))
         if self.commands.policies.busy:
             self.commands.policies.finish()
@@ -190,7 +190,7 @@ class Engine:
         self.lifecycle.expire()
 
     def _plan(self) -> list[tuple[int, PlannedStep]]:
-        """A plan for every runner that can take one, until none can or nothing is left to do."""
+        """Returns plans for all runners that can take one, until none can or no work is left."""
         plans = []
         if self.probation.active:
             self.probation.send_probes()
@@ -238,14 +238,14 @@ class Engine:
             self.requests.measurements.count()
 
     def publish_alone(self) -> None:
-        """Ends and tells what is due in a turn that plans nothing (see `simulator.fast_forward`)."""
+        """Expires and publishes what is due in a turn without plans (see `simulator.fast_forward`)."""
         self._expire()
         self._publish([])
         self.phases.end(StepPhase.PUBLISH)
 
     @property
     def wake_at(self) -> float:
-        """When the next turn is due even if nothing comes: at most half a second from now."""
+        """Time of the next turn if no event arrives: at most half a second from now."""
         if self.swap.active:
             return self.clock()
         latest = self.clock() + (0.01 if self.commands.policies.busy else 0.5)
@@ -261,8 +261,10 @@ class Engine:
     # ------------------------------------------------------------------ changes
 
     def change_policy(self, policy: Policy) -> None:
-        """From the next plan on `policy` decides: what runs is ranked anew, what waits is from now on, in slices, and
-        nothing else changes."""
+        """Installs `policy` for the next plan on.
+
+        Running sequences are ranked again at once, waiting ones in slices; nothing else changes.
+        """
         self.swap.install(policy)
         self.results.forget_ends()
 

@@ -1,4 +1,4 @@
-"""Runs the engine: waits on its sockets, steps, and drains when told to."""
+"""Engine loop: polls the engine's sockets, runs its steps, and drains on request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from scheduler_svc.policy import PolicyGuard, load_policy
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 GC_THRESHOLD = 20_000
-"""Objects between collections: a step makes a few hundred, nearly none of them in cycles."""
+"""Allocations between garbage collections: a step makes a few hundred objects, almost none of them in cycles."""
 
 log = structlog.get_logger()
 
 
 class EngineLoop:
-    """The engine with its sockets. `run` must be called in the thread that is to own them."""
+    """The engine with its sockets. `run` must be called in the thread that owns the sockets."""
 
     def __init__(self, settings: SchedulerSettings, front_endpoint: str) -> None:
-        """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (a taken endpoint)."""
+        """Binds both links. Raises UnknownPolicy, WrongParameters, UnusableKey, or zmq.ZMQError (endpoint in use)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         policy = PolicyGuard(
             load_policy(settings.policy, settings.policy_parameters), settings.policy_timeout_ms / 1000 or None
@@ -50,7 +50,7 @@ class EngineLoop:
         )
         self.engine = Engine(settings, policy, self._fronts, self._runners)
         self.snapshots = SnapshotExchange()
-        """Where other threads ask for the engine's numbers."""
+        """Exchange through which other threads request the engine's metrics."""
         self._pipe = WakePipe()
         self.engine.constraints.wake = self._pipe.wake
         self.engine.constraints.starts_early = True
@@ -60,14 +60,14 @@ class EngineLoop:
         self._turned_at = time.monotonic()
 
     def stop(self) -> None:
-        """Drains: nothing new, what runs gets `drain_s`. A second call ends it at once. Safe from a signal handler."""
+        """Starts a drain of `drain_s` seconds; a second call ends it at once. Safe from a signal handler."""
         self._stops += 1
 
     def run(self) -> None:
-        """Steps until drained."""
+        """Runs steps until the engine has drained."""
         engine, poller = self.engine, zmq.Poller()
         gc.collect()
-        gc.freeze()  # what is here now stays: no collection needs to look at it
+        gc.freeze()  # objects alive now live as long as the process: collections need not visit them
         gc.set_threshold(GC_THRESHOLD, 20, 20)
         poller.register(self._fronts.socket, zmq.POLLIN)
         poller.register(self.snapshots.reader, zmq.POLLIN)
@@ -90,7 +90,7 @@ class EngineLoop:
         log.info("the engine has drained")
 
     def _forgive_pause(self) -> None:
-        """A turn comes at least every half second, unless this process was stopped."""
+        """Forgives timeouts after a pause of this process: a turn otherwise comes at least every half second."""
         engine = self.engine
         now_s = time.monotonic()
         if now_s - self._turned_at > PAUSE_S:
@@ -99,11 +99,12 @@ class EngineLoop:
 
     @property
     def fenced(self) -> bool:
-        """It ended because a successor has taken over."""
+        """Whether the loop ended because a successor took over."""
         return self.engine.lifecycle.fenced
 
     def _wait(self, poller: zmq.Poller, until_at: float) -> None:
-        """Until something has come or that time; at first without sleeping, where so set and a runner computes."""
+        """Waits for input or until that time; with `busy_poll_us`, first polls without sleeping while a runner
+        works."""
         now_s = time.monotonic()
         if self._settings.busy_poll_us and self.engine.pool.computes:
             watch_s = min(until_at, now_s + self._settings.busy_poll_us / 1e6)
@@ -114,7 +115,7 @@ class EngineLoop:
         poller.poll(_ms_until(until_at))
 
     def _tell_failures(self) -> None:
-        """Says that the policy fails, at most once a second."""
+        """Logs failures of the policy, at most once a second."""
         guard, now_s = self.engine.policy, time.monotonic()
         if guard.failures > self._failures_told and now_s - self._told_at >= 1:
             failures = guard.failures - self._failures_told
@@ -122,7 +123,7 @@ class EngineLoop:
             self._failures_told, self._told_at = guard.failures, now_s
 
     def close(self) -> None:
-        """Closes the sockets, and ends the policy's watchdog."""
+        """Closes the sockets and ends the policy's watchdog."""
         self.engine.policy.close()
         self.engine.constraints.wake = lambda: None
         self.engine.constraints.close()
@@ -134,5 +135,5 @@ class EngineLoop:
 
 
 def _ms_until(at_s: float) -> int:
-    """Whole milliseconds, rounded up, so that what is due then is due when the wait ends."""
+    """Returns whole milliseconds, rounded up so that what is due at that time is due when the wait ends."""
     return max(0, math.ceil((at_s - time.monotonic()) * 1000))

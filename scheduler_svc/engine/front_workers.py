@@ -1,4 +1,4 @@
-"""The front workers that are connected to one engine: who they are, what all of them are told, and when one is gone."""
+"""Front workers connected to one engine: their identities, broadcasts to them, and their loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_svc.requests.requests import Requests
 
 
 class FrontWorkers:
-    """Knows each worker by its number in the service and by its ZeroMQ identity, which a new process has anew."""
+    """Knows each worker by its number in the service and by its ZeroMQ identity, which is new for each process."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class FrontWorkers:
         model_state: Callable[[], engine_pb2.FromEngine],
         when_gone: Callable[[bytes], None],
     ) -> None:
-        """`model_state`: what workers are told of the service; `when_gone` hears of each that is gone."""
+        """`model_state` builds the message that describes the service; `when_gone` is called with each lost worker."""
         self._requests = requests
         self._disconnected = disconnected
         self._model_state = model_state
@@ -27,7 +27,7 @@ class FrontWorkers:
         self._identities: dict[int, bytes] = {}
 
     def add(self, number: int, identity: bytes) -> None:
-        """A worker says hello, and hears what is served; the former one of this number is gone."""
+        """Registers a worker and sends it the model state. A former worker of this number counts as lost."""
         former = self._identities.get(number)
         if former is not None and former != identity:
             self.forget(former)
@@ -35,16 +35,16 @@ class FrontWorkers:
         self._requests.outbox.message(identity, self._model_state())
 
     def announce(self) -> None:
-        """Tells every worker what is served now."""
+        """Sends every worker the current model state."""
         self.broadcast(self._model_state())
 
     def broadcast(self, message: engine_pb2.FromEngine) -> None:
-        """A message to every worker."""
+        """Sends a message to every worker."""
         for identity in self._identities.values():
             self._requests.outbox.message(identity, message)
 
     def forget(self, identity: bytes) -> None:
-        """A front worker is gone, and with it the streams of its clients, who are not to blame: they may attach."""
+        """Handles the loss of a front worker: its clients lose their streams and may attach again."""
         self._when_gone(identity)
         self._identities = {number: known for number, known in self._identities.items() if known != identity}
         for request in self._requests.book.live():

@@ -1,4 +1,4 @@
-"""ListPolicies and SetPolicy: policies are imported and built in the background, and put in force between two steps."""
+"""ListPolicies and SetPolicy: loads policies in the background and installs them between two steps."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class InForce:
 
     @classmethod
     def of(cls, policy: Policy) -> InForce:
-        """What an operator sees of it."""
+        """Returns the policy's name and parameters as an operator sees them."""
         return cls(policy.name, policy.parameters.model_dump_json())
 
 
 class PolicyCommands:
-    """Carries out what the admin API asks about policies."""
+    """Executes the policy commands of the admin API."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, change_policy: Callable[[Policy], None]) -> None:
         self._requests = requests
@@ -45,11 +45,11 @@ class PolicyCommands:
 
     @property
     def busy(self) -> bool:
-        """Something is being loaded: `finish` will have something to do soon."""
+        """Whether a policy is being loaded: `finish` will have work soon."""
         return self._background.busy
 
     def finish(self) -> None:
-        """Puts in force, and answers, what was loaded meanwhile. Between two steps."""
+        """Installs the policies loaded since the last call and answers. Called between two steps."""
         self._background.collect()
 
     def list(self, worker: bytes, query: engine_pb2.PoliciesQuery) -> None:
@@ -66,7 +66,7 @@ class PolicyCommands:
         self._background.run(describe_policies, answer)
 
     def change(self, worker: bytes, change: engine_pb2.PolicyChange) -> None:
-        """Loads the policy, puts it in force and answers; or refuses."""
+        """Loads the policy, installs it and answers; or answers with a refusal."""
         name, parameters = change.policy.name, change.policy.parameters
 
         def answer(loaded: Policy | EngineRefusal) -> None:
@@ -103,7 +103,7 @@ class PolicyCommands:
 
 
 def _load(name: str, text: str) -> Policy | EngineRefusal:
-    """The policy, or why it can't be had. Never raises: a third party's code runs here."""
+    """Returns the policy, or why it can't be loaded. Never raises: third-party code runs here."""
     try:
         return load_policy(name, _parsed(text))
     except UnknownPolicy as error:

@@ -1,4 +1,4 @@
-"""Puts another policy in force between two steps: what runs is ranked anew at once, what waits in slices."""
+"""Replaces the policy between two steps: running sequences are ranked again at once, waiting ones in slices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 
 
 class PolicySwap:
-    """Swaps the policy of one engine."""
+    """Replaces the policy of one engine."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class PolicySwap:
         self._clock = clock
         self._reordered: ReorderedQueue | None = None
         self.most_ranked = MOST_RANKED
-        """Waiting sequences that a turn ranks anew, at most."""
+        """Maximum number of waiting sequences that one turn ranks again."""
 
     def install(self, policy: Policy) -> None:
-        """From the next plan on `policy` decides; nothing else changes."""
+        """Installs `policy` for the next plan on; nothing else changes."""
         requests = self._requests
         self._placement.recall_all()
         requests.policy.install(policy)
@@ -49,11 +49,11 @@ class PolicySwap:
 
     @property
     def active(self) -> bool:
-        """Not all that waits is ranked by the policy in force yet."""
+        """Whether some waiting sequences still lack a rank of the new policy."""
         return self._reordered is not None
 
     def advance(self) -> None:
-        """Ranks some more of what waits. Called each turn while active."""
+        """Ranks more waiting sequences. Called each turn while active."""
         reordered = self._reordered
         if reordered is not None and reordered.advance(self._clock, self.most_ranked):
             self._requests.queue, self._reordered = reordered.ordered, None

@@ -1,5 +1,4 @@
-"""What an applied result sets off in the engine: its tokens go to the streams, its ends are carried out, and all who
-learn from it hear of it."""
+"""Applies results in the engine: streams tokens, ends sequences, informs metrics, watchers and the policy."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Results:
-    """Takes the results of all runners of one engine."""
+    """Handles the results of all runners of one engine."""
 
     def __init__(
         self,
@@ -42,10 +41,10 @@ class Results:
         self._lifecycle = lifecycle
         self._watchers = watchers
         self._policy = requests.policy
-        self._ended: list[Ended] = []  # since the policy's last report
+        self._ended: list[Ended] = []  # since the policy's last observation
 
     def apply(self, event: GotResult) -> None:
-        """Applies a result to its runner's roster; one that fits none of its plans ends the session."""
+        """Applies a result to its runner's scheduler; one that matches no plan in flight ends the session."""
         scheduler = self._pool.schedulers.get(event.session)
         if scheduler is None:
             proven = self._probation.take_result(event)
@@ -53,7 +52,7 @@ class Results:
                 self._lifecycle.admit(proven)
             return
         if NOT_FINITE in event.result.statuses and is_worthless(event, scheduler, len(self._pool.schedulers)):
-            self._runners.drop(event.session, "nothing that it computed was finite")
+            self._runners.drop(event.session, "none of its results was finite")
             return
         try:
             applied = scheduler.apply(event.number, event.result)
@@ -69,7 +68,7 @@ class Results:
             self._lifecycle.finish_drain(event.session)
 
     def carry_out(self, scheduler: Scheduler, applied: AppliedResult) -> None:
-        """What is applied to the roster happens to the requests."""
+        """Carries out an applied result: streams tokens, ends sequences, updates rates, lets the policy observe it."""
         requests = self._requests
         now_s = requests.ledger.now_s
         self._record(applied)
@@ -85,7 +84,7 @@ class Results:
             self._ended.clear()
 
     def _record(self, applied: AppliedResult) -> None:
-        """The tokens go to the streams."""
+        """Charges the sampled tokens and sends them to the streams."""
         requests = self._requests
         requests.totals.sampled_tokens += len(applied.tokens)
         requests.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
@@ -95,10 +94,10 @@ class Results:
             requests.outbox.tokens(applied, requests.book.sole_owner)
 
     def note_end(self, sequence: Sequence) -> None:
-        """If the sequence has come to its own end, the policy will hear of it with the next report."""
+        """Records a sequence that ended by STOP or LENGTH for the policy's next observation."""
         if self._policy.observes and sequence.end is not None and sequence.end.reason in _OWN_ENDS:
             self._ended.append(Ended(request_view(sequence.request), sequence.num_generated))
 
     def forget_ends(self) -> None:
-        """Another policy is in force: what ended before is not its concern."""
+        """Drops the recorded ends: a new policy observes only what ends after its installation."""
         self._ended.clear()

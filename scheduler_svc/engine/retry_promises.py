@@ -1,11 +1,12 @@
-"""Keeps to what refused clients were told: from when on the same request is taken.
+"""Retry promises: the time after which a refused request is accepted if its client sends it again.
 
-A promise holds a place in the line, ahead of what waited when its request was refused. The same request that comes at
-its time or a while later is judged, and waits, at that place. So it is accepted although the forecast was too
-hopeful, unless the load has become so much worse that it would be late even there. A promise is kept once.
+A promise reserves a place in the queue, ahead of what waited when the request was refused. The same request sent at the
+promised time, or shortly after, is evaluated and queued at that place. So it is accepted although the forecast was too
+optimistic, unless a higher load would make it late even there. A promise is used once.
 
-Each place given costs those behind it: `expected` says how many are about to be claimed, and `earliest_at` spreads the
-times, so that promises take only a part of what the slots can serve. A new scheduler knows no promise of another.
+Each reserved place delays the requests behind it: `expected` estimates how many promises are about to be claimed, and
+`earliest_at` spreads the times, so that promises take only a part of the slots' capacity. Promises do not survive the
+scheduler process.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from scheduler_svc.model.sequence import Request
 
 MOST_PROMISES = 4096
 PROMISED_PART = 0.5
-"""Of what the slots serve, the part that may go to promises."""
+"""Part of the slots' capacity that promises may take."""
 COUNTED = 100
-"""Promises that have come to an end, by which the part that is claimed is judged."""
+"""Number of ended promises from which the claimed part is estimated."""
 
 
 class RetryPromises:
-    """The book of promises, with at most `MOST_PROMISES` entries; the oldest give way."""
+    """The open promises, at most `MOST_PROMISES`; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[bytes, Promise] = OrderedDict()
         self._due: list[float] = []
-        """Of the open ones, sorted."""
+        """The `due_at` times of the open promises, sorted."""
         self._claimed, self._ended = 1.0, 2.0
         self._busy_until_at = 0.0
 
@@ -38,8 +39,10 @@ class RetryPromises:
         return len(self._open)
 
     def of(self, request: Request, now_s: float) -> Promise | None:
-        """What was promised to the same request of the same tenant, whatever its id; None for nothing that still
-        holds, and for one with less time."""
+        """Returns the promise for the same request of the same tenant, whatever its id.
+
+        None if there is none, if it is over, or if the request has less time than the refused one.
+        """
         if not self._open or request.deadline_s is None:
             return None
         promise = self._open.get(_identity(request))
@@ -48,19 +51,18 @@ class RetryPromises:
         return promise if promise.suits(request.deadline_s - now_s) else None
 
     def earliest_at(self, now_s: float, retry_s: float) -> float:
-        """When a client that might come back in `retry_s` seconds should, as there are others."""
+        """Returns the earliest retry time for a client that could retry in `retry_s` seconds, given other promises."""
         return max(now_s + retry_s, self._busy_until_at)
 
     def expected(self, now_s: float, until_at: float) -> float:
-        """About how many promises will be claimed until then."""
+        """Returns the approximate number of promises claimed between `now_s` and `until_at`."""
         if not self._due:
             return 0.0
         due = bisect_right(self._due, until_at) - bisect_left(self._due, now_s)
         return due * self._claimed_part
 
     def keep(self, request: Request, promise: Promise, now_s: float) -> None:
-        """From now on the promise holds for the request, in place of an earlier one: unless that is open still, and
-        for one that had more time."""
+        """Records the promise for the request, replacing an earlier one unless that is open and had more time."""
         identity = _identity(request)
         known = self._open.get(identity)
         if known is promise or (known is not None and known.holds_for_more_than(promise, now_s)):
@@ -74,7 +76,7 @@ class RetryPromises:
         self._busy_until_at = max(self._busy_until_at, now_s) + work_s
 
     def redeem(self, request: Request) -> None:
-        """The request was accepted: what it was promised is done with."""
+        """Removes the promise of an accepted request."""
         if self._open and request.deadline_s is not None:
             identity = _identity(request)
             if identity in self._open:
@@ -86,7 +88,7 @@ class RetryPromises:
         return self._claimed / self._ended
 
     def _tidy(self, now_s: float) -> None:
-        """Forgets the oldest, as long as they are over or too many."""
+        """Drops the oldest promises while they are over or too many."""
         while self._open:
             identity, oldest = next(iter(self._open.items()))
             if not oldest.is_over(now_s) and len(self._open) < MOST_PROMISES:
@@ -105,8 +107,10 @@ class RetryPromises:
 
 
 def _identity(request: Request) -> bytes:
-    """The same for requests that ask for the same, whatever their ids and seeds: a client without an id of its own
-    draws both anew. Other than the time, which `of` compares."""
+    """Returns a digest equal for requests with equal contents.
+
+    Ids and seeds are excluded, since a client without its own id draws new ones. So is the deadline: `of` compares it.
+    """
     asked = (
         request.tenant,
         request.priority,

@@ -1,4 +1,4 @@
-"""The end of the service: nothing new is taken, what lives gets its time, the rest is ended and workers are told."""
+"""Shutdown: stops admission, gives live requests their time, ends the rest and informs the workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_svc.requests.requests import Requests
 
 
 class Shutdown:
-    """Carries out the `Drain` of one engine."""
+    """Executes the `Drain` of one engine."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Shutdown:
         step: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`step`: a turn of the engine."""
+        """`step` runs one turn of the engine."""
         self._requests = requests
         self._drain = drain
         self._workers = workers
@@ -33,17 +33,17 @@ class Shutdown:
         self._clock = clock
 
     def begin(self, seconds: float | None = None) -> None:
-        """Takes nothing new from now on; what lives gets `seconds`, by default `drain_s`."""
+        """Stops admission; live requests get `seconds`, by default `drain_s`."""
         if self._drain.begin(self._clock(), seconds):
             self._workers.announce()
 
     @property
     def is_due(self) -> bool:
-        """A drain has begun, and nothing lives any more, or its time is up."""
+        """Whether a drain has begun and no request is live any more, or its time is up."""
         return self._drain.begun and (self._requests.idle or self._drain.remaining_s(self._clock()) <= 0)
 
     def finish(self) -> None:
-        """Ends what a drain left over, and tells the workers that this was the last message."""
+        """Ends the requests that outlived the drain and sends the workers their last message."""
         ended_early = self._requests.book.num_live
         self._requests.finish_all(End(FinishReason.UNAVAILABLE, message="the service shut down"))
         self._step()

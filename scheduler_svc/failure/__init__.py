@@ -1,1 +1,1 @@
-"""What happens when something dies: runners that leave, a scheduler that comes back, requests that kill."""
+"""Failure handling: lost runners, takeover by a new scheduler, requests that crash runners, disconnected clients."""

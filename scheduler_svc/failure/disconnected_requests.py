@@ -1,7 +1,8 @@
-"""Requests that nobody listens to, and requests whose time is up.
+"""Requests without a client stream, and requests past their deadline.
 
-A client that cuts its stream has its request cancelled, or kept for its `keep_ms`. One whose stream was cut by a death
-in the service is not to blame: its request is kept for at least `attach_s`. Who does not come back is cancelled.
+If a client closes its stream, its request is cancelled, or kept for the request's `keep_ms`. If the stream broke
+because a process of the service died, the request is kept for at least `attach_s`. It is cancelled unless its client
+attaches within that time.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from scheduler_svc.requests.requests import Requests
 
 
 class DisconnectedRequests:
-    """Keeps, cancels and expires requests of one engine."""
+    """Keeps, cancels and expires the requests of one engine."""
 
     def __init__(self, requests: Requests, attach_s: float) -> None:
         self._requests = requests
         self._attach_s = attach_s
 
     def disconnect(self, request: Request) -> None:
-        """The client's stream is gone."""
+        """Cancels a request whose client closed its stream, or keeps it for its `keep_ms`."""
         if request.finished:
             return
         if not request.keep_s:
@@ -27,7 +28,7 @@ class DisconnectedRequests:
             self._keep(request, request.keep_s)
 
     def detach(self, request: Request) -> None:
-        """What carried the client's stream is gone: a front worker, or the scheduler before this one."""
+        """Keeps a request whose stream broke inside the service: a front worker or the former scheduler died."""
         self._keep(request, max(request.keep_s, self._attach_s))
 
     def _keep(self, request: Request, for_s: float) -> None:
@@ -39,7 +40,7 @@ class DisconnectedRequests:
         self._requests.finish_request(request, End(FinishReason.CANCELLED))
 
     def expire(self) -> None:
-        """Ends the requests whose time is up; forgets finished ones after their retention time."""
+        """Ends the requests whose time is up, and drops finished ones after their retention time."""
         now_s = self._requests.ledger.now_s
         for request in self._requests.book.due(now_s):
             if request.deadline_s is not None and request.deadline_s <= now_s:

@@ -1,4 +1,4 @@
-"""An isolation: suspects alone with one another on a runner, which one that is, and what its loss proves."""
+"""An isolation: a group of quarantined requests alone on a runner; the choice of that runner, and fault attribution."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Isolation:
-    """A group on its runner. `marks`: tokens of each sequence at the beginning, until it has got further."""
+    """A group on its runner. `marks`: initial number of tokens of each sequence that has made no progress yet."""
 
     session: int
     runner_id: str
     marks: dict[Sequence, int]
     queue: WaitingQueue
     beyond_limit: list[Sequence]
-    """Of the same requests, those that wait as their tenant runs as many as it may."""
+    """Sequences of these requests that wait because their tenant is at its limit of running sequences."""
     probed: bool
-    """The runner had computed a probe in this session."""
+    """Whether the runner had computed a probe in this session."""
     worked: bool
-    """It had finished a plan of other requests."""
+    """Whether the runner had finished a plan of other requests in this session."""
 
     def proves(self, request: Request, loss: Loss) -> bool:
-        """Does this loss count against the request, which was alone? Not a second one of a runner that may be ill."""
+        """Returns whether this loss is attributed to the request, which was alone on the runner.
+
+        A second loss on the same runner is not, unless the runner has shown in between that it works.
+        """
         anew = not request.suspicion.failed_on(self.runner_id)
         return anew or self.worked or (self.probed and loss is not Loss.MEMORY)
 
@@ -35,10 +38,10 @@ class Isolation:
 def choose_runner(
     schedulers: dict[int, Scheduler], illness: RunnerIllness, group: list[Request], reserved: int | None
 ) -> int | None:
-    """The session of the runner for the group; None where no runner stays that holds it.
+    """Returns the session of the runner for the group, or None if no runner that stays can hold it.
 
-    One that was not lost to it before, and has shown that it computes, if there is any; the one that is `reserved`
-    already, then the least loaded.
+    Prefers, in this order: a runner that was not lost with this group alone before, one that has shown that it
+    computes, the one that is `reserved` already, the least loaded.
     """
 
     def cost(item: tuple[int, Scheduler]) -> tuple[bool, bool, bool, int]:
@@ -51,18 +54,18 @@ def choose_runner(
 
 
 def fits(group: list[Request], scheduler: Scheduler) -> bool:
-    """Whether the runner can hold each of the group's sequences that wait to its end."""
+    """Returns whether the runner can hold each waiting sequence of the group up to its maximum length."""
     return max(map(waiting_limit, group), default=0) <= scheduler.most_tokens
 
 
 def waiting_limit(request: Request) -> int:
-    """Most tokens that a sequence of the request comes to which waits; 0 where none does.
+    """Returns the maximum length, in tokens, of the request's waiting sequences; 0 if none waits.
 
-    The others have no need of a runner, and may be longer: each open-ended sequence is shortened by itself.
+    The others need no runner and may be longer, because each open-ended sequence is shortened by itself.
     """
     return max((s.limit for s in request.sequences if s.phase is Phase.WAITING), default=0)
 
 
 def has_failed_on(group: list[Request], scheduler: Scheduler) -> bool:
-    """Was this runner lost while the group, a single request, had it for itself?"""
+    """Returns whether this runner was lost before while the group, a single request, was alone on it."""
     return len(group) == 1 and group[0].suspicion.failed_on(scheduler.hello.runner_id)

@@ -1,7 +1,7 @@
-"""The scheduler itself was stopped (SIGSTOP, a paused VM): what it waits for could not come meanwhile.
+"""Extends timeouts after a pause of the scheduler process itself (SIGSTOP, a paused VM), when nothing could arrive.
 
-The link forgives its runners by itself, and front workers count answers instead of seconds. Deadlines of requests are
-promises to clients, and stand.
+The runner link does so by itself, and front workers count answers instead of seconds. Request deadlines are not
+extended, because they are promises to clients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 
 
 def forgive(lifecycle: RunnerLifecycle, requests: Requests, pool: RunnerPool, pause_s: float) -> None:
-    """Puts off by `pause_s` seconds: the end of waiting for a runner, for clients to attach, and the age of plans."""
+    """Extends the waits for a runner and for clients to attach by `pause_s`, and makes plans that much younger."""
     lifecycle.forgive(pause_s)
     for request in requests.book.live():
         if request.gone_until_at is not None:

@@ -1,12 +1,12 @@
-"""Runners that are there and get no work: what lost plans must compute the scheduler's own probe first.
+"""Probation: a runner that lost plans gets no work until it has computed the scheduler's own probe.
 
-A runner that comes back after a loss with plans under way is not in the pool: nothing is placed on it, no suspect is
-tried there, and readiness does not count it. It waits for the end of its hold (see `RunnerIllness`), and then computes
-a prompt of one token, which belongs to no client and is in no count. If a token comes back, the runner joins the pool;
-if the session is lost again, or the token does not come, its hold doubles. A probe that is lost also clears what ran
-on that runner when it was lost before.
+A runner that returns after a loss with plans in flight does not join the pool: nothing is placed on it, no request is
+isolated on it, and readiness does not count it. When its hold ends (see `RunnerIllness`), it computes a prompt of one
+token, which belongs to no client and is excluded from all counters. If it returns a token, the runner joins the pool.
+If the session is lost again, or no token comes, its hold doubles. A lost probe also shows that the requests in flight
+at the runner's previous loss did not cause that loss, which no longer counts against them.
 
-What passes its probe is still watched: only a plan of requests that it finishes ends the row of its losses.
+A passed probe does not reset the count of consecutive losses; only a finished plan of requests does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 PROBE_ID = 0
-"""Id of the probe's sequence: no sequence of a request has it."""
+"""Id of the probe's sequence; no sequence of a request has it."""
 _PROBE, _RELEASE = 1, 2  # numbers of the plans
 
 log = structlog.get_logger()
@@ -41,12 +41,12 @@ class HeldRunner:
     hello: plan_pb2.Hello
     illness: Illness
     probing: bool = False
-    """Its probe is under way."""
+    """Whether its probe is in flight."""
 
 
 @dataclass(slots=True, frozen=True)
 class Proven:
-    """A runner that has computed its probe; `last_plan` of its session was no client's."""
+    """A runner that has passed its probe; `last_plan`: number of its session's last plan, before any of a request."""
 
     session: int
     hello: plan_pb2.Hello
@@ -65,7 +65,7 @@ class Probation:
         quarantine: Quarantine,
         announce: Callable[[], None],
     ) -> None:
-        """`announce` is called when which runners serve may have changed."""
+        """`announce` is called when the set of serving runners may have changed."""
         self._requests = requests
         self._pool = pool
         self._runners = runners
@@ -76,29 +76,29 @@ class Probation:
 
     @property
     def active(self) -> bool:
-        """Some runner is on probation."""
+        """Whether any runner is on probation."""
         return bool(self._held)
 
     @property
     def next_due_at(self) -> float:
-        """When the next hold ends; infinity where nothing is held."""
+        """Time at which the next hold ends; infinity if no runner is held."""
         if not self._held:
             return math.inf
         dues = (held.illness.until_at for held in self._held.values() if not held.probing)
         return min(dues, default=math.inf)
 
     def holds(self, runner_id: str) -> bool:
-        """Is this runner there, on probation?"""
+        """Returns whether this runner is connected and on probation."""
         return any(held.hello.runner_id == runner_id for held in self._held.values())
 
     def held_back(self) -> list[Illness]:
-        """The runners that have lost plans several times in a row, and do not serve; connected or not."""
+        """Returns the records of runners that lost plans several times in a row and do not serve, connected or not."""
         self._forget()
         serving = {scheduler.hello.runner_id for scheduler in self._pool.schedulers.values()}
         return [illness for illness in self.illness if illness.is_held and illness.runner_id not in serving]
 
     def _forget(self) -> None:
-        """Drops what no longer counts against runners."""
+        """Drops the records of losses that no longer count."""
         self.illness.forget(self._requests.ledger.now_s)
         for scheduler in self._pool.schedulers.values():
             if scheduler.has_finished:
@@ -107,9 +107,9 @@ class Probation:
     # ------------------------------------------------------------------ runners
 
     def takes(self, session: int, hello: plan_pb2.Hello) -> bool:
-        """Must the runner, which was welcomed, prove itself first? If so it is on probation from now on.
+        """Puts a welcomed runner on probation if it must compute a probe first; returns whether it must.
 
-        While plans of any runner were lost lately, newcomers must too: an ill machine may come with a new name each
+        While any runner has recent losses, new runners must too: a faulty machine may return under a new name each
         time.
         """
         self._forget()
@@ -121,11 +121,11 @@ class Probation:
         self._held[session] = HeldRunner(hello, illness)
         self._pool.expect(session, hello)
         self._announce()
-        log.info("a runner is probed", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
+        log.info("a runner is on probation", runner=hello.runner_id, losses=illness.losses, hold_s=illness.hold_s)
         return True
 
     def note_loss(self, scheduler: Scheduler, event: Lost) -> None:
-        """A runner of the pool was lost."""
+        """Records the loss of a runner of the pool."""
         runner_id = scheduler.hello.runner_id
         if scheduler.has_finished:
             self.illness.recovered(runner_id)
@@ -134,20 +134,20 @@ class Probation:
             illness.session = event.session
 
     def lost(self, event: Lost) -> None:
-        """A session that may be on probation has ended."""
+        """Handles the end of a session that may be on probation."""
         held = self._discharge(event.session)
         if held is None:
             return
         self._announce()
         if event.loss is Loss.LEFT or not held.probing:
-            log.info("a runner on probation is gone", runner=held.hello.runner_id, reason=event.reason)
+            log.info("a runner left while on probation", runner=held.hello.runner_id, reason=event.reason)
             return
         former = held.illness.session
         illness = self.illness.lost(held.hello.runner_id, event.reason, self._requests.ledger.now_s)
         illness.session = former
         self._requests.totals.losses[event.loss] += 1
         log.error(
-            "a runner is ill: it has lost the probe too",
+            "a runner failed its probe",
             runner=illness.runner_id,
             reason=event.reason,
             losses=illness.losses,
@@ -156,18 +156,18 @@ class Probation:
         self._quarantine.clear(former)
 
     def leave(self, session: int) -> None:
-        """A runner says goodbye that may be on probation."""
+        """Dismisses a leaving runner if it is on probation."""
         if self._discharge(session) is not None:
             self._announce()
             self._runners.dismiss(session)
 
     def _discharge(self, session: int) -> HeldRunner | None:
-        """The session is on probation no longer; None if it was not."""
+        """Ends the session's probation and returns it; None if it was not on probation."""
         self._pool.remove(session)
         return self._held.pop(session, None)
 
     def end(self) -> None:
-        """Nothing more is done here: a successor has taken over."""
+        """Dismisses all runners on probation, because a successor has taken over."""
         for session in list(self._held):
             self.leave(session)
 
@@ -181,27 +181,26 @@ class Probation:
                 self._runners.send_plan(session, _PROBE, _probe())
 
     def take_result(self, event: GotResult) -> Proven | None:
-        """A result of a session that may be on probation: its probe's, or what was under way when it ended. Returns
-        the runner if it may serve from now on."""
+        """Takes a result of a session that may be on probation; returns the runner if it has passed its probe."""
         held = self._held.get(event.session)
         if held is None:
             return None
         if event.number != _PROBE or not _has_token(event.result):
-            self._runners.drop(event.session, "its probe brought no token")
+            self._runners.drop(event.session, "its probe returned no token")
             return None
         self._discharge(event.session)
         self._runners.send_plan(event.session, _RELEASE, plan_pb2.Plan(releases=pack([0])))
-        log.info("a runner has computed its probe", runner=held.hello.runner_id)
+        log.info("a runner passed its probe", runner=held.hello.runner_id)
         return Proven(event.session, held.hello, _RELEASE)
 
 
 def _has_token(result: plan_pb2.Result) -> bool:
-    """Is this what a probe that was computed comes to?"""
+    """Returns whether this is the result of a computed probe: one row, status OK, with one token."""
     return result.statuses == b"\0" and result.token_counts == b"\1" and len(result.tokens) == 4
 
 
 def _probe() -> plan_pb2.Plan:
-    """A prompt of one token in slot 0, of which one token is sampled."""
+    """Returns a plan that admits a prompt of one token to slot 0 and samples one token."""
     sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
     context = engine_pb2.SequenceContext(submit=engine_pb2.Submit(n=1, max_tokens=1))
     sequence = plan_pb2.Admission(

@@ -1,15 +1,16 @@
-"""Finds the request that kills runners, so that only that one is refused and its neighbours live.
+"""Fault attribution: finds the request that crashes runners, so that only that request is refused.
 
-Suspects are the requests with rows in plans that a lost runner had not answered. A first crash costs a request
-nothing: it runs on. From its second on it is held, and runs only isolated: a group of suspects alone with one another
-on a runner that takes nothing else. A request that gets further than it was when it came is cleared and runs on as
-before; the group of a runner that is lost is halved. A request that was the only one on its runner is refused once that
-has happened on two runners. Where there is only one, that runner must have computed something else in between: other
-requests where any wait, else the scheduler's own probe (see `Probation`). A lack of memory is the machine's fault first
-of all: there a probe, which needs next to none, proves nothing.
+The implicated requests ("suspects" in the code) are those with rows in plans that a lost runner had not answered. The
+first loss has no consequence: the request resumes. From the second on it is quarantined: it runs only in an isolation,
+a group of such requests on a runner that takes no others. A request that makes progress there is released and runs as
+before. If the runner is lost, the group is halved. A request that was alone on its runner is refused once that has
+happened on two runners. If there is only one runner, it must have computed something else in between: other requests
+if any wait, otherwise the scheduler's own probe (see `Probation`). A probe does not count there if memory ran out:
+that is most likely the machine's fault, and a probe needs next to no memory.
 
-A process that comes back as if nothing had been, or that loses a probe too, clears those that its loss counted against,
-though not for ever (see `Suspicion`). Runners that are held back are in no pool, and so get no isolated group.
+If the lost process reconnects unharmed, or loses a probe too, its loss no longer counts against the implicated
+requests; the number of such pardons is limited (see `Suspicion`). Runners that are held back are not in the pool, and
+so get no isolated group.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from scheduler_svc.runners.runner_pool import NEARLY, RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 REMEMBERED = 64
-"""Lost sessions that may still prove to have been nobody's doing."""
+"""Number of lost sessions kept because their requests may still prove not to have caused the loss."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, frozen=True)
 class Incident:
-    """A loss, and the requests that it counts against. `lone`: of an isolation of one."""
+    """A loss and the requests implicated in it. `lone`: set if the loss was of an isolation of one request."""
 
     suspects: list[Request]
     loss: Loss
@@ -50,7 +51,7 @@ class Incident:
 
 
 class Quarantine:
-    """Holds suspects and tries them, one group at a time."""
+    """Quarantined requests of one engine; isolates one group at a time."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, placement: Placement, illness: RunnerIllness) -> None:
         self._requests = requests
@@ -61,16 +62,16 @@ class Quarantine:
         self._isolation: Isolation | None = None
         self._reserved: int | None = None
         self._incidents: OrderedDict[int, Incident] = OrderedDict()
-        self._put_off: list[Request] = []  # suspects that no runner can hold at the moment
+        self._put_off: list[Request] = []  # quarantined requests that no runner can hold at the moment
 
     @property
     def active(self) -> bool:
-        """Somebody is held or tried."""
+        """Whether any request is quarantined or isolated."""
         return self._isolation is not None or bool(self._groups or self._put_off) or self._reserved is not None
 
     @property
     def session(self) -> int | None:
-        """The runner that an isolation has, or the next one will have; None where no runner is closed for one."""
+        """Session of the runner of the isolation, or of the one reserved for the next; None if there is neither."""
         return self._reserved if self._isolation is None else self._isolation.session
 
     @property
@@ -85,7 +86,7 @@ class Quarantine:
     # ------------------------------------------------------------------ crashes
 
     def lost(self, session: int, suspects: list[Request], loss: Loss) -> None:
-        """A runner was lost, and all that ran there waits again. `suspects`: see `suspects_of`."""
+        """Handles the loss of a runner whose sequences all wait again. `suspects`: see `suspects_of`."""
         isolation, self._isolation = (self._isolation, None) if self._is_isolated(session) else (None, self._isolation)
         if self._reserved == session:
             self._reserved = None
@@ -114,7 +115,10 @@ class Quarantine:
             self._incidents.popitem(last=False)
 
     def _judge(self, isolation: Isolation, in_flight: list[Request], loss: Loss) -> None:
-        """The runner of an isolated group was lost: by one of those that had not got further yet, as far as known."""
+        """Handles the loss of an isolation's runner: implicates the group's in-flight requests without progress.
+
+        If there are none, all requests in flight are implicated.
+        """
         self._empty(isolation)
         tried = _requests(isolation.marks)
         accused = [request for request in in_flight if request in tried] or in_flight
@@ -127,14 +131,17 @@ class Quarantine:
         elif len(accused) == 1 and len(in_flight) == 1:
             self._accuse(isolation, accused[0], loss)
         elif len(accused) == 1:
-            self._hold_first(accused)  # it was not alone: next time it is
+            self._hold_first(accused)  # it was not alone on the runner; next time it will be
         else:
             self._hold(accused)
 
     def _accuse(self, isolation: Isolation, request: Request, loss: Loss) -> None:
-        """It was alone: rejected if chance, and the runner's own illness, are no longer the better explanation."""
+        """Handles the loss of a runner that had one request only: refuses it, or isolates it again.
+
+        It is refused once neither chance nor a fault of the runner is the better explanation.
+        """
         suspicion = request.suspicion
-        if not suspicion.is_held:  # cleared since its isolation began: this loss counts as it does for anybody
+        if not suspicion.is_held:  # its losses were discounted since its isolation began: this one is ordinary
             self._suspect(isolation.session, [request], loss)
             return
         if not isolation.proves(request, loss):
@@ -149,7 +156,7 @@ class Quarantine:
             self._hold_first([request])
 
     def _hold(self, requests: list[Request]) -> None:
-        """Two groups, each half of them; one that is alone is a group too."""
+        """Quarantines the requests as two groups, half of them in each; a single request is one group."""
         requests = [request for request in requests if all(request not in group for group in self._groups)]
         middle = len(requests) // 2
         for group in (requests[:middle], requests[middle:]):
@@ -163,7 +170,7 @@ class Quarantine:
             self._withdraw(requests)
 
     def _withdraw(self, requests: list[Request]) -> None:
-        """They wait here, and nowhere else."""
+        """Removes the requests' waiting sequences from all other queues."""
         for request in requests:
             for sequence in request.sequences:
                 if sequence.phase is Phase.WAITING:
@@ -171,17 +178,17 @@ class Quarantine:
 
     def _refuse(self, request: Request) -> None:
         suspicion = request.suspicion
-        message = f"this request can't be served: each time it was computed alone, {suspicion.story}"
+        message = f"this request can't be served: each time it ran alone on a runner, {suspicion.story}"
         runners = [lone.runner_id for lone in suspicion.lone_losses]
         log.error(
-            "a request is refused: it ends runners",
+            "a request is refused: it crashes runners",
             request_id=request.request_id,
             tenant=request.tenant,
             runners=runners,
             losses=[lone.loss.value for lone in suspicion.lone_losses],
         )
         for runner_id in runners:
-            self._illness.recovered(runner_id)  # its losses are explained
+            self._illness.recovered(runner_id)  # the request explains the runner's losses
         refusal = EngineRefusal(grpc.StatusCode.INTERNAL, message)
         self._requests.totals.refuse(RefusalReason.CRASHES_RUNNERS)
         self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
@@ -189,13 +196,13 @@ class Quarantine:
         self._requests.finish_request(request, End(FinishReason.ERROR, message=message))
 
     def clear_if_survived(self, session: int) -> None:
-        """The process that was lost in this session is back, unharmed: nobody there has crashed it."""
+        """Clears the loss of this session if its process came back unharmed: no request has crashed it."""
         incident = self._incidents.get(session)
         if incident is not None and incident.loss.survivable:
             self.clear(session)
 
     def clear(self, session: int) -> None:
-        """The loss of this session was not the doing of what ran there."""
+        """Discounts the loss of this session, which its requests did not cause, and releases them."""
         incident = self._incidents.pop(session, None)
         if incident is None:
             return
@@ -213,7 +220,7 @@ class Quarantine:
                 self._requests.shares.enter(sequence, self._requests.queue)
 
     def rank_anew(self, rank: Callable[[Sequence], None]) -> None:
-        """Another policy is in force: `rank` gives a sequence its rank."""
+        """Ranks all its sequences again after a policy swap; `rank` gives a sequence its rank."""
         for group in (*self._groups, self._put_off):
             for request in group:
                 for sequence in request.sequences:
@@ -228,18 +235,21 @@ class Quarantine:
     # ------------------------------------------------------------------ isolations
 
     def isolated_queue(self, session: int) -> Queue | None:
-        """Where the runner of an isolation takes sequences from; None for every other runner."""
+        """Returns the queue of an isolation's runner; None for every other runner."""
         return self._isolation.queue if self._isolation is not None and self._is_isolated(session) else None
 
     def discard(self, sequence: Sequence) -> None:
-        """A waiting sequence has ended."""
+        """Drops a waiting sequence that has ended."""
         if self._isolation is not None:
             self._isolation.queue.discard(sequence)
             if sequence in self._isolation.beyond_limit:
                 self._isolation.beyond_limit.remove(sequence)
 
     def advance(self) -> None:
-        """Clears what got further, ends an isolation when all have, and begins the next. Called each step if active."""
+        """Ends the isolation once all its sequences have ended or made progress, and begins the next.
+
+        Called each step if `active`.
+        """
         isolation = self._isolation
         if isolation is not None:
             for sequence, mark in list(isolation.marks.items()):
@@ -258,14 +268,17 @@ class Quarantine:
         self._unreserve()
 
     def _unreserve(self) -> None:
-        """The runner that was kept for the next isolation is like any other again."""
+        """Opens the runner that was reserved for the next isolation to all sequences again."""
         if self._reserved is not None:
             self._placement.open(self._reserved)
             self._reserved = None
 
     def _wait_for_others(self, session: int) -> int | None:
-        """Only runners are there that were lost to the first group, a single request: others go first, to show that
-        it is not the runner. None while they do; else the runner for the group that is first then."""
+        """Lets others run first on a runner that was lost with the first group, a single request, alone on it.
+
+        They show whether the runner itself is faulty. Called when there are only such runners. Returns None while the
+        others run, otherwise the session for the group that is first by then.
+        """
         scheduler = self._pool.schedulers[session]
         if scheduler.has_finished:
             return session
@@ -273,7 +286,7 @@ class Quarantine:
             if fits(group, scheduler) and not has_failed_on(group, scheduler):
                 self._groups.rotate(-place)
                 return session
-        placement = self._placement  # who waits aside of the queue's order for a larger runner won't come here
+        placement = self._placement  # parked sequences, which wait for a larger runner, do not count
         others_wait = self._requests.queue.peek() or placement.num_waiting or scheduler.table.num_running
         return None if others_wait else session
 
@@ -283,7 +296,7 @@ class Quarantine:
         self._empty(isolation)
 
     def _empty(self, isolation: Isolation) -> None:
-        """Whoever waits for the isolation's runner waits for any."""
+        """Moves the sequences that wait for the isolation's runner back to the shared queue."""
         for sequence in list(isolation.queue):
             isolation.queue.discard(sequence)
             self._requests.queue.push(sequence)
@@ -292,7 +305,10 @@ class Quarantine:
                 self._requests.shares.enter(sequence, self._requests.queue)
 
     def _put_off_misfits(self) -> None:
-        """Suspects that no runner can hold are in no group, so that others are tried; they wait as `Misfits` do."""
+        """Takes the requests that no runner can hold out of their groups, so that others get isolated.
+
+        They wait like other `Misfits`, and form groups again when a runner can hold them.
+        """
         held = [request for group in self._groups for request in group]
         self._put_off = [request for request in self._put_off if not request.finished and request not in held]
         sizes = [s.most_tokens for s in self._pool.schedulers.values() if not s.leaving]
@@ -313,7 +329,7 @@ class Quarantine:
         self._groups = deque([r for r in group if waiting_limit(r) <= most] for group in self._groups)
 
     def _begin_isolation(self) -> None:
-        """The first group's, on an empty runner; while there is none, the least loaded one takes nobody else."""
+        """Begins the isolation of the first group if a runner is empty; otherwise reserves one until it is empty."""
         schedulers = self._pool.schedulers
         session = choose_runner(schedulers, self._illness, self._groups[0], self._reserved)
         if session is not None and has_failed_on(self._groups[0], schedulers[session]):
@@ -349,7 +365,7 @@ def _forgive(incident: Incident) -> None:
 
 
 def suspects_of(scheduler: Scheduler) -> list[Request]:
-    """The requests with rows in plans that are not answered."""
+    """Returns the unfinished requests with rows in the runner's unanswered plans."""
     requests: dict[int, Request] = {}
     for flight in scheduler.in_flight:
         for sequence in flight.sequences:

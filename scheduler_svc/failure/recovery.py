@@ -1,16 +1,16 @@
-"""Going on with what a runner kept while the scheduler was away: requests, rosters and pools from a snapshot.
+"""Recovery after a scheduler restart: rebuilds requests, slots and block pools from a runner's snapshot.
 
-The runner tells each sequence's tokens, how many of them it has computed, its block table, and the context that the
-former scheduler gave it. What it does not tell is made again: choices of the same request that were waiting or had
-ended, and all that asked for log-probabilities, are computed from the prompt (the noise is keyed by position, so they
-come out the same), and a request that no runner holds is sent again by its client.
+The snapshot has each sequence's tokens, the number of computed ones, its block table, and the context set by the former
+scheduler. Everything else is computed again from the prompt: the request's other choices that were waiting or had
+ended, and all sequences that return log-probabilities. The results are the same, because sampling noise is keyed by
+position. A request that no runner holds must be sent again by its client.
 
-What a sequence keeps of what the runner holds:
+What a sequence keeps of the runner's state:
 
 | the request                                            | slot and KV | tokens |
 |--------------------------------------------------------|-------------|--------|
-| asks for log-probabilities, of its tokens or prompt    | no          | no     |
-| has a grammar, or its tenant runs as many as it may    | no          | yes    |
+| returns log-probabilities, of its tokens or prompt     | no          | no     |
+| has a grammar, or its tenant is at its running limit   | no          | yes    |
 | is any other                                           | yes         | yes    |
 """
 
@@ -39,12 +39,12 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 class UnsoundSnapshot(ValueError):
-    """A snapshot that can't be: the runner must begin with an empty roster."""
+    """An inconsistent snapshot: the runner must start again without sequences."""
 
 
 @dataclass(slots=True, frozen=True)
 class Resident:
-    """One sequence of a snapshot, decoded."""
+    """One decoded sequence of a snapshot."""
 
     slot: int
     sequence_id: int
@@ -56,11 +56,11 @@ class Resident:
 
 
 def read_snapshot(snapshot: plan_pb2.Snapshot, hello: plan_pb2.Hello) -> list[Resident]:
-    """The residents of a snapshot, each proven to fit the runner. Raises UnsoundSnapshot."""
+    """Returns the sequences of a snapshot, each checked against the runner's limits. Raises UnsoundSnapshot."""
     residents = [_read_resident(entry, hello) for entry in snapshot.sequences]
     for name, count in Counter([entry.slot for entry in residents]).items():
         if count > 1:
-            raise UnsoundSnapshot(f"slot {name} is told {count} times")
+            raise UnsoundSnapshot(f"slot {name} appears {count} times in the snapshot")
     return residents
 
 
@@ -68,7 +68,9 @@ def _read_resident(entry: plan_pb2.ResidentSequence, hello: plan_pb2.Hello) -> R
     try:
         context = engine_pb2.SequenceContext.FromString(entry.context)
     except DecodeError as error:
-        raise UnsoundSnapshot(f"slot {entry.slot}: its context is of another version: {error}") from error
+        raise UnsoundSnapshot(
+            f"slot {entry.slot}: its context can't be decoded, versions may differ: {error}"
+        ) from error
     resident = Resident(
         entry.slot,
         entry.sequence_id,
@@ -88,12 +90,12 @@ def _read_resident(entry: plan_pb2.ResidentSequence, hello: plan_pb2.Hello) -> R
         and context.index < context.submit.n
     )
     if not fits:
-        raise UnsoundSnapshot(f"slot {entry.slot}: tokens, blocks and context do not fit each other")
+        raise UnsoundSnapshot(f"slot {entry.slot}: tokens, blocks and context are inconsistent")
     return resident
 
 
 class Recovery:
-    """Takes over what runners hold. One per engine."""
+    """Takes over the sequences that runners hold. One per engine."""
 
     def __init__(
         self,
@@ -103,8 +105,7 @@ class Recovery:
         ids: SequenceIds,
         wall_clock: Callable[[], float],
     ) -> None:
-        """`ids` passes by those that runners hold. `wall_clock`: seconds since 1970, which schedulers on several
-        machines have in common."""
+        """`ids` skips the ids that runners hold. `wall_clock`: seconds since 1970, comparable between machines."""
         self._requests = requests
         self._constraints = constraints
         self._disconnected = disconnected
@@ -112,7 +113,7 @@ class Recovery:
         self._ids = ids
 
     def adopt(self, scheduler: Scheduler, residents: list[Resident]) -> int:
-        """Fills the fresh roster with the residents; returns how many go on. The others' slots are released."""
+        """Adds the residents to a new runner's scheduler; returns how many resume. The others' slots are released."""
         self._ids.pass_by(resident.sequence_id for resident in residents)
         scheduler.pool.restore(resident.blocks for resident in residents)
         residents = sorted(residents, key=lambda resident: (resident.context.arrival_unix_s, resident.sequence_id))
@@ -133,14 +134,14 @@ class Recovery:
             else:
                 scheduler.drop_slot(resident.slot, resident.blocks)
         for request in requests.values():
-            if request.grammar:  # they keep their tokens, and are computed again with their matchers
+            if request.grammar:  # its sequences keep their tokens and are computed again, with new matchers
                 self._constraints.prepare(request, self._queue_missing)
             else:
                 self._queue_missing(request)
         return going_on
 
     def _wanted(self, resident: Resident, requests: dict[int, Request]) -> Sequence | None:
-        """The sequence that the resident is; None if it is not to go on (any more), or not there.
+        """Returns the resident's sequence, or None if it must not resume from this snapshot or does not exist.
 
         `requests`: those rebuilt from this snapshot, by the id of their first sequence.
         """
@@ -158,36 +159,38 @@ class Recovery:
         if sequence is None or sequence.id != resident.sequence_id or sequence.phase is Phase.FINISHED:
             return None
         if sequence.scheduler is not None or sequence.stale:
-            return None  # it began again on another runner, whose rows on their way bring the same tokens
+            return None  # it started again on another runner, whose rows in flight bring the same tokens
         if len(sequence.tokens) > len(resident.tokens):
             return None
         if request.sampling.HasField("logprobs") or request.scores_prompt:
-            return None  # no runner keeps log-probabilities: computing all again brings them back
-        if request.grammar:  # what was rebuilt keeps its tokens; others wait, or will once their grammar is compiled
+            return None  # no runner keeps log-probabilities: all is computed again to restore them
+        if request.grammar:  # a rebuilt request keeps its tokens; others wait, or will once their grammar is compiled
             return sequence if first_id in requests else None
         if resident.computed >= len(resident.tokens) or request.suspicion.is_held:
-            return None  # its last row failed, or it may end runners: that shows again, elsewhere
+            return None  # its last row failed, or it may crash runners: either will show again elsewhere
         return sequence
 
     def _known(self, submit: engine_pb2.Submit, first_id: int) -> Request | None:
-        """The request of this id, if it is not an earlier one whose id was used again since.
+        """Returns the request of this id, or None; an earlier request whose id was reused since is ended.
 
-        A runner that was out of reach may still hold what its client has cancelled, or sent again.
+        A runner that was unreachable may still hold a request that its client has cancelled or sent again.
         """
         request = self._requests.book.by_key(submit.tenant, submit.request_id)
         if request is None or not request.rebuilt or request.sequences[0].id >= first_id:
             return request
-        refusal = EngineRefusal(grpc.StatusCode.UNAVAILABLE, "a later request of this id has turned up: attach to it")
+        refusal = EngineRefusal(
+            grpc.StatusCode.UNAVAILABLE, "a runner holds a later request with this id: attach to it"
+        )
         self._requests.outbox.message(request.owner, refusal.to_message(request.handle))
-        self._requests.book.abandon(request)  # whoever listened has heard all
+        self._requests.book.abandon(request)  # its listener has received the refusal, which is final
         request.is_left = True
         self._requests.finish_request(request, End(FinishReason.CANCELLED, message=refusal.message))
         return None
 
     def _goes_on(self, sequence: Sequence, resident: Resident) -> bool:
-        """Brings the sequence, out of every queue, up to what the runner knows of it; False if that ends it.
+        """Removes the sequence from every queue and sets it to the runner's state; returns False if that ends it.
 
-        What was sampled behind an end never counted.
+        Tokens sampled after an end are dropped.
         """
         known, tokens = len(sequence.log), resident.tokens
         end = None
@@ -205,7 +208,7 @@ class Recovery:
         return end is None
 
     def _may_run(self, sequence: Sequence, requests: dict[int, Request]) -> bool:
-        """Does it go on in its slot, as far as its matcher and its tenant's limit are concerned? Else it waits."""
+        """Returns whether it may resume in its slot, given its grammar and its tenant's limit; otherwise it waits."""
         request, shares = sequence.request, self._requests.shares
         if request.grammar:
             return False
@@ -216,12 +219,12 @@ class Recovery:
         return False
 
     def _charge(self, sequence: Sequence) -> None:
-        """The tenant's account begins with what its running sequences were served by the former scheduler."""
+        """Charges the tenant for the tokens that the former scheduler computed for a running sequence."""
         served = sequence.prompt_len - sequence.cached_tokens
         self._requests.ledger.restore(sequence.request.tenant, served, sequence.num_generated)
 
     def _rebuild(self, resident: Resident, first_id: int) -> Request:
-        """The request as it was, with all its choices at their beginning, waiting for its client."""
+        """Rebuilds the request without a client, with all its choices at their beginning."""
         context = resident.context
         now_s, unix_s = self._requests.ledger.now_s, self._wall_clock()
         known = resident.prompt_len + context.num_received
@@ -237,7 +240,7 @@ class Recovery:
         return request
 
     def _queue_missing(self, request: Request) -> None:
-        """Choices that no runner has told of (yet) begin again."""
+        """Queues the choices that no runner has reported (yet): they start again."""
         for sequence in request.sequences:
             if sequence.phase is Phase.WAITING:
                 self._requests.shares.enter(sequence, self._requests.queue)

@@ -1,8 +1,8 @@
-"""What counts against a runner: the plans that it loses in a row, over all its sessions.
+"""Consecutive losses of each runner, over all its sessions, and how long it is held back after them.
 
-A runner that loses its session with a plan under way is not to blame for it the first time. Each further time, if it
-has finished nothing in between, it is held back for twice as long as before. Counters are kept by the runner's name: a
-fault ends the session, and a crash the process.
+The first loss of a session with a plan in flight has no consequence for the runner. After each further one without a
+finished plan in between, it is held back for twice as long. Counters are kept by the runner's name, because a fault
+ends the session, and a crash ends the process.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 HELD_FROM = 2
-"""Losses in a row from which a runner is held back."""
+"""Number of consecutive losses from which a runner is held back."""
 FIRST_HOLD_S = 0.5
 LONGEST_HOLD_S = 30.0
-"""Shorter than `no_runner_s`: while a service has ill runners only, each gets several chances within that time."""
+"""Shorter than `no_runner_s`: if a service has only faulty runners, each gets several probes within that time."""
 FORGET_S = 900.0
-"""A runner that was not heard of for so long is not expected back."""
+"""Age at which a runner's last loss is dropped: the runner is not expected back."""
 MOST_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
 class Illness:
-    """One runner that has lost plans and has finished none since."""
+    """Record of one runner that has lost plans and has finished none since."""
 
     runner_id: str
     losses: int = 0
-    """Sessions in a row that ended with plans under way, none finished in between."""
+    """Number of consecutive sessions that ended with plans in flight, without a finished plan."""
     lost_at: float = 0.0
-    """When the last of them ended."""
+    """Time at which the last of them ended."""
     session: int = 0
-    """The last of them in which others than a probe were computed."""
+    """The last of them in which plans of requests were in flight, not only a probe."""
     reason: str = ""
-    """Why it ended, as a sentence."""
+    """Why the last one ended, as a sentence."""
 
     @property
     def hold_s(self) -> float:
-        """Seconds that it gets nothing after its last loss."""
+        """Seconds after its last loss in which it gets no plan."""
         doublings = self.losses - HELD_FROM
         return 0.0 if doublings < 0 else min(LONGEST_HOLD_S, FIRST_HOLD_S * 2.0 ** min(doublings, 30))
 
     @property
     def until_at(self) -> float:
-        """When it gets its next chance."""
+        """Time of its next probe."""
         return self.lost_at + self.hold_s
 
     @property
     def is_held(self) -> bool:
-        """Chance is no longer the better explanation."""
+        """Whether chance is no longer the better explanation for its losses."""
         return self.losses >= HELD_FROM
 
 
 class RunnerIllness:
-    """The runners that have lost plans, by name."""
+    """Records of the runners that have lost plans, by name; at most MOST_REMEMBERED."""
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Illness] = OrderedDict()  # the latest loss last
@@ -65,16 +65,16 @@ class RunnerIllness:
         return iter(list(self._by_id.values()))
 
     def of(self, runner_id: str) -> Illness | None:
-        """What counts against the runner; None: nothing."""
+        """Returns the runner's record; None if it has no losses."""
         return self._by_id.get(runner_id)
 
     def is_held(self, runner_id: str) -> bool:
-        """Does more count against it than a single loss?"""
+        """Returns whether the runner is held back: it has at least HELD_FROM consecutive losses."""
         illness = self._by_id.get(runner_id)
         return illness is not None and illness.is_held
 
     def lost(self, runner_id: str, reason: str, now_s: float) -> Illness:
-        """The runner has lost a plan, and has finished none since the loss before."""
+        """Counts a loss of the runner, which has finished no plan since the previous one; returns its record."""
         illness = self._by_id.setdefault(runner_id, Illness(runner_id))
         self._by_id.move_to_end(runner_id)
         illness.losses += 1
@@ -84,13 +84,13 @@ class RunnerIllness:
         return illness
 
     def recovered(self, runner_id: str) -> None:
-        """It has finished a plan, or its losses are explained: nothing counts against it any more."""
+        """Resets the runner's losses: it has finished a plan, or its losses are explained by a request."""
         illness = self._by_id.pop(runner_id, None)
         if illness is not None:
             illness.losses = 0
 
     def forget(self, now_s: float) -> None:
-        """Drops the runners that were not heard of for long."""
+        """Drops the records whose last loss is older than FORGET_S."""
         for illness in self:
             if now_s - illness.lost_at > FORGET_S:
                 del self._by_id[illness.runner_id]

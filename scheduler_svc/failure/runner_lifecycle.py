@@ -1,4 +1,4 @@
-"""Runners come, leave, and are lost: what the engine does then."""
+"""Lifecycle of runners: how the engine handles runners that join, leave, resume or are lost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 RECOVERY_S = 1.0
-"""After a runner with sequences of an earlier scheduler came, others may follow: unknown requests may be theirs."""
+"""Seconds after a runner resumed in which others may follow, so that an unknown request may be one of theirs."""
 
 log = structlog.get_logger()
 
 
 class RunnerLifecycle:
-    """Carries out the events of the runner link that are not results."""
+    """Handles the events of the runner link that are not results."""
 
     def __init__(
         self,
@@ -44,8 +44,11 @@ class RunnerLifecycle:
         when_changed: Callable[[], None],
         when_fenced: Callable[[], None],
     ) -> None:
-        """`no_runner_s`: seconds that requests wait for a runner where none is there, since `started_at` at first.
-        `when_changed`: other runners serve than before; `when_fenced`: nothing new may be taken any more."""
+        """`no_runner_s`: seconds that requests wait while no runner is connected, at first from `started_at`.
+
+        `when_changed` is called when the set of serving runners has changed, `when_fenced` when no new request may be
+        accepted.
+        """
         self._requests = requests
         self._pool = pool
         self._runners = runners
@@ -60,23 +63,23 @@ class RunnerLifecycle:
         self._resuming: dict[int, plan_pb2.Hello] = {}
         self._recovering_until_at = 0.0
         self.alone_since_at: float | None = started_at
-        """Since when no runner is there; None while one is."""
+        """Time since which no runner serves; None while one does."""
         self.fenced = False
-        """A successor has taken over: nothing more may be done here."""
+        """Whether a successor has taken over; no event is handled from then on."""
 
     @property
     def recovering(self) -> bool:
-        """A request that is not known may still turn up."""
+        """Whether an unknown request may still turn up in a runner's snapshot."""
         return bool(self._resuming) or self._requests.ledger.now_s < self._recovering_until_at
 
     def forgive(self, pause_s: float) -> None:
-        """This process was stopped for so long: runners could not come meanwhile."""
+        """Extends the waits for runners after this process was stopped for `pause_s` seconds."""
         self._recovering_until_at += pause_s
         if self.alone_since_at is not None:
             self.alone_since_at += pause_s
 
     def apply(self, event: Joined | GotSnapshot | Leaving | Lost | Fenced) -> None:
-        """Carries out one event."""
+        """Handles one event."""
         if self.fenced:
             return
         match event:
@@ -105,10 +108,7 @@ class RunnerLifecycle:
                 self._enter(event.session, self._add(event.session, event.hello))
 
     def admit(self, proven: Proven) -> None:
-        """A runner that was on probation serves from now on.
-
-        Others may have come meanwhile that it must fit.
-        """
+        """Adds a runner that has passed its probe to the pool, unless it no longer fits the runners that serve."""
         if self._refuses(proven.session, proven.hello):
             return
         scheduler = self._add(proven.session, proven.hello)
@@ -116,7 +116,7 @@ class RunnerLifecycle:
         self._enter(proven.session, scheduler)
 
     def _refuses(self, session: int, hello: plan_pb2.Hello) -> bool:
-        """Whether the runner can't serve here, which it is told, and the log."""
+        """Rejects a runner that can't serve here, and logs the reason; returns whether it did."""
         reason = self._pool.unfit(hello)
         if reason:
             log.error("a runner is refused", runner=hello.runner_id, reason=reason)
@@ -126,7 +126,7 @@ class RunnerLifecycle:
         return bool(reason)
 
     def _resume(self, event: GotSnapshot) -> None:
-        """The runner goes on with what it holds."""
+        """Adds a runner to the pool with the sequences of its snapshot, or drops it if that is inconsistent."""
         hello = self._resuming.pop(event.session, None)
         if hello is None or self._refuses(event.session, hello):  # others may have joined since its Hello
             return
@@ -171,7 +171,7 @@ class RunnerLifecycle:
             self.finish_drain(event.session)
 
     def finish_drain(self, session: int) -> None:
-        """A runner that leaves has given its last result: its sequences go on elsewhere."""
+        """Dismisses a leaving runner once it has no plan in flight; its sequences resume elsewhere."""
         scheduler = self._pool.schedulers.get(session)
         if scheduler is not None and scheduler.leaving and not scheduler.in_flight:
             self._runners.dismiss(session)
@@ -199,7 +199,7 @@ class RunnerLifecycle:
         self._when_changed()
 
     def _fence(self, event: Fenced) -> None:
-        """Every stream ends: its tokens are the successor's to tell."""
+        """Ends this scheduler's work: every stream ends, and its client gets further tokens from the successor."""
         self.fenced = True
         self._probation.end()
         log.error("another scheduler has taken over: this one ends", term=event.term.number)
@@ -212,14 +212,14 @@ class RunnerLifecycle:
         )
 
     def expire(self) -> None:
-        """Ends what has waited for a runner in vain."""
+        """Ends the sequences and requests that have waited too long for a runner."""
         now_s = self._requests.ledger.now_s
         for sequence in self._placement.given_up(self._quarantine.session):
-            tokens = f"that holds its {sequence.limit} tokens (prompt and max_tokens)"
+            tokens = f"that can hold its {sequence.limit} tokens (prompt and max_tokens)"
             ill = self._pool.expects(sequence.limit)
-            message = f"the runner {tokens} loses every plan" if ill else f"no runner came in time {tokens}"
+            message = f"the runner {tokens} loses every plan" if ill else f"no runner {tokens} joined in time"
             self._requests.finish(sequence, End(FinishReason.UNAVAILABLE, message=message))
         alone_since_at = self.alone_since_at
         if alone_since_at is not None and now_s - alone_since_at > self._no_runner_s:
-            none = "the runners that are there lose every plan" if self._probation.active else "no runner came in time"
+            none = "all connected runners lose every plan" if self._probation.active else "no runner joined in time"
             self._requests.finish_all(End(FinishReason.UNAVAILABLE, message=none))

@@ -1,8 +1,8 @@
-"""Results that say that nothing came of a step: the runner's doing, as far as anybody can tell.
+"""Attributes a result with non-finite logits to the runner or to its sequences.
 
-One sequence whose logits are not finite is a fault of its own, and ends with an error. Where those of every sequence
-are, of requests that have nothing to do with each other, the runner is ill: its session ends, and they go on elsewhere.
-A request that was alone in its step gets a second opinion, where there is another runner.
+If the logits of some sequences are not finite, the fault is theirs, and they end with an error. If the logits of all
+sampling sequences of several unrelated requests are not finite, the runner is faulty: its session ends, and the
+sequences resume elsewhere. A request that was alone in its step is tried on another runner once, if there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ NOT_FINITE = plan_pb2.ROW_STATUS_NOT_FINITE
 
 
 def is_worthless(event: GotResult, scheduler: Scheduler, num_runners: int) -> bool:
-    """Is the runner, one of so many, to blame for this result, which has rows that are not finite?"""
+    """Returns whether this result, which has rows that are not finite, is the fault of its runner.
+
+    `num_runners`: number of runners that serve.
+    """
     flight = scheduler.in_flight[0] if scheduler.in_flight else None
     if flight is None or flight.number != event.number or len(event.result.statuses) != len(flight.flags):
         return False

@@ -1,1 +1,1 @@
-"""KV blocks of one runner: who owns which, and their names by content."""
+"""KV blocks of one runner: allocation, reference counts, and an index by content."""

@@ -1,9 +1,9 @@
-"""The pool of KV blocks of one runner: who owns which, which content may be hit, which to give next.
+"""The pool of KV blocks of one runner: references, reusable content, and eviction order.
 
-Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, nothing worth keeping),
-*cached* (free, READY content that a prefix may hit) or *held* (reference count > 0). Giving takes blank blocks first,
-then the least recently used cached one. Content is named by a chained hash (`block_hashes.py`): an equal name means an
-equal prefix.
+Blocks are integers 1 to num_blocks (0 is the runner's dummy). A block is *blank* (free, without reusable content),
+*cached* (free, with READY content that a prefix may hit) or *held* (reference count > 0). Allocation takes blank blocks
+first, then evicts the least recently used cached ones. Content is named by a chained hash (`block_hashes.py`): an equal
+name means an equal prefix.
 
 A block with a name is PENDING until a result confirms its KV, then READY; only READY blocks are hit.
 """
@@ -18,28 +18,28 @@ from roster_protos import plan_pb2
 
 
 class CacheListener(Protocol):
-    """Who hears what becomes of named blocks."""
+    """Listener for changes of named blocks."""
 
     def ready(self, name: bytes) -> None:
-        """A block of this name is READY."""
+        """Called when a block of this name becomes READY."""
 
     def gone(self, name: bytes) -> None:
-        """No block has this name any more."""
+        """Called when no block has this name any more."""
 
 
 class PoolExhausted(RuntimeError):
-    """More blocks were asked for than are free: the caller did not look at `num_free` first."""
+    """More blocks were requested than are free: the caller must check `num_free` first."""
 
 
 class Match(NamedTuple):
-    """Longest READY prefix, and the last block of what is being computed right after it (None: nothing is)."""
+    """The longest READY prefix, and the last PENDING block that follows it (None if none does)."""
 
     blocks: list[int]
     awaited: int | None
 
 
 class BlockPool:
-    """Fixed blocks with reference counts and an index of reusable content. Every operation is O(1) a block."""
+    """A fixed set of blocks with reference counts and an index of reusable content. Operations are O(1) per block."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -51,17 +51,17 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # READY and PENDING
         self._pending: set[int] = set()
         self.last_plan = [0] * (num_blocks + 1)
-        """Last plan that touched each freed block: any writer but compute itself waits for its result."""
+        """Last plan that touched each freed block. A writer other than compute must wait for that plan's result."""
         self.listener: CacheListener | None = None
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, cached ones included."""
+        """Blocks without references, cached ones included."""
         return len(self._blank) + len(self._cached)
 
     @property
     def num_pending(self) -> int:
-        """Blocks that are named and being computed."""
+        """Named blocks that are still being computed."""
         return len(self._pending)
 
     @property
@@ -75,19 +75,19 @@ class BlockPool:
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold the KV of `num_tokens` positions."""
+        """Returns the number of blocks that hold the KV of `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
     def restore(self, tables: Iterable[list[int]]) -> None:
-        """Makes a fresh pool hold exactly these block tables; no content is known yet."""
+        """Makes a fresh pool hold exactly these block tables, without known content."""
         held = Counter(block for table in tables for block in table)
         self._references = [held[block] for block in range(self.num_blocks + 1)]
         self._blank = [block for block in range(self.num_blocks, 0, -1) if not held[block]]
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` blocks, each with one reference and no hash. Raises PoolExhausted, taking none."""
+        """Takes `count` blocks, each with one reference and no name. Raises PoolExhausted, taking none."""
         if count > self.num_free:
-            raise PoolExhausted(f"{count} blocks asked, {self.num_free} free")
+            raise PoolExhausted(f"{count} blocks requested, {self.num_free} free")
         blank = self._blank
         if count <= len(blank):
             blocks = blank[: -count - 1 : -1]
@@ -101,10 +101,10 @@ class BlockPool:
         return blocks
 
     def _evict(self, count: int) -> list[int]:
-        """Takes the least recently used cached blocks, whose content nobody hits any more."""
+        """Takes the least recently used cached blocks and removes their names."""
         cached, block_of, name_of, listener = self._cached, self._block_of, self._name_of, self.listener
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:  # `forget`, without the call
+        for block in blocks:  # inlined `forget`
             name: Any = name_of[block]
             name_of[block] = None
             del block_of[name]
@@ -113,7 +113,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: list[int], plan: int = 0) -> None:
-        """Drops one reference of each block. Deepest first, so that a prefix outlives what continues it."""
+        """Drops one reference of each block, deepest first, so that a prefix outlives its continuations."""
         references, names, last_plan = self._references, self._name_of, self.last_plan
         for block in reversed(blocks):
             references[block] -= 1
@@ -129,7 +129,7 @@ class BlockPool:
                 self._cached[block] = None
 
     def forget(self, block: int) -> None:
-        """Takes the block's name away: nobody hits it from now on."""
+        """Removes the block's name, so that it can't be hit any more."""
         name = self._name_of[block]
         if name is not None:
             self._name_of[block] = None
@@ -139,14 +139,14 @@ class BlockPool:
                 self.listener.gone(name)
 
     def flush(self) -> None:
-        """Takes every block's name away: nobody hits what was computed so far. Who holds a block keeps it."""
+        """Removes every block's name: nothing computed so far can be hit. References stay."""
         self._blank += self._cached
         self._cached.clear()
         for block in list(self._block_of.values()):
             self.forget(block)
 
     def match(self, hashes: Iterable[bytes]) -> Match:
-        """Looks up a chain of block hashes, front to back. Takes no reference: `share` does."""
+        """Looks up a chain of block names, front to back. Takes no reference; `share` does."""
         blocks: list[int] = []
         awaited: int | None = None
         for name in hashes:
@@ -162,7 +162,7 @@ class BlockPool:
         return Match(blocks, awaited)
 
     def num_ready(self, hashes: Iterable[bytes]) -> int:
-        """How many blocks `match` finds."""
+        """Returns how many blocks `match` would find."""
         block_of, pending, count = self._block_of, self._pending, 0
         for name in hashes:
             block = block_of.get(name)
@@ -172,44 +172,44 @@ class BlockPool:
         return count
 
     def has(self, name: bytes) -> bool:
-        """Has a block this name?"""
+        """Whether a block has this name."""
         return name in self._block_of
 
     def is_ready(self, name: bytes) -> bool:
-        """Is there a READY block of this name?"""
+        """Whether a READY block has this name."""
         block = self._block_of.get(name)
         return block is not None and block not in self._pending
 
     def is_pending(self, block: int) -> bool:
-        """Is the block, which has a name, being computed?"""
+        """Whether the named block is still being computed."""
         return block in self._pending
 
     def share(self, blocks: list[int]) -> None:
-        """Adds a reference to each of a match's blocks; free ones among them are pinned again."""
+        """Adds a reference to each block of a match; free ones become held."""
         for block in blocks:
             if not self._references[block]:
                 del self._cached[block]
             self._references[block] += 1
 
     def num_free_without(self, blocks: list[int]) -> int:
-        """`num_free` once `blocks` (a match) were shared."""
+        """Returns what `num_free` would be after sharing `blocks` (a match)."""
         return self.num_free - sum(1 for block in blocks if not self._references[block])
 
     def name(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """Says that `blocks`, held and computed, hold the content `names` (READY).
+        """Names the computed, held `blocks`: they hold the content `names` and are READY.
 
-        A block that has a name keeps it, and a name that another block has stays there.
+        A block that already has a name keeps it. A name that another block has stays with that block.
         """
         named = self._give_names(blocks, names)
         if self.listener is not None:
             self._tell_ready(named)
 
     def announce(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """`name` for blocks that are being computed: they are PENDING."""
+        """Names blocks that are still being computed: like `name`, but PENDING."""
         self._pending.update(self._give_names(blocks, names))
 
     def _give_names(self, blocks: Sequence[int], names: Sequence[bytes]) -> list[int]:
-        """The blocks that got their names."""
+        """Returns the blocks that were named."""
         block_of, name_of, named = self._block_of, self._name_of, []
         for block, name in zip(blocks, names, strict=True):
             if name not in block_of and name_of[block] is None:
@@ -219,7 +219,7 @@ class BlockPool:
         return named
 
     def confirm(self, blocks: Sequence[int]) -> None:
-        """A result has confirmed the blocks' KV: PENDING becomes READY. No-op for blocks without a name."""
+        """Makes PENDING blocks READY, once a result confirms their KV. Ignores blocks without a name."""
         if self.listener is not None:
             self._tell_ready([block for block in blocks if block in self._pending])
         self._pending.difference_update(blocks)
@@ -231,7 +231,7 @@ class BlockPool:
                 self.listener.ready(name)
 
     def check(self, tables: Iterable[list[int]]) -> None:
-        """Proves that every block is held exactly as often as `tables` (all live block tables) say, and none is lost.
+        """Checks that reference counts match `tables` (all live block tables) and that no block is lost.
 
         Raises RuntimeError with the first difference. O(blocks): for idle moments and tests.
         """
@@ -243,20 +243,20 @@ class BlockPool:
             if free[block] != (0 if held[block] else 1):
                 raise RuntimeError(f"block {block}: free {free[block]} times with {held[block]} owners")
         if set(held) - set(range(1, self.num_blocks + 1)):
-            raise RuntimeError("a table names a block outside the pool")
+            raise RuntimeError("a block table contains a block outside the pool")
         if {name: block for block, name in enumerate(self._name_of) if name is not None} != self._block_of:
-            raise RuntimeError("the index and the blocks' hashes differ")
+            raise RuntimeError("the index and the blocks' names differ")
         if any(not self._references[block] or self._name_of[block] is None for block in self._pending):
-            raise RuntimeError("a PENDING block has no owner or no hash")
+            raise RuntimeError("a PENDING block has no owner or no name")
         if any(self._name_of[block] is None for block in self._cached):
-            raise RuntimeError("a cached block has no hash")
+            raise RuntimeError("a cached block has no name")
 
 
 def most_tokens(hello: plan_pb2.Hello) -> int:
-    """Most tokens, prompt and output, of one sequence that has the runner for itself.
+    """Returns the maximum number of tokens, prompt and output, of a sequence that has the runner for itself.
 
-    The pool holds the KV of all of them but the last, which needs none; the context is the runner's own, which may
-    differ from that of others (0: the runner does not tell it).
+    The pool must hold the KV of all tokens but the last, which needs none. The context length is the runner's own and
+    may differ between runners (0: not reported).
     """
     in_pool = hello.num_blocks * hello.block_size + 1
     return min(in_pool, hello.model.context_length or in_pool)

@@ -1,1 +1,1 @@
-"""The links: to runners over ZeroMQ (sessions, resending, fencing, CURVE), and to the front workers."""
+"""Links to the runners over ZeroMQ (sessions, resending, fencing, CURVE) and to the front workers."""

@@ -1,8 +1,8 @@
-"""CURVE on the link to runners: both sides prove their keys, everything on the wire is encrypted.
+"""CURVE on the link to runners: both sides authenticate by key, and all traffic is encrypted.
 
-Without a ZAP handler libzmq lets any key in, so this one answers ZeroMQ's authentication requests (RFC 27) from an
-allow-list of public keys. The list is read again when its file changes: a new connection is judged by what stands there
-now, one that is open stays.
+Without a ZAP handler libzmq accepts any key, so this handler answers ZeroMQ's authentication requests (RFC 27) from an
+allow-list of public keys. The list is reread when its file changes. A change affects new connections only; open ones
+stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class AllowList:
-    """The public keys of a file, Z85, as the file is now."""
+    """The public keys (Z85) in a file, reread when the file changes."""
 
     def __init__(self, path: Path) -> None:
         """Raises UnusableKey."""
@@ -32,7 +32,7 @@ class AllowList:
         self._changed_ns = self._modified_ns()
 
     def __contains__(self, key: bytes) -> bool:
-        """A file that can't be used any more leaves the last list in force."""
+        """Whether the key is allowed. If the file has become unusable, the last list stays in force."""
         changed_ns = self._modified_ns()
         if changed_ns != self._changed_ns:
             self._changed_ns = changed_ns
@@ -50,9 +50,9 @@ class AllowList:
 
 
 class CurveServer:
-    """The server's half: makes sockets CURVE servers, and a thread answers for the allow-list.
+    """The server side: configures sockets as CURVE servers and answers authentication requests in a thread.
 
-    One per ZeroMQ context; start it before the sockets bind. The thread ends when the context does.
+    One per ZeroMQ context; create it before the sockets bind. The thread ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret_file: Path, allowed_file: Path) -> None:
@@ -66,7 +66,7 @@ class CurveServer:
         self._thread.start()
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes the socket, not bound yet, a CURVE server."""
+        """Makes a socket that is not yet bound a CURVE server."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
@@ -81,7 +81,7 @@ class CurveServer:
             self._socket.send_multipart(self._reply(frames))
 
     def _reply(self, frames: list[bytes]) -> list[bytes]:
-        """RFC 27: version, request id, domain, address, routing id, mechanism, credentials."""
+        """Answers a ZAP request (RFC 27): version, request id, domain, address, routing id, mechanism, credentials."""
         version, request_id, _, address, _, mechanism, *credentials = frames
         key = zmq.utils.z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
         if key in self._allowed:

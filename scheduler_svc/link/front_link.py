@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from roster_protos import engine_pb2
 
 LINGER_MS = 500
-"""The last ends of a drained service must still reach the workers."""
+"""So that the last ends of a drained service still reach the workers."""
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ class FrontLink:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, LINGER_MS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # Workers always read; what slow clients have not taken is merged there, so no bound is needed here.
+        # Workers always read and merge the backlog of slow clients, so no bound is needed here.
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.bind(endpoint)
@@ -32,7 +32,7 @@ class FrontLink:
         self.socket.close()
 
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
-        """All commands that have come, each with the identity of its worker. Never blocks."""
+        """Returns all received commands, each with the identity of its worker. Never blocks."""
         commands: list[tuple[bytes, engine_pb2.Command]] = []
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)

@@ -1,14 +1,14 @@
-"""Is a runner like the others? What decides answers must be equal, or a request's tokens would depend on its runner.
+"""Compatibility of runners: what decides answers must be equal, or a request's tokens would depend on its runner.
 
-| of Hello | |
+| in Hello | |
 | --- | --- |
 | name, architecture, weights_version, and the fingerprints "weights", "rope" and "kv" | equal: they decide the tokens |
-| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is made once for all runners |
+| tokenizer, vocabulary, chat template, special and end-of-sequence tokens | equal: text is handled once |
 | block_size | equal: prefixes are named by whole blocks |
-| the fingerprint "numerics" | a warning: a sequence that moves goes on within rounding |
-| context_length, slots, blocks, what a step takes, depth, tiles, prefix_positions | each runner's own: its capacity |
+| the fingerprint "numerics" | a difference is logged: a sequence that moves continues within rounding |
+| context_length, slots, blocks, step limits, depth, tiles, prefix_positions | each runner's own: its capacity |
 
-A fingerprint that a runner does not tell is unknown, and like any other.
+A fingerprint that a runner does not report is compatible with any other.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _FLAGS = {
 
 
 class Likeness:
-    """What the runners of one service have in common: that of the first, and what later ones told besides."""
+    """What the runners of one service have in common: the first one's model, and every fingerprint reported since."""
 
     def __init__(self) -> None:
         self._model: plan_pb2.Model | None = None
         self._fingerprints: dict[str, str] = {}
 
     def learn(self, hello: plan_pb2.Hello) -> None:
-        """A runner that is not unlike has joined."""
+        """Records a compatible runner that has joined."""
         if self._model is None:
             self._model = hello.model
         for name, value in hello.fingerprints.items():
             self._fingerprints.setdefault(name, value)
 
     def unlike(self, hello: plan_pb2.Hello, block_size: int | None) -> str:
-        """What differs and what to change, as a sentence; "" where nothing does. `block_size`: the others'."""
+        """Returns the first difference and its remedy, "" if there is none. `block_size` is that of the other
+        runners."""
         return next(self._differences(hello, block_size), "")
 
     def _differences(self, hello: plan_pb2.Hello, block_size: int | None) -> Iterator[str]:
@@ -57,7 +58,7 @@ class Likeness:
             )
 
     def doubt(self, hello: plan_pb2.Hello) -> str:
-        """How its answers may differ by rounding, as a sentence; "" where they don't, or nothing is known."""
+        """Returns how its answers may differ by rounding, as a sentence; "" if they don't or it is unknown."""
         theirs, ours = hello.fingerprints.get("numerics"), self._fingerprints.get("numerics")
         if theirs is None or ours is None or theirs == ours:
             return ""

@@ -1,6 +1,6 @@
-"""What the engine asks of its links: to the front workers, and to the runners.
+"""Interfaces of the engine's links to the front workers and to the runners.
 
-`FrontLink` and `RunnerLink` do it over ZeroMQ; the simulator has stand-ins on a virtual clock.
+`FrontLink` and `RunnerLink` implement them over ZeroMQ, the simulator on a virtual clock.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from scheduler_svc.link.runner_events import RunnerEvent
 
 
 class Fronts(Protocol):
-    """The link to the front workers. Nothing blocks."""
+    """The link to the front workers. No method blocks."""
 
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
-        """All commands that have come, each with the identity of its worker."""
+        """Returns all received commands, each with the identity of its worker."""
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
         """Sends to one worker; False if it is gone."""
 
 
 class Runners(Protocol):
-    """The link to the runners. Nothing blocks."""
+    """The link to the runners. No method blocks."""
 
     def receive(self) -> list[RunnerEvent]:
-        """All that has come since the last call, in order, then whoever was lost."""
+        """Returns all events since the last call, in order, then the lost sessions."""
 
     def welcome(self, session: int) -> None:
         """Opens the session."""
 
     def resume(self, session: int) -> None:
-        """Opens the session with what the runner holds of a former one; GotSnapshot says what that is."""
+        """Opens the session with the state that the runner holds of a former one; GotSnapshot reports that state."""
 
     def reject(self, session: int, reason: str) -> None:
-        """Tells the runner why it can't serve here, and forgets it."""
+        """Rejects the runner with the reason and forgets it."""
 
     def drop(self, session: int, reason: str) -> None:
-        """Ends the session; the next `receive` says Lost."""
+        """Ends the session; the next `receive` reports Lost."""
 
     def dismiss(self, session: int) -> object:
-        """Ends the session without a word."""
+        """Ends the session without an event."""
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
-        """Sends the plan, number by number."""
+        """Sends the plan; numbers are consecutive."""
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
-        """Sends masks that rows of the plan wait for; nothing happens if the session was lost meanwhile."""
+        """Sends masks that rows of the plan wait for; a no-op if the session is lost."""

@@ -1,9 +1,9 @@
-"""Two processes of one runner id: a newcomer waits until it is known whether the other one is there.
+"""Conflicts over a runner id: a newcomer waits until it is known whether the holder of its id is alive.
 
-A restarted runner says hello under its old id, maybe before anything shows that its former process is gone. Two runners
-that were given one id say the same. So the holder of the id is pinged on the newcomer's Hello: if it answers in time,
-the newcomer is refused; if not, or if its connection turns out to be broken, it is replaced. One that leaves is waited
-for.
+A restarted runner says hello under its old id, perhaps before the loss of its former process is detected. Two runners
+configured with one id do the same. So the newcomer's Hello triggers a ping of the holder. If the holder answers in
+time, the newcomer is refused; if it does not, or its connection is broken, it is replaced. If the holder is leaving,
+the newcomer waits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from scheduler_svc.link.runner_events import Loss
 from scheduler_svc.link.runner_peer import Peer
 
 ANSWER_S = 1.0
-"""Within this time a runner that is there answers a ping, also while it computes."""
-_REPLACED = "replaced by a new process of the same name (--runner-id), while it answered no ping"
+"""Time within which a live runner answers a ping, even while it computes."""
+_REPLACED = "replaced by a new process with the same --runner-id, since it did not answer a ping"
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Newcomer:
-    """One that waits. `ping`: number of the ping that was sent on its Hello; None: the holder can't be asked now."""
+    """A waiting newcomer. `ping`: number of the ping sent on its Hello; None while the holder can't be pinged."""
 
     identity: bytes
     hello: plan_pb2.ToScheduler
@@ -37,7 +37,7 @@ class Newcomer:
 
 
 class NameContests:
-    """Those that are open. Times in seconds on the link's clock."""
+    """The open conflicts. Times in seconds on the link's clock."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class NameContests:
         drop: Callable[[int, str, Loss], None],
         send: Callable[[bytes, bytes], str],
     ) -> None:
-        """What it needs of the link: live sessions, and to ping, drop and send as the link does."""
+        """Takes from the link its live sessions and its ping, drop and send functions."""
         self._sessions = sessions
         self._ping = ping
         self._drop = drop
@@ -55,18 +55,18 @@ class NameContests:
 
     @property
     def due_at(self) -> float:
-        """When an answer is overdue; infinity: none is awaited."""
+        """When the next answer is overdue; infinity if none is awaited."""
         return min(newcomer.until_at for newcomer in self._waiting.values()) if self._waiting else math.inf
 
     def holds_up(self, identity: bytes, hello: plan_pb2.ToScheduler, now_s: float) -> bool:
-        """Whether the newcomer has to wait, as another runner has its id. A holder that can't be reached is dropped."""
+        """Whether the newcomer must wait because another runner has its id. Drops a holder that can't be reached."""
         if identity in self._waiting:
             return True
         for holder in list(self._sessions.values()):
             if holder.runner_id != hello.hello.runner_id:
                 continue
             if hello.session == holder.session:
-                self._drop(holder.session, "it has connected anew", Loss.REPLACED)
+                self._drop(holder.session, "it has reconnected", Loss.REPLACED)
                 continue
             newcomer = Newcomer(identity, hello, holder.session)
             self._ask(newcomer, holder, now_s)
@@ -76,13 +76,13 @@ class NameContests:
         return False
 
     def _ask(self, newcomer: Newcomer, holder: Peer, now_s: float) -> None:
-        """Pings the holder, unless it has no session yet in which it could answer."""
+        """Pings the holder, unless its session is not open yet or it is leaving."""
         if holder.welcome is not None and not holder.leaving:
             self._ping(holder, now_s)
             newcomer.ping, newcomer.until_at = holder.pings, now_s + ANSWER_S
 
     def answered(self, holder: Peer, ping: int) -> None:
-        """The holder has answered that ping: newcomers that waited for it are turned away."""
+        """Refuses the newcomers that waited for this ping: the holder has answered it."""
         for newcomer in list(self._waiting.values()):
             asked = newcomer.holder == holder.session and newcomer.ping is not None and ping >= newcomer.ping
             if asked and not holder.leaving:
@@ -91,13 +91,13 @@ class NameContests:
 
     def _refuse(self, newcomer: Newcomer) -> None:
         name = newcomer.hello.hello.runner_id
-        reason = f"another runner is here as {name!r}, and answers: start this one with another --runner-id"
+        reason = f"another live runner has the id {name!r}: start this one with another --runner-id"
         log.error("a runner is refused", runner=name, reason=reason)
         rejection = plan_pb2.ToRunner(session=newcomer.holder, rejection=plan_pb2.Rejection(reason=reason))
-        self._send(newcomer.identity, rejection.SerializeToString())  # unless it is gone meanwhile
+        self._send(newcomer.identity, rejection.SerializeToString())  # a send error is ignored: the newcomer is gone
 
     def decided(self, now_s: float) -> list[Newcomer]:
-        """Newcomers that wait no longer, as the holder is gone or did not answer in time."""
+        """Returns the newcomers that need not wait any more: the holder is gone or did not answer in time."""
         if not self._waiting:
             return []
         free = []
@@ -113,7 +113,7 @@ class NameContests:
         return free
 
     def forgive(self, now_s: float) -> None:
-        """Starts all timers again."""
+        """Restarts all timers."""
         for newcomer in self._waiting.values():
             if newcomer.ping is not None:
                 newcomer.until_at = now_s + ANSWER_S

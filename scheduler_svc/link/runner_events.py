@@ -1,4 +1,4 @@
-"""What the link to the runners tells the engine."""
+"""Events that the link to the runners reports to the engine."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ class Loss(Enum):
     """Why a session ended."""
 
     LEFT = "left"
-    """It said goodbye first."""
+    """It announced that it leaves."""
     GONE = "gone"
     """Its connection broke: it was killed, or the network was cut."""
     SILENT = "silent"
-    """Nothing was heard for too long: stopped, or the network was cut."""
+    """It sent nothing for too long: it was stopped, or the network was cut."""
     HUNG = "hung"
-    """It answers, but not to its oldest plan."""
+    """It answers pings, but has not answered its oldest plan in time."""
     FAULT = "fault"
-    """It says that it can't execute a plan."""
+    """It reported that it can't execute a plan."""
     MEMORY = "memory"
-    """It says that its memory does not suffice for a plan. What its device can do was measured when it started: so
-    another process has taken some since, and the plan is not to blame."""
+    """It reported that its memory does not suffice for a plan. The capacity of its device was measured at its start, so
+    another process has taken memory since: the plan did not cause the loss."""
     REPLACED = "replaced"
-    """A new process of the same name came."""
+    """A new process with the same id joined."""
     UNSOUND = "unsound"
-    """It said what can't be."""
+    """It sent an impossible message."""
 
     @property
     def survivable(self) -> bool:
-        """The same process may come back as if nothing had been: what it ran is then not to blame."""
+        """Whether the same process may come back unharmed, which clears the requests that it ran."""
         return self in (Loss.GONE, Loss.SILENT, Loss.LEFT)
 
     @property
     def story(self) -> str:
-        """What happened, for the client of a request that was computed there; no full stop."""
+        """The cause for the client of a request that was computed there, a clause without full stop."""
         return _STORIES[self]
 
     @staticmethod
     def of_fault(reason: str) -> Loss:
-        """FAULT or MEMORY, by the reason that the runner gave."""
+        """Returns FAULT or MEMORY, by the reason that the runner gave."""
         return Loss.MEMORY if _OUT_OF_MEMORY.search(reason) else Loss.FAULT
 
 
 _STORIES = {
     Loss.LEFT: "the runner that computed it left",
     Loss.GONE: "the process that computed it ended, or its connection broke",
-    Loss.SILENT: "the runner that computed it fell silent",
+    Loss.SILENT: "the runner that computed it stopped responding",
     Loss.HUNG: "the runner that computed it did not end its step in time",
     Loss.FAULT: "the runner that computed it answered with a fault",
     Loss.MEMORY: "the runner that computed it ran out of memory",
     Loss.REPLACED: "the process that computed it was replaced by a new one",
-    Loss.UNSOUND: "the runner that computed it answered what can't be",
+    Loss.UNSOUND: "the runner that computed it sent an impossible answer",
 }
 _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|MemoryError|allocate memory|ALLOC_FAILED", re.IGNORECASE)
 
@@ -64,8 +64,8 @@ _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|MemoryError|allocate memory|ALLOC_
 class Joined:
     """A runner said hello; `welcome`, `resume` or `reject` answers.
 
-    `former`: the session it was in, 0 for a new process. `holds`: that was an earlier scheduler's session, whose
-    sequences it may still hold.
+    `former` is its previous session, 0 for a new process. `holds` means that this was a session of an earlier
+    scheduler, whose sequences it may still hold.
     """
 
     session: int
@@ -76,7 +76,7 @@ class Joined:
 
 @dataclass(slots=True, frozen=True)
 class GotSnapshot:
-    """What a runner that was asked to `resume` holds."""
+    """The state that a runner reports after `resume`."""
 
     session: int
     snapshot: plan_pb2.Snapshot
@@ -84,7 +84,7 @@ class GotSnapshot:
 
 @dataclass(slots=True, frozen=True)
 class GotResult:
-    """A result of a runner in session; each once, in the order of the plans."""
+    """A result of a runner in session; each is reported once, in the order of the plans."""
 
     session: int
     number: int
@@ -93,14 +93,14 @@ class GotResult:
 
 @dataclass(slots=True, frozen=True)
 class Leaving:
-    """A runner finishes the plans that it has, and goes."""
+    """A runner that finishes its plans and then leaves."""
 
     session: int
 
 
 @dataclass(slots=True, frozen=True)
 class Lost:
-    """A session ended: nothing more comes of it."""
+    """A session that has ended: no more events follow."""
 
     session: int
     reason: str
@@ -109,7 +109,7 @@ class Lost:
 
 @dataclass(slots=True, frozen=True)
 class Fenced:
-    """A scheduler of a later term has a runner of ours: this process has a successor."""
+    """A runner reports a scheduler with a later term: this process has a successor."""
 
     term: Term
 

@@ -1,15 +1,16 @@
 """The scheduler's end of the link to runners: one ROUTER socket, sessions, heartbeats, resending, fencing.
 
-A session begins with a Hello and ends when the runner is lost (`Loss` lists how). Messages of any other session are
-dropped. Plans are kept until their results are here, and results are handed on in order: whatever was lost, doubled or
-overtaken on the way is asked for again, at the latest with the next heartbeat. If this process itself was paused,
-nobody is declared dead for it: the timers start again.
+A session begins with a Hello and ends when the runner is lost (`Loss` lists the causes). Messages of other sessions are
+dropped. Plans are kept until their results arrive, and results are delivered in order. Lost, duplicated or reordered
+messages are recovered by resending, at the latest with the next heartbeat. If this process itself was paused, no runner
+is declared lost for it: the timers restart.
 
-A killed process is noticed at once: the socket tells that some connection broke, though not whose, so every peer is
-pinged, and sending to one that is gone fails.
+A killed process is noticed at once: the socket reports that some connection broke, but not which one. So every peer is
+pinged, and the send to a lost one fails.
 
-Terms fence (`terms`): a runner answers only the greatest, and whoever has sent plans and hears of a greater one has a
-successor. A newcomer whose id another runner has waits for what a ping of that one brings (`name_contests`).
+Terms fence schedulers (`terms`): a runner answers only the greatest term. A scheduler that has sent plans and learns of
+a greater term has a successor. If a newcomer's id belongs to another runner, a ping of that runner decides
+(`name_contests`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from scheduler_svc.link.terms import GREATEST_NUMBER, OwnTerm, Term
 
 PING_INTERVAL_S = 1.0
 PAUSE_S = 2.0
-"""The engine looks here at least every half second; so long a gap means that it was stopped itself."""
+"""The engine calls `receive` at least every half second; a longer gap means that this process was stopped."""
 PROBES_S = (0.0, 0.02, 0.1)
-"""When everybody is pinged after a connection broke: the monitor may be quicker than the socket."""
+"""Delays of the pings to all runners after a connection broke: the monitor may report it before the socket does."""
 
 log = structlog.get_logger()
 
@@ -52,36 +53,36 @@ class RunnerLink:
         clock: Callable[[], float],
         curve: CurveServer | None = None,
     ) -> None:
-        """`curve`: only runners with an allowed key get in, encrypted; None: whoever reaches the endpoint."""
+        """`curve`: only runners with an allowed key may connect, encrypted. None: any process may connect."""
         self._socket = RunnerSocket(context, endpoint, curve)
         self.endpoint = self._socket.endpoint
         self._own_term = OwnTerm()
-        self._longest_context = 0  # of the runners that were welcomed
+        self._longest_context = 0  # of the welcomed runners
         self._silence_s = silence_s
         self._pause_s = min(PAUSE_S, max(PAUSE_S / 2, silence_s / 2))
         self._plan_timeout_s = plan_timeout_s
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
         self._sessions: dict[int, Peer] = {}
-        self._opened: set[int] = set()  # every session that this process ever opened
+        self._opened: set[int] = set()  # every session opened by this process
         self._looked_at = clock()
         self._probes: list[float] = []
-        self._pending: list[RunnerEvent] = []  # found while sending; told at the next receive
+        self._pending: list[RunnerEvent] = []  # found while sending; reported at the next receive
         self._contests = NameContests(self._sessions, self._ping, self.drop, self._socket.send)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What to poll for input."""
+        """Sockets to poll for input."""
         return self._socket.sockets
 
     @property
     def wake_at(self) -> float:
-        """When `receive` has something to do even if nothing comes."""
+        """When `receive` has work even if no message arrives."""
         return min(self._probes[0] if self._probes else float("inf"), self._contests.due_at)
 
     @property
     def term(self) -> Term:
-        """This scheduler's; without a number until the first runner says hello."""
+        """This scheduler's term; without a number until the first runner says hello."""
         return self._own_term.term
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class RunnerLink:
     # ------------------------------------------------------------------ receiving
 
     def receive(self) -> list[RunnerEvent]:
-        """All that has come since the last call, in order, then whoever was lost. Never blocks."""
+        """Returns all events since the last call, in order, then the lost sessions. Never blocks."""
         now_s = self._clock()
         if now_s - self._looked_at > self._pause_s:
             for peer in self._peers.values():
@@ -122,7 +123,7 @@ class RunnerLink:
         if kind == "event" and message.event.fenced:
             return self._fenced(message, peer)
         if peer is None or message.session != peer.session:
-            return []  # of an older session: whoever sends it is about to hear of the new one
+            return []  # of an older session: its sender is about to learn of the new one
         peer.heard_at = now_s
         peer.entered = True
         if kind == "result":
@@ -138,7 +139,7 @@ class RunnerLink:
         return []
 
     def _meet(self, theirs: Term) -> list[RunnerEvent]:
-        """A runner tells of that term; what this process raised its own to, others hear at once."""
+        """Handles a term reported by a runner; if this process raises its own, informs all runners at once."""
         before = self.term
         if not self._own_term.meet(theirs):
             self._tell_term(theirs)
@@ -148,12 +149,12 @@ class RunnerLink:
         return []
 
     def _fenced(self, message: plan_pb2.ToScheduler, peer: Peer | None) -> list[RunnerEvent]:
-        """A runner is another scheduler's. That is so for good, unless this one can still raise its term."""
+        """Handles a runner that belongs to another scheduler: final, unless this process can still raise its term."""
         theirs = Term(message.event.fenced, message.event.fenced_id)
         if theirs <= self.term or theirs.number > GREATEST_NUMBER:
             return []
         if peer is not None and peer.session == message.session:
-            self.drop(peer.session, "it is another scheduler's", Loss.SILENT)
+            self.drop(peer.session, "it belongs to another scheduler", Loss.SILENT)
         return self._meet(theirs)
 
     def _result(self, peer: Peer, message: plan_pb2.ToScheduler) -> list[RunnerEvent]:
@@ -180,7 +181,7 @@ class RunnerLink:
             peer.heard_at = now_s
             if peer.welcome is None:
                 return []
-            if message.session == peer.session:  # it has not heard of us for a while
+            if message.session == peer.session:  # it has received nothing for a while
                 self._ping(peer, now_s)
                 return []
             if not peer.entered:  # our Welcome was lost, or crossed its Hello
@@ -206,10 +207,10 @@ class RunnerLink:
         kind = event.WhichOneof("kind")
         if kind == "fault":
             loss = Loss.of_fault(event.fault)
-            self.drop(peer.session, f"it refused a plan or failed half way: {event.fault}", loss)
+            self.drop(peer.session, f"it refused a plan or failed while executing it: {event.fault}", loss)
         elif kind == "resend_from":
             self._send_again(peer, lambda number: number >= event.resend_from)
-            for frame in peer.kept_masks():  # of earlier plans too: it can't tell that it lacks them
+            for frame in peer.kept_masks():  # of earlier plans too: it can't know that it lacks them
                 self._send(peer, frame)
         elif kind == "draining" and event.draining and not peer.leaving:
             peer.leaving = True
@@ -219,7 +220,7 @@ class RunnerLink:
     # ------------------------------------------------------------------ watching
 
     def _probe(self, now_s: float) -> None:
-        """Finds out whose connection broke, once the monitor says that one did."""
+        """Pings all runners after the monitor reported a broken connection, to find which one it was."""
         if self._socket.connection_broke():
             self._probes = [now_s + delay_s for delay_s in PROBES_S]
         if self._probes and self._probes[0] <= now_s:
@@ -234,7 +235,7 @@ class RunnerLink:
             if now_s - peer.heard_at > self._silence_s:
                 self.drop(peer.session, f"silent for {now_s - peer.heard_at:.1f} s", Loss.SILENT)
             elif debt_s is not None and now_s - debt_s > self._plan_timeout_s:
-                self.drop(peer.session, f"it has held a plan for more than {self._plan_timeout_s:.0f} s", Loss.HUNG)
+                self.drop(peer.session, f"it has owed a result for more than {self._plan_timeout_s:.0f} s", Loss.HUNG)
             elif peer.welcome is not None and now_s - peer.pinged_at > PING_INTERVAL_S:
                 self._ping(peer, now_s)
                 if peer.snapshot_asked_at is not None:
@@ -243,20 +244,20 @@ class RunnerLink:
     # ------------------------------------------------------------------ sending
 
     def welcome(self, session: int) -> None:
-        """Opens the session: the runner drops whatever it held. Nothing happens if the session was lost meanwhile."""
+        """Opens the session: the runner drops all state. A no-op if the session is lost."""
         peer = self._sessions.get(session)
         if peer is not None:
             self._welcome(peer, plan_pb2.Welcome())
 
     def resume(self, session: int) -> None:
-        """Opens the session with what the runner holds; GotSnapshot says what that is."""
+        """Opens the session with the state that the runner holds; GotSnapshot reports that state."""
         peer = self._sessions.get(session)
         if peer is not None:
             peer.snapshot_asked_at = self._clock()
             self._welcome(peer, plan_pb2.Welcome(resume=True))
 
     def reject(self, session: int, reason: str) -> None:
-        """Tells the runner why it can't serve here, and forgets it."""
+        """Rejects the runner with the reason and forgets it."""
         peer = self._sessions.get(session)
         if peer is None:
             return
@@ -265,7 +266,7 @@ class RunnerLink:
         self.dismiss(session)
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
-        """Sends the plan and keeps it until its result is here. A runner that is gone is told at the next `receive`."""
+        """Sends the plan and keeps it until its result arrives. The loss of the runner shows in the next `receive`."""
         peer = self._sessions.get(session)
         if peer is None:
             return
@@ -284,13 +285,13 @@ class RunnerLink:
         self._send(peer, frame)
 
     def drop(self, session: int, reason: str, loss: Loss = Loss.UNSOUND) -> None:
-        """Ends the session; the next `receive` says Lost."""
+        """Ends the session; the next `receive` reports Lost."""
         peer = self.dismiss(session)
         if peer is not None:
             self._pending.append(Lost(session, reason, Loss.LEFT if peer.leaving else loss))
 
     def dismiss(self, session: int) -> Peer | None:
-        """Ends the session without a word."""
+        """Ends the session without an event."""
         peer = self._sessions.pop(session, None)
         if peer is not None:
             del self._peers[peer.identity]
@@ -318,7 +319,7 @@ class RunnerLink:
                 self._send(peer, frame)
 
     def _tell_term(self, term: Term) -> None:
-        """Runners that can take it tell their next scheduler of this term, whichever of them it meets first."""
+        """Informs runners with that feature of the term; they report it to the scheduler that they meet next."""
         for peer in list(self._peers.values()):
             if peer.welcome is not None and TERMS in peer.features:
                 self._ping(peer, self._clock(), term)

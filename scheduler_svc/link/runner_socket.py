@@ -1,4 +1,4 @@
-"""The socket that runners connect to: a ROUTER, and the monitor that tells that a connection broke, not whose."""
+"""The socket that runners connect to: a ROUTER, and its monitor, which reports broken connections without the peer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scheduler_svc.link.curve import CurveServer
 
 
 class RunnerSocket:
-    """Frames in and out, by the identity of their connection. Nothing blocks."""
+    """Frames in and out, by connection identity. No method blocks."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: CurveServer | None) -> None:
-        """Binds. `curve`: only runners with an allowed key get in, encrypted; None: whoever reaches the endpoint."""
+        """Binds. `curve`: only runners with an allowed key may connect, encrypted. None: any process may connect."""
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -27,24 +27,23 @@ class RunnerSocket:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """What to poll for input."""
+        """Sockets to poll for input."""
         return self._socket, self._monitor
 
     def close(self) -> None:
-        """Closes the sockets."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
 
     def frames(self) -> Iterator[tuple[bytes, bytes]]:
-        """Identity and frame of all that is here; what has more than one frame is not of a runner of ours."""
+        """Yields the identity and frame of each received message; a runner's message has exactly one frame."""
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 1:
                 yield identity, frames[0]
 
     def connection_broke(self) -> bool:
-        """Whether one did since the last call."""
+        """Whether a connection broke since the last call."""
         broke = False
         while self._monitor.poll(0):
             self._monitor.recv_multipart()
@@ -52,7 +51,7 @@ class RunnerSocket:
         return broke
 
     def send(self, identity: bytes, frame: bytes) -> str:
-        """Sends to that connection; returns why that can't be, "" if it can."""
+        """Sends to the connection; returns the error, "" on success."""
         try:
             self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:

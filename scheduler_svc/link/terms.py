@@ -1,11 +1,11 @@
-"""Which scheduler is the later one: terms, pairs of a number and the random id of a process.
+"""Terms order schedulers: a term is a pair of a number and the random id of a process.
 
-The number is one more than the greatest that any runner has told of, so that no clock is asked. A scheduler that starts
-may meet its predecessor's runners one after another: a greater term than its own only shows then that it has not met
-them all, and it raises its own. Once it has sent a plan, a greater term is a successor's, and fences it. Of two that
-start at once and come to the same number the ids decide.
+The number is one more than the greatest that any runner has reported, so that no clock is needed. A starting scheduler
+may meet its predecessor's runners one after another: a greater term then shows only that it has not met them all, and
+it raises its own. Once it has sent a plan, a greater term belongs to a successor and fences it. The ids decide between
+two schedulers that start at once and reach the same number.
 
-Schedulers before this feature took the nanosecond in which they met their first runner. Numbers go on from there.
+Schedulers before this feature used the nanosecond in which they met their first runner; numbers continue from it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import secrets
 from dataclasses import dataclass
 
 GREATEST_NUMBER = (1 << 63) - 1
-"""A runner that tells of more is out of its mind."""
+"""Greatest valid number: messages with a greater one are ignored."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Term:
-    """Compared as a pair. No number: no scheduler has been there."""
+    """Compared as a pair. Number 0: no scheduler has been met."""
 
     number: int = 0
     id: int = 0
@@ -32,14 +32,15 @@ class OwnTerm:
         self._id = secrets.randbits(63) | 1
         self._settled = False
         self.term = Term()
-        """Without a number until the first runner is met."""
+        """Number 0 until the first runner is met."""
 
     def fix(self) -> None:
-        """A plan is sent: from now on a greater term is a successor's."""
+        """Fixes the term when the first plan is sent: from then on a greater term belongs to a successor."""
         self._settled = True
 
     def meet(self, theirs: Term) -> bool:
-        """A runner tells of that term. False: this process is fenced by it; else its own is the greater one."""
+        """Handles a term reported by a runner. Returns False if it fences this process, whose term is otherwise
+        greatest."""
         if self.term.number and theirs <= self.term:
             return True
         if self._settled:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class WakePipe:
-    """`reader` is readable between `wake`, in any thread, and `settle`, in the thread that waits."""
+    """A pipe whose `reader` is readable between `wake`, in any thread, and `drain`, in the thread that waits."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
@@ -15,16 +15,16 @@ class WakePipe:
         os.set_blocking(self._writer, False)
 
     def wake(self) -> None:
-        """Called by any thread."""
-        with suppress(BlockingIOError):  # full of earlier calls: whoever waits is woken anyway
+        """Wakes the waiting thread. Thread-safe."""
+        with suppress(BlockingIOError):  # full of earlier calls, which wake the thread anyway
             os.write(self._writer, b"!")
 
     def drain(self) -> None:
-        """Whoever waited is awake."""
+        """Consumes the wake-ups. Called by the thread that waits."""
         with suppress(BlockingIOError):
             os.read(self.reader, 4096)
 
     def close(self) -> None:
-        """Nobody waits any more, and nobody may call `wake`."""
+        """Closes the pipe. No thread may wait or call `wake` any more."""
         os.close(self.reader)
         os.close(self._writer)

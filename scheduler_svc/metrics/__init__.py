@@ -1,1 +1,1 @@
-"""What Prometheus reads: measured by the engine as plain numbers, made text by the thread that answers a scrape."""
+"""Prometheus metrics: the engine measures plain numbers, the thread that answers a scrape formats them."""

@@ -1,4 +1,4 @@
-"""From a snapshot to the metric families of the exposition; docs/metrics.md lists them."""
+"""Metric families of the exposition, built from a snapshot; docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from scheduler_svc.model.refusal import RefusalReason
 from scheduler_svc.model.sequence import FinishReason
 
 TENANTS_SHOWN = 20
-"""Tenants with a sample of their own, those with the most that waits; the others are summed up."""
+"""Maximum number of tenants with their own sample, those with the most waiting sequences; the rest is summed."""
 OTHER_TENANTS = "_other"
 
 
 class RosterCollector(Collector):
-    """Asks for a snapshot at each scrape."""
+    """Requests a snapshot at each scrape."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is told before the first scrape: the engine may not run yet."""
+        """Returns nothing: the engine may not run before the first scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families. Raises what the snapshot raises."""
+        """Yields all families. Raises what the snapshot raises."""
         snapshot = self._snapshot()
         yield from _queue(snapshot)
         yield from _work(snapshot)
@@ -52,12 +52,14 @@ class RosterCollector(Collector):
 
 
 def _queue(snapshot: Snapshot) -> Iterator[Metric]:
-    yield _gauge("roster_waiting_sequences", "Sequences that wait for a slot.", snapshot.waiting)
-    yield _gauge("roster_waiting_tokens", "Tokens of the sequences that wait.", snapshot.waiting_tokens)
-    yield _gauge("roster_waiting_sequences_limit", "Sequences that may wait; more are refused.", snapshot.waiting_limit)
-    text = "Prompt tokens that may wait; more are refused."
+    yield _gauge("roster_waiting_sequences", "Sequences waiting for a slot.", snapshot.waiting)
+    yield _gauge("roster_waiting_tokens", "Tokens of the waiting sequences.", snapshot.waiting_tokens)
+    yield _gauge(
+        "roster_waiting_sequences_limit", "Limit on waiting sequences; more are refused.", snapshot.waiting_limit
+    )
+    text = "Limit on waiting prompt tokens; more are refused."
     yield _gauge("roster_waiting_tokens_limit", text, snapshot.waiting_tokens_limit)
-    text = f"Sequences that have not started, of the {TENANTS_SHOWN} tenants with the most; the others together."
+    text = f"Sequences not started yet, of the {TENANTS_SHOWN} tenants with the most; other tenants are summed."
     family = GaugeMetricFamily("roster_tenant_waiting_sequences", text, labels=["tenant"])
     shown = heapq.nlargest(TENANTS_SHOWN, snapshot.tenants, key=lambda item: item[1])
     for tenant, waiting in shown:
@@ -72,30 +74,32 @@ def _work(snapshot: Snapshot) -> Iterator[Metric]:
     totals = snapshot.status.totals
     yield _counter("roster_requests", "Requests accepted.", totals.requests)
     refusals = {reason.value: snapshot.refusals.get(reason, 0) for reason in RefusalReason}
-    yield _counters("roster_refusals", "Requests that the engine refused or took back.", "reason", refusals)
+    yield _counters("roster_refusals", "Requests that the engine refused or shed.", "reason", refusals)
     ends = {reason.name.lower(): snapshot.ends.get(reason, 0) for reason in FinishReason}
     yield _counters("roster_sequences_ended", "Sequences that ended.", "reason", ends)
     tokens = {"computed": totals.prefill_tokens, "cached": totals.cached_tokens}
-    yield _counters("roster_prompt_tokens", "Prompt tokens, computed or spared by a prefix hit.", "source", tokens)
+    yield _counters("roster_prompt_tokens", "Prompt tokens, computed or reused by a prefix hit.", "source", tokens)
     yield _counter("roster_sampled_tokens", "Tokens sampled.", totals.sampled_tokens)
-    yield _counter("roster_preemptions", "Sequences that lost their slot to others.", totals.preemptions)
-    yield _counter("roster_dropped_rows", "Rows computed for sequences that had ended meanwhile.", totals.dropped_rows)
+    yield _counter("roster_preemptions", "Sequences preempted.", totals.preemptions)
+    yield _counter("roster_dropped_rows", "Rows computed for sequences that had already ended.", totals.dropped_rows)
     yield _counter("roster_plans", "Plans sent to runners.", totals.plans)
 
 
 def _latencies(snapshot: Snapshot) -> Iterator[Metric]:
-    yield _histogram("roster_time_to_first_token_seconds", "From arrival to a first token.", snapshot.ttft_s)
+    yield _histogram(
+        "roster_time_to_first_token_seconds", "From a sequence's arrival to its first token.", snapshot.ttft_s
+    )
     yield _histogram("roster_inter_token_latency_seconds", "From a sequence's token to its next.", snapshot.itl_s)
-    text = "From arrival to the end, of sequences that ended by themselves (stop, length)."
+    text = "From arrival to the end, of sequences that ended by stop or length."
     yield _histogram("roster_request_duration_seconds", text, snapshot.e2e_s)
 
 
 def _time(snapshot: Snapshot) -> Iterator[Metric]:
     yield _histogram("roster_step_duration_seconds", "Runner time of a step, transport included.", snapshot.step_s)
     yield _histogram("roster_step_rows", "Sequences in a step's batch.", snapshot.step_rows)
-    yield _histogram("roster_step_positions", "Token positions that a step computes.", snapshot.step_positions)
+    yield _histogram("roster_step_positions", "Token positions computed by a step.", snapshot.step_positions)
     phases = {phase.name.lower(): snapshot.phases_s[phase] for phase in StepPhase}
-    yield _counters("roster_engine_seconds", "The engine thread's time, by phase of its loop.", "phase", phases)
+    yield _counters("roster_engine_seconds", "Time of the engine's thread, by phase of its loop.", "phase", phases)
     runners = {"run": snapshot.run_s, "idle": snapshot.idle_s}
     text = "Time of all runners: in steps, and idle between a step and the next plan."
     yield _counters("roster_runner_seconds", text, "state", runners)
@@ -106,33 +110,33 @@ def _runners(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("roster_runners", "Runners that serve.", len(runners))
     families = {
         "roster_running_sequences": ("Sequences in slots.", lambda r: r.running),
-        "roster_slots": ("Slots: the most sequences that run at once.", lambda r: r.slots),
-        "roster_plans_in_flight": ("Plans sent and not answered.", lambda r: r.plans_in_flight),
+        "roster_slots": ("Slots: limit on running sequences.", lambda r: r.slots),
+        "roster_plans_in_flight": ("Plans sent and not yet answered.", lambda r: r.plans_in_flight),
         "roster_kv_blocks": ("KV blocks.", lambda r: r.blocks),
-        "roster_kv_free_blocks": ("KV blocks that a sequence may take, cached ones included.", lambda r: r.free_blocks),
+        "roster_kv_free_blocks": ("KV blocks that can be allocated, cached ones included.", lambda r: r.free_blocks),
         "roster_kv_cached_blocks": ("Free KV blocks that still hold a prefix.", lambda r: r.cached_blocks),
-        "roster_kv_block_size_tokens": ("Tokens of a KV block.", lambda r: r.block_size),
+        "roster_kv_block_size_tokens": ("Tokens per KV block.", lambda r: r.block_size),
     }
     for name, (text, value) in families.items():
         family = GaugeMetricFamily(name, text, labels=["runner"])
         for runner in runners:
             family.add_metric([runner.id], value(runner))
         yield family
-    text = "Age of the oldest plan that a runner has not answered; 0 where it owes none."
+    text = "Age of the oldest plan that a runner has not answered; 0 if there is none."
     family = GaugeMetricFamily("roster_oldest_plan_age_seconds", text, labels=["runner"])
     for runner_id, age_s in snapshot.oldest_plans_s.items():
         family.add_metric([runner_id], age_s)
     yield family
     held_back = snapshot.status.held_back
-    yield _gauge("roster_runners_held_back", "Runners that lose every plan, and get probes only.", len(held_back))
-    text = "Losses in a row of a runner that is held back for them; 0 for those that serve."
+    yield _gauge("roster_runners_held_back", "Runners that lost every plan and receive only probes.", len(held_back))
+    text = "Consecutive losses of a runner that is held back; 0 for runners that serve."
     family = GaugeMetricFamily("roster_runner_losses_in_a_row", text, labels=["runner"])
     for runner in runners:
         family.add_metric([runner.id], 0)
     for ill in held_back:
         family.add_metric([ill.id], ill.losses)
     yield family
-    yield _gauge("roster_kv_event_subscribers", "Gateways that follow the prefix caches.", snapshot.kv_subscribers)
+    yield _gauge("roster_kv_event_subscribers", "Gateways that subscribe to KV events.", snapshot.kv_subscribers)
 
 
 def _policy(snapshot: Snapshot) -> Iterator[Metric]:
@@ -141,7 +145,7 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     family.add_metric([], {"policy": status.policy, "parameters": status.policy_parameters})
     yield family
     yield _counter("roster_policy_changes", "Policies put in force while serving.", status.totals.policy_changes)
-    text = "Decisions that the defaults took in the policy's place."
+    text = "Decisions taken by the defaults because the policy failed."
     yield _counter("roster_policy_failures", text, status.totals.policy_failures)
     text = "Calls of the policy that took longer than its timeout."
     yield _counter("roster_policy_timeouts", text, status.totals.policy_overruns)
@@ -149,15 +153,15 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _failures(snapshot: Snapshot) -> Iterator[Metric]:
     losses = {loss.value: snapshot.losses.get(loss, 0) for loss in Loss}
-    yield _counters("roster_runner_losses", "Runners that went away.", "reason", losses)
-    text = "Processes of the grammar library that died; others took their place."
+    yield _counters("roster_runner_losses", "Runners lost, by cause.", "reason", losses)
+    text = "Processes of the grammar library that died and were replaced."
     yield _counters("roster_mask_process_deaths", text, "process", snapshot.mask_process_deaths)
     recoveries = {"recomputed": snapshot.recomputed, "adopted": snapshot.adopted}
-    text = "Sequences that outlived their runner (recomputed) or a former scheduler (adopted)."
+    text = "Sequences that survived the loss of their runner (recomputed) or scheduler (adopted)."
     yield _counters("roster_recovered_sequences", text, "way", recoveries)
     yield _gauge("roster_draining", "1 while the service drains.", int(snapshot.status.draining))
-    yield _gauge("roster_uptime_seconds", "Since the engine began.", snapshot.status.uptime_s)
-    family = InfoMetricFamily("roster_build", "What runs here.")
+    yield _gauge("roster_uptime_seconds", "Time since the engine started.", snapshot.status.uptime_s)
+    family = InfoMetricFamily("roster_build", "Version and model of the service.")
     family.add_metric([], {"version": snapshot.status.version, "model": snapshot.model})
     yield family
 

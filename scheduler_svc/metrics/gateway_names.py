@@ -1,7 +1,7 @@
-"""The gauges that endpoint pickers read, under the names that they look for by default.
+"""Gauges for endpoint pickers, under the names that they read by default.
 
-The Kubernetes Gateway API inference extension (its model server protocol, proposal 003) picks among model servers by
-queue, running requests and KV use, under vLLM's names unless told otherwise; block size and blocks come as labels of
+The Kubernetes Gateway API inference extension (its model server protocol, proposal 003) picks model servers by queue,
+running requests and KV use. By default it reads vLLM's names. Block size and number of blocks are labels of
 `vllm:cache_config_info`, for its prefix scorer.
 """
 
@@ -15,12 +15,12 @@ from scheduler_svc.metrics.snapshot import Snapshot
 
 
 def gateway_families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Sums over all runners: to a gateway this service is one endpoint."""
+    """Yields sums over all runners: to a gateway this service is one endpoint."""
     runners, labels = snapshot.status.runners, ["model_name"]
     blocks = sum(runner.blocks for runner in runners)
     used = blocks - sum(runner.free_blocks for runner in runners)
     gauges = (
-        ("vllm:num_requests_waiting", "Sequences that wait.", snapshot.waiting),
+        ("vllm:num_requests_waiting", "Sequences waiting for a slot.", snapshot.waiting),
         ("vllm:num_requests_running", "Sequences in slots.", sum(runner.running for runner in runners)),
         ("vllm:kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.", used / blocks if blocks else 0.0),
     )

@@ -1,7 +1,7 @@
-"""What results and ends tell about latency and batches, counted in bulk.
+"""Measures latency and batches from applied results and ends, counted in bulk.
 
-A result costs a step one append to a list. Every `BATCH` results, and when somebody asks, all that came since is
-counted at once: a few numpy calls for thousands of tokens, made after a step's plans and tokens have left.
+A result costs a step one append to a list. Every `BATCH` results, and at each snapshot, all new ones are counted at
+once: a few numpy calls for thousands of tokens, made after a step's plans and tokens have been sent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from scheduler_svc.model.sequence import FinishReason, Sequence
 from scheduler_svc.plan.applied_result import AppliedResult
 
 BATCH = 32
-"""Results that are counted together. They are held until then, with their plans."""
+"""Results that are counted together. Until then they are kept in memory with their plans."""
 
 
 class Measurements:
-    """Histograms of one engine. Belongs to the engine's thread."""
+    """Histograms of one engine. Used only by the engine's thread."""
 
     def __init__(self) -> None:
         self.ttft_s = Histogram(TTFT_BUCKETS_S)
@@ -37,30 +37,30 @@ class Measurements:
         self.step_rows = Histogram(ROW_BUCKETS)
         self.step_positions = Histogram(POSITION_BUCKETS)
         self.run_s = 0.0
-        """Runner time that steps took."""
+        """Runner time spent in steps."""
         self.idle_s = 0.0
-        """Runner time between a step's end and the next plan, where none was in flight."""
+        """Runner time between a step's end and the next plan while no plan was in flight."""
         self.ends: Counter[FinishReason] = Counter()
         self._results: list[AppliedResult] = []
         self._lifetimes_s: list[float] = []
 
     def applied(self, applied: AppliedResult) -> None:
-        """A result has been applied."""
+        """Records an applied result."""
         self._results.append(applied)
 
     def ended(self, sequence: Sequence, reason: FinishReason, now_s: float) -> None:
-        """A sequence has ended; how long those took that came to their own end is measured."""
+        """Records an ended sequence; its duration is measured if it ended by STOP or LENGTH."""
         self.ends[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._lifetimes_s.append(now_s - sequence.request.arrival_s)
 
     @property
     def due(self) -> bool:
-        """Enough has come to be counted."""
+        """Whether enough results have been recorded to be counted."""
         return len(self._results) >= BATCH
 
     def count(self) -> None:
-        """Counts what has come since the last time."""
+        """Counts everything recorded since the last call."""
         results, self._results = self._results, []
         lifetimes_s, self._lifetimes_s = self._lifetimes_s, []
         if lifetimes_s:
@@ -74,7 +74,7 @@ class Measurements:
         self.itl_s.add((times_s.repeat(tokens) - previous_at)[~is_first])
         if is_first.any():
             having = np.searchsorted(tokens.cumsum(), is_first.nonzero()[0], side="right")
-            # Not np.unique, whose first call imports numpy.ma: tens of milliseconds, in which no stream goes on.
+            # Not np.unique: its first call imports numpy.ma, which stalls all streams for tens of milliseconds.
             with_first = [results[index] for index in dict.fromkeys(having.tolist())]
             self.ttft_s.add(np.array([first_s for applied in with_first for first_s in _first_tokens_s(applied)]))
         steps_s = np.array([applied.step_s for applied in results])
@@ -86,9 +86,9 @@ class Measurements:
 
 
 def _first_tokens_s(applied: AppliedResult) -> list[float]:
-    """Seconds from arrival of those whose first token this was.
+    """Returns the seconds from arrival to first token for each first token in the result.
 
-    A sequence taken over from a former scheduler has no token before either; its first one came long ago.
+    A sequence adopted from a former scheduler has no previous token here either, but its first one came long ago.
     """
     flight, times_s = applied.flight, []
     for index in np.flatnonzero(np.isnan(applied.previous_at)).tolist():

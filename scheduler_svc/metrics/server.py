@@ -1,4 +1,4 @@
-"""The HTTP port that Prometheus scrapes: /metrics, in threads of its own."""
+"""The HTTP port that Prometheus scrapes: serves /metrics in threads of its own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from prometheus_client.registry import Collector
 from scheduler_svc.metrics.snapshot_exchange import EngineSilent
 
 SILENT_CLIENT_S = 10
-"""A connection that says nothing for so long is closed."""
+"""Seconds after which a connection that sends nothing is closed."""
 
 
 class MetricsServer:
     """Serves a collector until closed."""
 
     def __init__(self, listen: str, collector: Collector) -> None:
-        """Binds `listen`, host:port with port 0 for any. Raises ValueError or OSError with the address."""
+        """Binds `listen`, host:port; port 0 picks a free one. Raises ValueError or OSError, each naming the address."""
         host, _, port = listen.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:50064")
@@ -32,15 +32,15 @@ class MetricsServer:
         try:
             self._server = (_Server6 if ":" in bare else _Server)((bare, int(port)), _Handler)
         except OSError as error:
-            raise OSError(error.errno, f"can not listen on {listen} for metrics: {error.strerror}") from error
+            raise OSError(error.errno, f"cannot listen on {listen} for metrics: {error.strerror}") from error
         self._server.set_app(_only_metrics(make_wsgi_app(registry)))
         self.address = f"{host}:{self._server.server_port}"
-        """host:port, the port as it is in force."""
+        """host:port with the port in use."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Takes no more scrapes."""
+        """Stops serving scrapes."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -59,11 +59,11 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENT_CLIENT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Logs nothing for a scrape."""
 
 
 def _only_metrics(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """The app at /metrics; elsewhere 404, and 503 while the engine is silent."""
+    """Returns an app that serves /metrics, with 503 while the engine does not answer; other paths get 404."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] != "/metrics":

@@ -1,4 +1,4 @@
-"""Everything that a scrape tells, as it was between two steps."""
+"""All values of one scrape, as they were between two steps."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from scheduler_svc.model.sequence import FinishReason
 
 @dataclass(slots=True, frozen=True)
 class Snapshot:
-    """Copies only: the engine goes on while another thread reads it."""
+    """Contains only copies: the engine continues while another thread reads it."""
 
     status: admin_pb2.GetStatusResponse
     model: str
-    """What is served; "" before the first runner came."""
+    """Name of the served model; "" before the first runner has joined."""
     waiting: int
-    """Sequences, wherever they wait."""
+    """Waiting sequences, in any queue."""
     waiting_tokens: int
     waiting_limit: int
-    """Sequences that may wait; more are refused."""
+    """Limit on waiting sequences; more are refused."""
     waiting_tokens_limit: int
     oldest_plans_s: dict[str, float]
-    """By runner, the age of the oldest plan that it has not answered; 0 where it owes none."""
+    """Runner id -> age in seconds of the oldest plan that it has not answered; 0 if there is none."""
     tenants: list[tuple[str, int]]
-    """(tenant, its sequences that have not started), in no order."""
+    """(tenant, its sequences that have not started), unordered."""
     kv_subscribers: int
-    """Gateways that follow the prefix caches."""
+    """Gateways that subscribe to KV events."""
     refusals: dict[RefusalReason, int]
     ends: dict[FinishReason, int]
     losses: dict[Loss, int]
     mask_process_deaths: dict[str, int]
-    """By what they were for."""
+    """By the purpose of the process."""
     recomputed: int
     adopted: int
     phases_s: dict[StepPhase, float]

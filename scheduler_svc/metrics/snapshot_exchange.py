@@ -1,7 +1,7 @@
-"""How the thread that answers a scrape gets a snapshot from the engine's thread.
+"""Passes snapshots from the engine's thread to the threads that answer scrapes.
 
-It asks and waits; the engine answers between two steps. So the engine needs no lock, a step pays nothing for it but a
-look at an empty queue, and all numbers of a scrape are of one moment. A pipe ends the engine's wait.
+A scrape's thread asks and waits; the engine answers between two steps. So the engine needs no lock, a step only checks
+an empty queue, and all values of a scrape are from one moment. A pipe ends the engine's wait.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ PATIENCE_S = 5.0
 
 
 class EngineSilent(Exception):
-    """The engine gave no snapshot in time: it hangs, or has ended."""
+    """The engine gave no snapshot in time: it hangs or has ended."""
 
 
 class SnapshotExchange:
-    """One engine, any number of threads that ask."""
+    """Connects one engine with any number of asking threads."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
         self.reader, self._writer = os.pipe()
-        """`reader` is readable while somebody may be waiting."""
+        """Readable while a thread may be waiting."""
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
 
     def ask(self) -> Snapshot:
-        """A snapshot taken after this call. For any thread but the engine's. Raises EngineSilent."""
+        """Returns a snapshot taken after this call. For any thread but the engine's. Raises EngineSilent."""
         answer: Future[Snapshot] = Future()
         self._asked.put(answer)
-        with suppress(BlockingIOError):  # full of earlier questions: the engine is woken anyway
+        with suppress(BlockingIOError):  # full of earlier questions, which wake the engine anyway
             os.write(self._writer, b"?")
         try:
             return answer.result(PATIENCE_S)
@@ -43,15 +43,15 @@ class SnapshotExchange:
             raise EngineSilent(f"the engine did not answer within {PATIENCE_S:g} s") from None
 
     def close(self) -> None:
-        """The engine has ended: whoever asks from now on waits in vain."""
+        """Closes the pipe after the engine has ended; later calls of `ask` time out."""
         os.close(self.reader)
         os.close(self._writer)
 
     def answer(self, take: Callable[[], Snapshot]) -> None:
-        """Gives everybody who waits the same snapshot. For the engine's thread, between two steps."""
+        """Gives all waiting threads the same snapshot. For the engine's thread, between two steps."""
         if self._asked.empty():
             return
-        with suppress(BlockingIOError):  # asked, not yet written: that wakes the engine once for nothing
+        with suppress(BlockingIOError):  # asked, not yet written: the later write wakes the engine once without need
             os.read(self.reader, 4096)
         snapshot = take()
         while not self._asked.empty():

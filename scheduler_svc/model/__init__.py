@@ -1,1 +1,1 @@
-"""What the engine knows of requests: sequences, their tokens, ends and suspicions; no decision."""
+"""Data of the engine about requests: sequences, tokens, ends and suspicions; no decisions."""

@@ -1,4 +1,4 @@
-"""What a running sequence asks of the roster that it runs on."""
+"""Interface of the scheduler that its running sequences use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ Member = TypeVar("Member", contravariant=True)
 
 
 class Home(Protocol[Member]):
-    """A roster, as its members know it; `Member` is `Sequence`, which refers to its home."""
+    """The scheduler of one runner, as its sequences see it. `Member` is `Sequence`, which refers to its home."""
 
     def settle(self, slot: int) -> None:
-        """Writes to the log of the slot's sequence the tokens that are only in the slot's columns yet."""
+        """Writes the tokens that are still only in the slot's columns to the log of its sequence."""
 
     def leave(self, sequence: Member, reason: str, *, failed: bool = False) -> None:
-        """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
+        """Frees the sequence's slot and blocks. Its rows in flight will be dropped."""
 
     def forget_lowest_rank(self) -> None:
-        """A member's rank has changed: which is the lowest is not known any more."""
+        """Invalidates the cached lowest rank, after the rank of a sequence has changed."""

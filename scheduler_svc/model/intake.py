@@ -1,4 +1,4 @@
-"""From a worker's Submit to a Request with its sequences."""
+"""Builds a Request with its sequences from a worker's Submit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_svc.model.token_log import token_log
 
 
 def build_request(submit: engine_pb2.Submit, owner: bytes, first_sequence_id: int, now_s: float) -> Request:
-    """The request and its n sequences, not queued yet."""
+    """Returns the request with its n sequences, not queued yet."""
     tokens, num_received = token_log(submit.prompt, submit.received), len(submit.received) // 4
     prompt_len = len(tokens) - num_received
     request = Request(

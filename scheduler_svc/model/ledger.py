@@ -1,4 +1,4 @@
-"""What the engine knows over time and a policy swap does not reset: the clock, and what each tenant was served."""
+"""State that a policy swap keeps: the clock, and the tokens that each tenant was served."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy.typing as npt
 from scheduler_svc.policy import Account
 
 MOST_TENANTS = 65_536
-"""Accounts of their own. Where no tokens are asked for, clients invent tenants: all further ones share one account."""
+"""Maximum number of accounts; further tenants share one. Without authentication, clients can invent tenants."""
 
 OTHERS = "\0others"
-"""No tenant's name: metadata can't carry it."""
+"""Not a valid tenant: metadata can't carry this name."""
 
 
 class Ledger:
@@ -24,7 +24,7 @@ class Ledger:
         self._lift: list[float] = []
 
     def index_of(self, tenant: str) -> int:
-        """The tenant's row, opened if it has none."""
+        """Returns the tenant's row, and opens one if it has none."""
         index = self._index.get(tenant)
         if index is None:
             if len(self._index) >= MOST_TENANTS and tenant != OTHERS:
@@ -36,7 +36,7 @@ class Ledger:
         return index
 
     def account(self, tenant: str) -> Account:
-        """The tenant's account; an empty one if it was never served."""
+        """Returns the tenant's account; an empty one if it was never served."""
         index = self._index.get(tenant)
         if index is None and len(self._index) >= MOST_TENANTS:
             index = self._index.get(OTHERS)
@@ -45,17 +45,17 @@ class Ledger:
         return Account(int(self._prompt[index]), int(self._sampled[index]), self._lift[index])
 
     def charge_prompt(self, tenant: str, tokens: int) -> None:
-        """The tenant had `tokens` prompt tokens computed."""
+        """Charges the tenant for `tokens` computed prompt tokens."""
         self._prompt[self.index_of(tenant)] += tokens
 
     def restore(self, tenant: str, prompt_tokens: int, sampled_tokens: int) -> None:
-        """The tenant had this computed by a former scheduler."""
+        """Charges the tenant for tokens that a former scheduler had computed."""
         index = self.index_of(tenant)
         self._prompt[index] += prompt_tokens
         self._sampled[index] += sampled_tokens
 
     def charge_sampled(self, tenants: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> None:
-        """A token for each of these rows of `tenants` (a tenant may occur often)."""
+        """Charges one token for each of these rows of `tenants`; a tenant may occur more than once."""
         if len(self._index) == 1:
             self._sampled[0] += len(rows)
             return

@@ -1,5 +1,3 @@
-"""Where one sequence stands in its grammar."""
-
 from __future__ import annotations
 
 from array import array
@@ -8,16 +6,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class OutputState:
-    """Where one sequence stands in its grammar: all that it takes to make its matcher, in whichever process."""
+    """State of one sequence in its grammar: enough to create its matcher in any process."""
 
     id: int
-    """Of its matcher."""
+    """Id of its matcher."""
     grammar: str
-    """As llguidance takes it."""
+    """In the format of llguidance."""
     min_tokens: int
-    """No stop token comes before this many, as long as anything else may."""
+    """No stop token is allowed before this many tokens, while any other token is."""
     stop_ids: list[int]
     log: array[int] = field(default_factory=lambda: array("i"))
-    """Generated tokens that its matcher was told."""
+    """Generated tokens that its matcher has consumed."""
     generation: int = 0
-    """The process that has its matcher; 0: none has."""
+    """Number of the process that has its matcher; 0: none."""

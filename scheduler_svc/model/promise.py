@@ -1,41 +1,41 @@
-"""What a refused client was told: from when on the same request is taken."""
+"""A retry promise: the time after which a refused request is accepted if its client sends it again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 KEPT_S = 10.0
-"""A promise is kept for so long after its time."""
+"""Seconds for which a promise is kept after its due time."""
 ROUNDING_S = 0.001
-"""Clients are told whole milliseconds."""
+"""Tolerance for retry times, which clients receive in whole milliseconds."""
 SAME_TIMEOUT = 0.95
-"""The same request has this part of the time that it had at least: a call's own deadline is never twice the same."""
+"""Part of the first timeout that a repeated request must have: the deadline of a call varies between attempts."""
 
 
 @dataclass(slots=True, frozen=True)
 class Promise:
-    """What one client was told. Times in seconds of the engine's clock."""
+    """The promise to one client. Times in seconds of the engine's clock."""
 
     place_at: float
-    """The arrival by which the request is ranked when it comes back."""
+    """The arrival time by which the request is ranked when it comes back."""
     due_at: float
     timeout_s: float
-    """From the arrival of the request that was refused to its deadline."""
+    """Seconds from the arrival of the refused request to its deadline."""
     work_s: float
-    """Slot-seconds of its choices, over the number of slots."""
+    """Slot-seconds of its choices, divided by the number of slots."""
 
     def is_due(self, now_s: float) -> bool:
-        """It has come to the time that was told."""
+        """Whether the promised time has come."""
         return now_s >= self.due_at - ROUNDING_S
 
     def is_over(self, now_s: float) -> bool:
-        """Nobody has come for it."""
+        """Whether the promise has expired unclaimed."""
         return now_s > self.due_at + KEPT_S
 
     def suits(self, timeout_s: float) -> bool:
-        """A request of so many seconds has about as much time as the one that was refused, or more."""
+        """Whether a request with this timeout has about as much time as the refused one, or more."""
         return timeout_s >= SAME_TIMEOUT * self.timeout_s
 
     def holds_for_more_than(self, other: Promise, now_s: float) -> bool:
-        """It is open, and the other's request has clearly less time."""
+        """Whether the promise is open and the other's request has clearly less time."""
         return not self.is_over(now_s) and not self.suits(other.timeout_s)

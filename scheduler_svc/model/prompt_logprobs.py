@@ -1,7 +1,7 @@
-"""Log-probabilities of one request's prompt: each position once and in order, whichever choice's rows bring it.
+"""Log-probabilities of one request's prompt: each position once and in order, from the rows of any choice.
 
-Every choice computes the whole prompt, on whichever runner it is, and from its beginning again after a preemption, a
-loss or a takeover. So the rows overlap, and all that have been seen say the same of a position.
+Every choice computes the whole prompt, on any runner, and from its beginning again after a preemption, a loss or a
+takeover. So the rows overlap, and all rows agree on a position.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from roster_protos import plan_pb2
 
 
 class PromptLogprobs:
-    """What is known so far. The prompt's first token has none."""
+    """The positions known so far. The prompt's first token has no log-probability."""
 
     __slots__ = ("_parts", "next_position")
 
     def __init__(self) -> None:
         self.next_position = 1
-        """The first position that is not known."""
+        """The first unknown position."""
         self._parts: list[plan_pb2.RowLogprobs] = []
 
     def add(self, row: plan_pb2.RowLogprobs) -> plan_pb2.RowLogprobs | None:
-        """Takes what is new in `row`, and returns it; None if nothing is.
+        """Adds the new part of `row` and returns it; None if nothing is new.
 
-        A row behind a gap is left out: whoever computes the positions in between computes those of the row again.
+        A row behind a gap is ignored: the choice that computes the missing positions computes those of the row again.
         """
         known = self.next_position - row.first_position
         count = len(row.values) // 4
@@ -34,12 +34,12 @@ class PromptLogprobs:
         return part
 
     def joined(self) -> plan_pb2.RowLogprobs | None:
-        """All of them as one row; None if there are none."""
+        """Returns everything known as one row; None if nothing is."""
         return joined(self._parts) if self._parts else None
 
 
 def joined(parts: list[plan_pb2.RowLogprobs]) -> plan_pb2.RowLogprobs:
-    """Consecutive log-probabilities as one row; `parts` must not be empty."""
+    """Returns consecutive log-probabilities as one row; `parts` must not be empty."""
     return plan_pb2.RowLogprobs(
         first_position=parts[0].first_position,
         top=parts[0].top,
@@ -50,7 +50,7 @@ def joined(parts: list[plan_pb2.RowLogprobs]) -> plan_pb2.RowLogprobs:
 
 
 def _without_first(row: plan_pb2.RowLogprobs, count: int) -> plan_pb2.RowLogprobs:
-    """The row from its position `count` on."""
+    """Returns the row without its first `count` positions."""
     return plan_pb2.RowLogprobs(
         row=row.row,
         first_position=row.first_position + count,

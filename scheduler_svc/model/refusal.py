@@ -1,4 +1,4 @@
-"""A request or call that the engine refuses, with the status that its client gets."""
+"""Refusal of a request or call by the engine, with the status for its client."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scheduler_svc.model.promise import Promise
 
 @dataclass(slots=True, frozen=True)
 class EngineRefusal:
-    """Why a request or call is refused, as a gRPC status; `retry_after_s` 0 means no RetryInfo."""
+    """A refusal as a gRPC status; `retry_after_s` 0 means no RetryInfo."""
 
     code: grpc.StatusCode
     message: str
     field: str = ""
     retry_after_s: float = 0.0
     reason: RefusalReason | None = None
-    """What it counts as; None for calls that are no new requests."""
+    """The reason it is counted under; None for calls other than new requests."""
     promise: Promise | None = None
-    """What holds for the same request from then on."""
+    """The retry promise given with the refusal."""
 
     def to_message(self, handle: int) -> engine_pb2.FromEngine:
-        """The answer to the worker."""
+        """Returns the message for the worker."""
         return engine_pb2.FromEngine(
             refused=engine_pb2.Refused(
                 handle=handle,
@@ -38,20 +38,20 @@ class EngineRefusal:
 
 
 class RefusalReason(Enum):
-    """The values are those of the label `reason`."""
+    """Why a request is refused. The values are those of the metric label `reason`."""
 
     ID_IN_USE = "id_in_use"
     DRAINING = "draining"
     NO_RUNNER = "no_runner"
     TOO_LONG = "too_long"
-    """No runner that is there can ever hold it."""
+    """No connected runner can ever hold it."""
     TENANT_LIMIT = "tenant_limit"
     DEADLINE = "deadline"
-    """It would end too late at the present load."""
+    """It would miss its deadline at the present load."""
     POLICY = "policy"
     QUEUE_FULL = "queue_full"
     SHED = "shed"
-    """It waited, and was taken back for a request of a tenant that has less of a full queue."""
+    """It was removed from a full queue for a request of a tenant with a smaller share."""
     CONSTRAINT = "constraint"
-    """Its constraint can't be used."""
+    """Its constraint is unusable."""
     CRASHES_RUNNERS = "crashes_runners"

@@ -1,7 +1,7 @@
-"""A request and its sequences: what the scheduler knows of each stream of tokens.
+"""A request and its sequences: the scheduler's state of each token stream.
 
-The counters of a *running* sequence (planned, pending, computed, in_flight) are columns of its runner's `SlotTable`,
-because every step moves all of them at once; here stands what outlives a slot.
+The counters of a *running* sequence (planned, known, computed, ...) are columns of its runner's `SlotTable`, because
+every step moves all of them at once. This module has the state that outlives a slot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FinishReason(IntEnum):
 
 
 class Phase(Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, frozen=True)
 class End:
-    """How a sequence ended: the reason and, for STOP, what matched."""
+    """How a sequence ended: the reason and, for STOP, the match."""
 
     reason: FinishReason
     stop_token_id: int | None = None
@@ -57,8 +57,8 @@ class End:
 class Sequence:
     """One choice of a request: prompt and sampled tokens, block table, place on a runner.
 
-    `stale` counts rows still in flight from before a preemption: they bring tokens but touch no counter, and the
-    sequence is not admitted again before they are back.
+    `stale` counts rows still in flight from before a preemption: they add tokens but change no counter, and the
+    sequence is admitted again only after they have returned.
     """
 
     id: int
@@ -67,38 +67,38 @@ class Sequence:
     log: TokenLog
     """Prompt and sampled tokens, except the latest few of a running sequence (see `SlotTable`): read `tokens`."""
     limit: int
-    """Most tokens, prompt included: the sequence ends when it has them."""
+    """Maximum number of tokens, prompt included: the sequence ends when it reaches them."""
     rank: Rank = Rank.of((), 0)  # noqa: RUF009  (it is immutable)
     phase: Phase = Phase.WAITING
     slot: int = -1
     """Slot on the runner while RUNNING; meaningless otherwise."""
     scheduler: Home[Sequence] | None = None
-    """The roster it runs on."""
+    """The scheduler it runs on; None unless RUNNING."""
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
-    """Names of the full blocks of `tokens`, as far as they were needed."""
+    """Names of the full blocks of `tokens`, as far as they have been needed."""
     hashed_block_size: int = 0
-    """Tokens of the blocks that `hashes` names."""
+    """Tokens per block of the blocks in `hashes`."""
     stale: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that a prefix hit spared at the first admission."""
+    """Prompt tokens reused by a prefix hit at the first admission."""
     admitted: bool = False
-    """It has had a slot before."""
+    """Whether it has had a slot."""
     queue_s: float | None = None
-    """Seconds from its request's arrival to its first slot; None before that, or if a former scheduler gave it."""
+    """Seconds from its request's arrival to its first slot; None before, or if a former scheduler admitted it."""
     preemptions: int = 0
     last_token_at: float = math.nan
-    """When its last token came, while it is in no slot; NaN before the first."""
+    """When its last token arrived, kept here while it has no slot; NaN before the first."""
     end: End | None = None
     logprobs: list[plan_pb2.RowLogprobs] = field(default_factory=list)
     output: OutputState | None = None
-    """Where it stands in its request's grammar, once that is compiled."""
+    """Its state in the request's grammar, once that is compiled."""
     num_matched: int = 0
-    """Generated tokens that the matcher was told, or is about to be."""
+    """Generated tokens that the matcher has consumed or is about to consume."""
 
     @property
     def tokens(self) -> TokenLog:
-        """All known tokens: the prompt, then what was sampled."""
+        """All known tokens: the prompt, then the sampled ones."""
         if self.scheduler is not None:
             self.scheduler.settle(self.slot)
         return self.log
@@ -109,7 +109,8 @@ class Sequence:
         return self.request.prompt_len
 
     def column(self, start: int, stop: int) -> bytes:
-        """Tokens `start` to `stop` - 1 as a little-endian int32 column; those of the prompt are not packed again."""
+        """Returns tokens `start` to `stop` - 1 as a little-endian int32 column; those of the prompt are packed
+        already."""
         prompt = self.request.prompt
         column = prompt[4 * start : 4 * stop]
         if 4 * stop > len(prompt):
@@ -124,10 +125,10 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A validated request, as the engine keeps it: identity, parameters, time, and its sequences."""
+    """A validated request as the engine keeps it: identity, parameters, times, and its sequences."""
 
     handle: int
-    """Name between the owning front worker and the engine."""
+    """Its number between the owning front worker and the engine."""
     owner: bytes
     """ZeroMQ identity of that worker; `NOBODY` when it is gone."""
     tenant: str
@@ -135,14 +136,14 @@ class Request:
     digest: bytes
     body: bytes
     prompt: bytes
-    """Its tokens as a little-endian int32 column."""
+    """Prompt tokens as a little-endian int32 column."""
     prompt_len: int
     num_received: int
     sampling: plan_pb2.Sampling
     seed: int
     priority: int
     cache_salt: str
-    """Prefixes are shared only between requests of equal salts."""
+    """Only requests with equal salts share prefixes."""
     arrival_s: float
     deadline_s: float | None
     ttft_target_ms: int | None
@@ -152,66 +153,65 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
     open_ended: bool = False
-    """Its client set no `max_tokens`: a sequence may be cut to what a runner holds."""
+    """The client set no `max_tokens`: a sequence may be limited to the capacity of a runner."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Those of its prompt, if they are asked for: all of it is computed then, whatever is cached."""
+    """Log-probabilities of the prompt, if requested; then all of it is computed, whatever is cached."""
     view: RequestView | None = None
-    """What policies see of it, once it was asked for."""
+    """The request as policies see it, cached once it was needed."""
     gone_until_at: float | None = None
-    """Until when the request waits for a client whose stream was cut; None while somebody listens."""
+    """Until when the request waits for a client that lost its stream; None while a client is attached."""
     place_at: float | None = None
-    """The arrival by which it is ranked, if that was promised (see `RetryPromises`)."""
+    """The arrival time by which it is ranked, if one was promised (see `RetryPromises`)."""
     arrival_unix_s: float = 0.0
-    """`arrival_s` as seconds since 1970: what a scheduler on another machine understands."""
+    """`arrival_s` as seconds since 1970, which is valid on other machines too."""
     grammar: str = ""
-    """What its output must match: as `grammar_kind` says, and as llguidance takes it once that is compiled; "" for
-    anything."""
+    """Constraint on its output, in the form of `grammar_kind`; in llguidance's format once compiled; "" for none."""
     grammar_kind: str = ""
-    """How its client wrote it: a field of roster.v1.Constraint; "" for as llguidance takes it."""
+    """The form in which the client wrote it: a field of roster.v1.Constraint; "" for llguidance's format."""
     accepted: bool = True
-    """Its worker knows its sequences; not before its grammar is compiled."""
+    """Its worker knows its sequences; False until its grammar is compiled."""
     rebuilt: bool = False
-    """It was made from a runner's snapshot: its client submitted it to an earlier scheduler."""
+    """Whether it was rebuilt from a runner's snapshot: its client submitted it to an earlier scheduler."""
     is_left: bool = False
-    """Its client is gone and did not come back in time, or was refused it after all: who asks for it later finds
-    nothing, and sends it again."""
+    """Its client left and did not return in time, or it was shed. An attach finds nothing, and the client sends it
+    again."""
     refusal: EngineRefusal | None = None
-    """The status with which it ended, where that was no finish."""
+    """The status with which it ended, if that was not a finish."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     """Losses of runners that it may have caused (see `Quarantine`)."""
 
     def drop_sequences(self) -> None:
-        """Nobody asks for it any more. Ends the circle with its sequences: their memory comes back now, and not with
-        some garbage collection."""
+        """Breaks the reference cycle with its sequences once the request is forgotten, so that their memory is freed at
+        once and not at some garbage collection."""
         self.sequences = []
 
     @property
     def finished(self) -> bool:
-        """Every choice has ended."""
+        """Whether every choice has ended."""
         return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
 
     @property
     def limit(self) -> int:
-        """Most tokens of one of its sequences, prompt included."""
+        """Maximum number of tokens of any of its sequences, prompt included."""
         return max((sequence.limit for sequence in self.sequences), default=0)
 
     @property
     def scores_prompt(self) -> bool:
-        """Log-probabilities of its prompt are asked for."""
+        """Whether log-probabilities of its prompt are requested."""
         return self.prompt_logprobs is not None
 
     @property
     def cancelled(self) -> bool:
-        """It has ended, and some choice because it was cancelled."""
+        """Whether all its choices have ended and at least one was cancelled."""
         ends = [sequence.end for sequence in self.sequences]
         return all(ends) and any(end is not None and end.reason is FinishReason.CANCELLED for end in ends)
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens of all its choices: more of them is progress."""
+        """Known tokens of all its choices; an increase is progress."""
         return sum(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def key(self) -> tuple[str, str]:
-        """Public identity: ids belong to a tenant."""
+        """Public identity: tenant and request id."""
         return self.tenant, self.request_id

@@ -1,7 +1,7 @@
 """The tokens of a sequence as a growing int32 column.
 
-An array, not a list: a list's numbers are objects all over the memory, 36 bytes each, which every step makes and every
-end visits once more. Its bytes are those of the messages' columns, as machines here are little-endian too.
+An array, not a list: a list's numbers are objects scattered in memory, 36 bytes each, created by every step and visited
+again at every end. The array's bytes equal those of the messages' columns, since supported machines are little-endian.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TokenLog: TypeAlias = "array[int]"
 
 
 def token_log(*columns: bytes) -> TokenLog:
-    """The tokens of int32 columns, one after the other. Raises ValueError for half a token."""
+    """Returns the tokens of int32 columns, concatenated. Raises ValueError if a column ends within a token."""
     log = array("i")
     for column in columns:
         log.frombytes(column)
@@ -22,5 +22,5 @@ def token_log(*columns: bytes) -> TokenLog:
 
 
 def logged(tokens: Iterable[int]) -> TokenLog:
-    """A log of these tokens."""
+    """Returns a log of these tokens."""
     return array("i", tokens)

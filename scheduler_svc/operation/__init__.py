@@ -1,1 +1,1 @@
-"""The service around the engine: processes, drain and shutdown, logs, and what operators are told."""
+"""The service around the engine: processes, drain and shutdown, logs, messages for operators."""

@@ -1,7 +1,7 @@
-"""The scheduler: the engine in this process, front workers beside it (or, with 0 of them, gRPC in this process).
+"""The scheduler service: the engine in this process, front workers in others (with 0 of them, gRPC in this process).
 
-SIGTERM or Ctrl-C drains: nothing new is taken, what runs gets `drain_s`, a second signal ends it at once; exit status
-0. Exit status 2 for settings that can't be used, 3 when another scheduler has taken over the runners.
+SIGTERM or Ctrl-C drains: new requests are refused, running ones get `drain_s`, and a second signal ends them at once;
+exit status 0. Exit status 2: unusable settings. Exit status 3: another scheduler has taken over the runners.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 FENCED = 3
 GRPC = ("listen", "admin_listen", "gateway_listen")
-"""Settings of addresses that front workers listen on."""
+"""Settings of the addresses that front workers listen on."""
 
 log = structlog.get_logger()
 
 
 def run(first_worker: subprocess.Popen[bytes]) -> int:
-    """Serves as flags, environment and file say, until a signal ends it; returns the exit status.
+    """Serves as flags, environment and file say until a signal ends it; returns the exit status.
 
-    `first_worker`: from `spawn_worker`; ended if settings ask for none. Must run in the main thread.
+    `first_worker` comes from `spawn_worker` and is killed if the settings ask for none. Must run in the main thread.
     """
     try:
         settings = SchedulerSettings.read(_cli_parse_args=True)
@@ -52,16 +52,16 @@ def run(first_worker: subprocess.Popen[bytes]) -> int:
             first_worker.kill()
         return serve(settings, first_worker)
     finally:
-        first_worker.kill()  # whatever was served, its supervisor has ended it
+        first_worker.kill()  # if it served, its supervisor has already ended it
         first_worker.wait()
 
 
 def serve(settings: SchedulerSettings, first_worker: subprocess.Popen[bytes]) -> int:
-    """Runs until a signal ends it; returns the exit status."""
+    """Serves until a signal ends it; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="roster-") as folder:
         try:
             check_tracing(settings)
-            ServerCredentials.open(settings)  # a file that can't be used is told here, not by each worker
+            ServerCredentials.open(settings)  # reports an unusable file here rather than in each worker
             check_gateway(settings)
             addresses = [reserve(address) for address in (getattr(settings, name) for name in GRPC) if address]
             if reason := exposed(settings):
@@ -108,7 +108,7 @@ def _stop(loop: EngineLoop, number: int, frame: FrameType | None) -> None:
 
 
 def _with_addresses(settings: SchedulerSettings, addresses: list[ReservedAddress]) -> SchedulerSettings:
-    """The settings with the ports in force instead of port 0."""
+    """Returns the settings with the ports in use instead of port 0."""
     names = [name for name in GRPC if getattr(settings, name)]
     return settings.model_copy(update={name: address.address for name, address in zip(names, addresses, strict=True)})
 
@@ -126,7 +126,7 @@ def _serve_with_workers(
 
 
 def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: str) -> None:
-    """The engine in a thread; gRPC's loop wants the main thread. Closing the pipe tells the front that it is gone."""
+    """Runs the engine in a thread, since gRPC's loop needs the main thread. Closing the pipe ends the front."""
     from scheduler_svc.front.worker import run_front
 
     reader, writer = os.pipe()
@@ -149,6 +149,6 @@ def _serve_in_process(settings: SchedulerSettings, loop: EngineLoop, endpoint: s
 
 
 def _complain(sentence: str) -> int:
-    """Says what is wrong on stderr; returns the exit status."""
+    """Writes the error to stderr; returns the exit status."""
     print(f"roster-scheduler: {sentence}", file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""Keeps the front worker processes alive: one that dies is started again, at most once a second each."""
+"""Supervises the front worker processes: restarts one that dies, at most once a second each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger()
 
 
 class WorkerSupervisor:
-    """Starts `settings.front_workers` processes and watches them from a thread."""
+    """Starts `settings.front_workers` processes and watches them in a thread."""
 
     def __init__(
         self, settings: SchedulerSettings, engine_endpoint: str, first_worker: subprocess.Popen[bytes]
     ) -> None:
-        """`first_worker`: a process that waits already to be told what to do."""
+        """`first_worker`: a spawned process that waits for its start message."""
         self._first = first_worker
         self._settings = settings
         self._endpoint = engine_endpoint
@@ -32,7 +32,6 @@ class WorkerSupervisor:
         self._thread = threading.Thread(target=self._watch, name="worker-supervisor", daemon=True)
 
     def start(self) -> None:
-        """Starts all workers."""
         spawned = [self._first, *(spawn_worker() for _ in range(1, self._settings.front_workers))]
         self._processes = [self._start(index, process) for index, process in enumerate(spawned)]
         self._thread.start()
@@ -49,7 +48,7 @@ class WorkerSupervisor:
                     self._processes[index] = self._start(index, spawn_worker())
 
     def stop(self) -> None:
-        """Tells the workers that the engine is gone and waits for them; kills one that does not go."""
+        """Closes the workers' stdin, which ends them, and waits for them; kills one that does not end in time."""
         self._stopping.set()
         self._thread.join()
         for process in self._processes:

@@ -1,1 +1,1 @@
-"""Plans of one runner: slots and their counters, a plan's draft and rows, results applied to them."""
+"""Plans of one runner: slot counters, drafts and rows, plans in flight, and applied results."""

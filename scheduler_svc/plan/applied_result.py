@@ -1,7 +1,7 @@
-"""Applying a result: tokens, counters and ends of one plan's rows, all rows at once.
+"""Applies a result: tokens, counters and ends of all rows of one plan at once.
 
-A row is *live* while its sequence sits in the slot under the same epoch. Other rows are stale: those of a preempted
-sequence still bring their token (the stream must not lose it) but touch no counter; those of an ended one are dropped.
+A row is *live* while its sequence has the slot under the same epoch. Other rows are stale: a preempted sequence still
+gets its token (the stream must not lose it) but no counter changes; rows of an ended sequence are dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_TIMES.setflags(write=False)
 
 @dataclass(slots=True)
 class AppliedResult:
-    """What a result brought: token i is that of row `rows[i]` of the plan, live rows first, then late ones."""
+    """Effects of a result. Token i belongs to row `rows[i]` of the plan: live rows first, then late ones."""
 
     flight: InFlight
     rows: npt.NDArray[np.int64]
@@ -42,21 +42,21 @@ class AppliedResult:
     """(index of the token, log-probabilities)."""
     prompt_logprobs: list[tuple[Sequence, plan_pb2.RowLogprobs]] = field(default_factory=list)
     now_s: float = 0.0
-    """When it was here."""
+    """When the result arrived."""
     previous_at: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_TIMES)
-    """When the sequence's token before came, for the tokens of live rows; NaN for a first token."""
+    """When the sequence's previous token arrived, for the tokens of live rows; NaN for a first token."""
     step_s: float = 0.0
-    """What the step took of the runner's time."""
+    """Seconds of the runner's time that the step took."""
     idle_s: float = 0.0
-    """How long the runner had had no plan when this one was sent."""
+    """Seconds for which the runner had no plan before this one was sent."""
 
     @property
     def gaps_s(self) -> npt.NDArray[np.float64]:
-        """Time since the sequence's token before, for the tokens of live rows; NaN for a first token."""
+        """Seconds since the sequence's previous token, for the tokens of live rows; NaN for a first token."""
         return self.now_s - self.previous_at
 
     def keep_logprobs(self) -> None:
-        """Log-probabilities stay with the sequences that live, too, for Attach; of prompts, only what is new stays."""
+        """Stores log-probabilities in live sequences for Attach, and keeps only the new ones of prompts."""
         if self.logprobs:
             sequences = self.sequences
             for index, logprobs in self.logprobs:
@@ -69,16 +69,16 @@ class AppliedResult:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Whose token each is. Made when asked for: most steps never look at a sequence."""
+        """Sequence of each token. Computed on demand: most steps need no sequence object."""
         return self.flight.sequences[self.rows].tolist()
 
 
 class MalformedResult(ValueError):
-    """Columns of a result that do not fit its plan."""
+    """The columns of a result do not fit its plan."""
 
 
 def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_s: float) -> AppliedResult:
-    """Moves the counters by what `result`, here at `now_s`, says of `flight`'s rows.
+    """Applies `result`, received at `now_s`, to the counters of the rows of `flight`.
 
     Raises MalformedResult, changing nothing.
     """
@@ -87,7 +87,7 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
     undisturbed = undisturbed and len(result.tokens) == 4 * flight.samples
     got, failed = (flight.sample, {}) if undisturbed else _columns(flight, result)
     if any(logprobs.row >= num_rows for logprobs in result.prompt_logprobs):
-        raise MalformedResult(f"result of plan {flight.number}: log-probabilities of a row that it does not have")
+        raise MalformedResult(f"result of plan {flight.number}: log-probabilities for a row that is not in the plan")
     tokens = np.frombuffer(result.tokens, "<i4")
     if undisturbed and flight.samples == num_rows and batch_rows.is_seated(table):
         applied = _apply_steady(table, flight, tokens, now_s)
@@ -103,12 +103,14 @@ def apply_rows(table: SlotTable, flight: InFlight, result: plan_pb2.Result, now_
 
 
 def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
-    """(has a token, by row; status of the rows that are not well). Raises MalformedResult for columns that do not fit
-    the plan."""
+    """Returns (whether each row has a token, row -> status of failed rows).
+
+    Raises MalformedResult if the columns do not fit the plan.
+    """
     statuses, token_counts = np.frombuffer(result.statuses, np.uint8), np.frombuffer(result.token_counts, np.uint8)
     num_rows = len(flight.sequences)
     if {len(statuses), len(token_counts)} != {num_rows} or int(token_counts.sum()) * 4 != len(result.tokens):
-        raise MalformedResult(f"result of plan {flight.number}: its columns do not fit {num_rows} rows")
+        raise MalformedResult(f"result of plan {flight.number}: the columns do not fit {num_rows} rows")
     got = token_counts == 1
     if not np.array_equal(got, flight.sample & (statuses == OK)):
         raise MalformedResult(f"result of plan {flight.number}: tokens and sampling rows do not match")
@@ -116,7 +118,7 @@ def _columns(flight: InFlight, result: plan_pb2.Result) -> tuple[npt.NDArray[np.
 
 
 def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int32], now_s: float) -> AppliedResult:
-    """Every row is live and sampled."""
+    """Applies a result in which every row is live and sampled."""
     batch_rows = flight.batch_rows
     table.computed[batch_rows.slots] = flight.ends
     applied = AppliedResult(flight, batch_rows.rows, tokens, batch_rows.sequence_ids)
@@ -127,7 +129,7 @@ def _apply_steady(table: SlotTable, flight: InFlight, tokens: npt.NDArray[np.int
 def _append(
     table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult, now_s: float
 ) -> None:
-    """Live rows get their tokens, with which they have `lengths`; collects the ends."""
+    """Appends the tokens of live rows, which bring their sequences to `lengths`, and collects the ends."""
     tokens = applied.tokens
     applied.now_s, applied.previous_at = now_s, table.last_token_at[slots]
     table.last_token_at[slots] = now_s
@@ -137,7 +139,7 @@ def _append(
 
 
 def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Column, applied: AppliedResult) -> None:
-    """Which rows end with the token that they just got."""
+    """Collects the sequences that end with their new token."""
     flight, tokens = applied.flight, applied.tokens
     ended = table.stops.places(tokens) if table.stops else []
     if flight.fills:
@@ -151,7 +153,7 @@ def _collect_ends(table: SlotTable, slots: npt.NDArray[np.int64], lengths: Colum
 
 
 def end_of(sequence: Sequence, token: int, num_tokens: int | None = None) -> End | None:
-    """Does the sequence end with this token, with which it has `num_tokens`? By default the token it just got."""
+    """Returns the end if the sequence ends with this token, by default its last; `num_tokens` includes the token."""
     if token in sequence.request.stop_ids:
         return End(FinishReason.STOP, stop_token_id=token)
     if (len(sequence.tokens) if num_tokens is None else num_tokens) >= sequence.limit:
@@ -168,7 +170,7 @@ def _apply_mixed(
     tokens: npt.NDArray[np.int32],
     now_s: float,
 ) -> AppliedResult:
-    """Any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
+    """Applies any mix of chunks, samples, stale and failed rows; `failed`: row -> status."""
     living, sequences = live.nonzero()[0], flight.sequences
     table.computed[flight.slots[living]] = flight.ends[living]
     index_of_token = flight.batch_rows.rows if len(tokens) == len(got) else np.cumsum(got) - 1
@@ -184,7 +186,7 @@ def _apply_mixed(
             continue
         sequence.stale -= not live[row]
         if row in failed:
-            message = _MESSAGES.get(failed[row], f"the runner answered status {failed[row]}")
+            message = _MESSAGES.get(failed[row], f"the runner answered with status {failed[row]}")
             applied.ends.append((sequence, End(FinishReason.ERROR, message=message)))
         elif got[row]:
             _append_late(sequence, int(tokens[index_of_token[row]]), applied)
@@ -197,7 +199,7 @@ def _apply_mixed(
 
 
 def _append_late(sequence: Sequence, token: int, applied: AppliedResult) -> None:
-    """A waiting sequence gets the token of a row from before its preemption."""
+    """Appends the token of a row planned before the preemption to a waiting sequence."""
     sequence.log.append(token)
     end = end_of(sequence, token)
     if end is not None:

@@ -1,7 +1,7 @@
-"""The seam by which a simulation takes many steps at once; nothing else imports it.
+"""Runs many steady steps of a simulation at once; only the simulator imports it.
 
-Plans that `PlanBuilder.follow` would make one after the other are made with columns for all of them, and so are the
-results applied that `apply_rows` would apply. The outcome is the same, bit for bit.
+Consecutive plans that `PlanBuilder.follow` would make are built from shared columns, and their results are applied as
+`apply_rows` would apply them. The outcome is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from scheduler_svc.plan.steady_decode import SteadyDecode
 
 
 def num_following(plans: PlanBuilder) -> int:
-    """How many plans may follow one another now, whatever blocks they need; 0 where a plan in flight is another than
-    those."""
+    """Returns how many plans may follow now, as far as free blocks suffice; 0 if a plan in flight has other rows."""
     last, steady = plans.last, plans.steady_decode()
     if last is None or steady is None:
         return 0
@@ -29,7 +28,7 @@ def num_following(plans: PlanBuilder) -> int:
 
 
 def follow_many(plans: PlanBuilder, times_s: list[float]) -> list[InFlight]:
-    """`follow` at each of these times, each time after the oldest plan was answered; returns those answered.
+    """Applies `follow` at each of these times, each after the oldest plan was answered; returns the answered plans.
 
     At most `num_following` times. The plans are not encoded.
     """
@@ -46,7 +45,7 @@ def follow_many(plans: PlanBuilder, times_s: list[float]) -> list[InFlight]:
 
 
 def _grow_ahead(plans: PlanBuilder, last: InFlight, count: int) -> None:
-    """Blocks for the `count` plans after `last`: the very ones that they would get one after the other."""
+    """Allocates blocks for the `count` plans after `last`, in the order in which single steps would."""
     slots, size = last.slots, plans.pool.block_size
     lacks = (plans.table.capacity[slots] - last.ends).tolist()
     due = sorted((plan, row) for row, lack in enumerate(lacks) for plan in range(lack, count, size))
@@ -60,7 +59,7 @@ def _grow_ahead(plans: PlanBuilder, last: InFlight, count: int) -> None:
 
 
 def _next_flights(steady: SteadyDecode, last: InFlight, table: SlotTable, times_s: list[float]) -> list[InFlight]:
-    """`next_flight` at each of these times; at most `steps`. The block tables have grown for all of them."""
+    """Returns `next_flight` at each of these times, at most `steps`. The block tables must have grown for all."""
     batch_rows, count = last.batch_rows, len(times_s)
     columns = list(last.ends + np.arange(count + 2, dtype=np.int32)[:, None])
     flights = [
@@ -88,9 +87,9 @@ def _next_flights(steady: SteadyDecode, last: InFlight, table: SlotTable, times_
 
 
 def apply_all(table: SlotTable, flights: list[InFlight], tokens: Column, times_s: list[float]) -> list[AppliedResult]:
-    """`apply_rows` to one flight after the other, of the same rows all, which are live, sample, and don't end.
+    """Applies `apply_rows` to consecutive flights with the same rows, all of which are live, sample, and do not end.
 
-    The result of flights[i] is here at times_s[i] with tokens[i], one a row.
+    The result of flights[i] arrives at times_s[i] with tokens[i], one per row.
     """
     batch_rows, count = flights[0].batch_rows, len(flights)
     slots = batch_rows.slots

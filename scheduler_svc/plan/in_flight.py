@@ -1,7 +1,7 @@
-"""Plans on their way, by row: what each row computes, and whose it is.
+"""Plans in flight, by row: the positions each row computes, and its sequence.
 
-Most plans follow from the one before: the same sequences decode on. They share one `BatchRows`, and whatever can be
-told of a row from the plan before is not looked up again.
+Most plans continue the one before: the same sequences decode. They share one `BatchRows`, and everything that follows
+from the previous plan is derived from it instead of looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROWS.setflags(write=False)
 
 @dataclass(slots=True, eq=False)
 class BatchRows:
-    """Who the rows of a plan are. Nothing in it changes, so consecutive plans of the same rows share it."""
+    """Identity of a plan's rows. Immutable, so consecutive plans of the same rows share it."""
 
     slots: npt.NDArray[np.int64]
     packed_slots: bytes
@@ -28,15 +28,15 @@ class BatchRows:
     sequences: npt.NDArray[np.object_]
     sequence_ids: npt.NDArray[np.uint64]
     tenants: npt.NDArray[np.int64]
-    """Their tenants' rows in the ledger."""
+    """Rows of their tenants in the ledger."""
     rows: npt.NDArray[np.int64]
     """0, 1, 2, ..."""
     seated_at: int
-    """A count of the table's changes at which all of them were in their slots."""
+    """Count of the table's changes at which all of them were in their slots."""
 
     @classmethod
     def of(cls, table: SlotTable, slots: npt.NDArray[np.int64]) -> BatchRows:
-        """The sequences in these slots, all of which are taken."""
+        """Returns the rows of the sequences in these slots, all of which are occupied."""
         return cls(
             slots,
             pack(slots),
@@ -49,7 +49,7 @@ class BatchRows:
         )
 
     def is_seated(self, table: SlotTable) -> bool:
-        """Are all of them still in their slots, none preempted since?"""
+        """Whether all of them are still in their slots, none preempted since."""
         if self.seated_at == table.changes:
             return True
         if table.epoch[self.slots].tobytes() != self.epochs.tobytes():
@@ -60,39 +60,39 @@ class BatchRows:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A plan on its way, row by row; rows that decode come first."""
+    """A plan in flight, row by row; rows that decode come first."""
 
     number: int
     batch_rows: BatchRows
     starts: Column
     counts: Column
     ends: Column
-    """Positions that are computed when it is done: starts + counts."""
+    """Positions computed once the plan is done: starts + counts."""
     known: Column
-    """Tokens that are known then, those that it samples included."""
+    """Tokens known once the plan is done, those that it samples included."""
     sample: npt.NDArray[np.bool_]
     flags: bytes
-    """`sample` as uint8: the extent flags, and the token counts of a result in which every row is well."""
+    """`sample` as uint8: the extent flags, and the token counts of a result without failed rows."""
     num_decode: int
     positions: int
-    """Positions that the step computes."""
+    """Number of positions that the step computes."""
     samples: int
-    """Rows that sample."""
+    """Number of rows that sample."""
     fills: bool
-    """Some row samples the last token that its sequence may have."""
+    """Whether some row samples the last token that its sequence may have."""
     sent_at: float
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:
-        """The slot of each row."""
+        """Slot of each row."""
         return self.batch_rows.slots
 
     @property
     def epochs(self) -> npt.NDArray[np.int64]:
-        """The epoch of each row's sequence: tells rows whose sequence has left the slot since."""
+        """Epoch of each row: differs from the slot's once its sequence has left the slot."""
         return self.batch_rows.epochs
 
     @property
     def sequences(self) -> npt.NDArray[np.object_]:
-        """The sequence of each row."""
+        """Sequence of each row."""
         return self.batch_rows.sequences

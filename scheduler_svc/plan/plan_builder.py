@@ -1,7 +1,7 @@
-"""The plans of one runner, one after another: those in flight, and the next one, committed to the counters.
+"""Builds the plans of one runner: those in flight, and the next one, committed to the counters.
 
-`commit` makes a plan of whatever was drafted. `follow` makes the one after the last where all just decode on, which is
-what most steps are: it looks nothing up that it can tell from the plan before.
+`commit` turns a draft into a plan. `follow` makes the next plan while all sequences just decode, which most steps do:
+it derives everything from the previous plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scheduler_svc.plan.steady_decode import SteadyDecode
 
 @dataclass(slots=True)
 class PlannedStep:
-    """A plan ready to send, and what an observer may want to see of it."""
+    """A plan ready to send, with its changes for observers."""
 
     number: int
     plan: plan_pb2.Plan
@@ -36,7 +36,7 @@ class PlannedStep:
 
 
 class PlanBuilder:
-    """Numbers and encodes the plans of one runner, and keeps those that it has not answered."""
+    """Numbers and encodes the plans of one runner, and keeps the unanswered ones."""
 
     def __init__(self, table: SlotTable, pool: BlockPool, clock: Callable[[], float]) -> None:
         self.in_flight: deque[InFlight] = deque()
@@ -51,15 +51,15 @@ class PlanBuilder:
         self._left: list[tuple[Sequence, int, str]] = []
 
     def release_slot(self, slot: int) -> None:
-        """The next plan tells the runner that the slot is free."""
+        """Releases the slot on the runner with the next plan."""
         self._releases.append(slot)
 
     def note_leave(self, sequence: Sequence, slot: int, reason: str) -> None:
-        """Observers of the next plan hear who left, and why."""
+        """Records for the observers of the next plan which sequence left, and why."""
         self._left.append((sequence, slot, reason))
 
     def grow(self, need_block: npt.NDArray[np.int64]) -> Appends:
-        """A block for each of these slots, whose next position begins one: before anybody else may take it."""
+        """Allocates a block for each of these slots, whose next position begins one, before anything else takes it."""
         table, slots, blocks = self.table, need_block.tolist(), self.pool.allocate(len(need_block))
         for sequence, block in zip(table.sequences[need_block], blocks, strict=True):
             sequence.blocks.append(block)
@@ -68,11 +68,11 @@ class PlanBuilder:
         return Appends(slots, (capacity // self._block_size).tolist(), blocks)
 
     def commit(self, draft: PlanDraft) -> PlannedStep:
-        """Moves the counters and encodes the plan."""
+        """Updates the counters and encodes the plan."""
         table = self.table
         slots, starts, counts, sample = draft.extents(table.planned)
         ends = starts + counts
-        # Who samples has then computed all that it knew, and gets one more.
+        # A sampling row has then computed all its known tokens and gains one.
         known = ends + ones(len(slots)) if all(draft.sample) else table.known[slots] + sample
         table.planned[slots], table.known[slots] = ends, known
         flags = sample.tobytes()
@@ -100,7 +100,7 @@ class PlanBuilder:
         return step
 
     def follow(self) -> PlannedStep | None:
-        """The plan after the last one where all that run go on decoding; None where that takes more thought."""
+        """Returns the next plan if all running sequences continue to decode; None if it needs a draft."""
         last, table, steady = self.last, self.table, self.steady_decode()
         if last is None or steady is None or not steady.steps:
             return None
@@ -120,7 +120,7 @@ class PlanBuilder:
         return PlannedStep(flight.number, plan, flight, [], [])
 
     def steady_decode(self) -> SteadyDecode | None:
-        """What goes on after the last plan; None where there is none."""
+        """Returns the steady run that continues the last plan; None if there is none."""
         last, table, steady = self.last, self.table, self._steady
         if last is None or self._releases or table.num_constrained:
             return None
@@ -129,7 +129,7 @@ class PlanBuilder:
         return steady
 
     def _rows(self, slots: npt.NDArray[np.int64]) -> BatchRows:
-        """Who is in these slots: often the same as in the plan before."""
+        """Returns the sequences in these slots, often those of the previous plan."""
         if self.last is not None:
             batch_rows = self.last.batch_rows
             if batch_rows.slots.tobytes() == slots.tobytes() and batch_rows.is_seated(self.table):
@@ -143,7 +143,6 @@ class PlanBuilder:
 
 
 def _encode_extents(flight: InFlight, plan: plan_pb2.Plan) -> None:
-    """Sets the plan's rows."""
     num_rows = len(flight.flags)
     all_decode = flight.num_decode == num_rows
     plan.extent_slots = flight.batch_rows.packed_slots

@@ -1,4 +1,4 @@
-"""What one step will be, collected before anything is committed to the wire: the draft of a Plan."""
+"""Draft of a plan: the rows and changes of one step, collected before they are encoded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scheduler_svc.model.sequence import Sequence
 _INT32 = np.dtype("<i4")
 
 Column = npt.NDArray[np.int32]
-"""A number by row or by slot, as it goes over the wire."""
+"""A number per row or slot, as encoded on the wire."""
 
 
 def pack(numbers: list[int] | npt.NDArray[np.integer]) -> bytes:
-    """A little-endian int32 column."""
+    """Returns the numbers as a little-endian int32 column."""
     if isinstance(numbers, list):
         return struct.pack(f"<{len(numbers)}i", *numbers)
     return np.asarray(numbers, dtype=_INT32).tobytes()
@@ -32,30 +32,30 @@ _PACKED_ONES = pack(_ONES)
 
 
 def ones(count: int) -> Column:
-    """A read-only column of ones: cheaper than making one, or than arithmetic with the number 1."""
+    """Returns a read-only column of ones: cheaper than a new one, or than arithmetic with the scalar 1."""
     return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.int32)
 
 
 def _trues(count: int) -> npt.NDArray[np.bool_]:
-    """A read-only column of True."""
+    """Returns a read-only column of True."""
     return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
 
 
 def packed_ones(count: int) -> bytes:
-    """`pack(ones(count))`, not made anew each time."""
+    """Returns `pack(ones(count))` from a cached column."""
     return _PACKED_ONES[: 4 * count] if count <= len(_ONES) else pack(ones(count))
 
 
 @dataclass(slots=True)
 class Appends:
-    """Blocks that block tables get in a step: which slot's table gets which block at which index."""
+    """Blocks appended to block tables in a step: slot, index in its table, block."""
 
     slots: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 
     def encode_into(self, plan: plan_pb2.Plan) -> None:
-        """Sets the plan's columns."""
+        """Sets the plan's append columns."""
         plan.append_slots = pack(self.slots)
         plan.append_indexes = pack(self.indexes)
         plan.append_blocks = pack(self.blocks)
@@ -63,7 +63,7 @@ class Appends:
 
 @dataclass(slots=True)
 class PlanDraft:
-    """Rows and diffs of a step: decoding rows as a column, the few others as lists."""
+    """Rows and changes of a step: decoding rows as a column, the few others as lists."""
 
     decode: npt.NDArray[np.int64]
     slots: list[int] = field(default_factory=list)
@@ -72,11 +72,11 @@ class PlanDraft:
     sample: list[bool] = field(default_factory=list)
     appends: Appends = field(default_factory=Appends)
     plan: plan_pb2.Plan = field(default_factory=plan_pb2.Plan)
-    """The plan, of which only the admissions are there."""
+    """The plan; until `encode` it has only the admissions."""
     joined: list[Sequence] = field(default_factory=list)
 
     def add_row(self, slot: int, start: int, count: int, sample: bool) -> None:
-        """A prefill row."""
+        """Adds a prefill row."""
         self.slots.append(slot)
         self.starts.append(start)
         self.counts.append(count)
@@ -84,11 +84,11 @@ class PlanDraft:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the step."""
+        """Number of rows of the step."""
         return len(self.decode) + len(self.slots)
 
     def extents(self, planned: Column) -> tuple[npt.NDArray[np.int64], Column, Column, npt.NDArray[np.bool_]]:
-        """Columns (slots, starts, counts, sample) of all rows, decoding ones first."""
+        """Returns the columns (slots, starts, counts, sample) of all rows, decoding ones first."""
         num_decode, num_rows = len(self.decode), self.num_rows
         counts, sample = ones(num_rows), _trues(num_rows)
         if num_rows == num_decode:
@@ -101,7 +101,7 @@ class PlanDraft:
         return slots, starts, counts, sample
 
     def encode(self, releases: list[int]) -> plan_pb2.Plan:
-        """The plan, all but its extents."""
+        """Returns the plan, complete except for its extents."""
         if releases:
             self.plan.releases = pack(releases)
         if self.appends.slots:

@@ -1,29 +1,29 @@
 """The counters of the running sequences of one runner, as columns by slot.
 
-A step moves every running sequence at once, so the counters are numpy columns and the step is a dozen vector operations
-instead of a loop over objects (bench/NOTES.md: 0.69 µs a sequence at 256, apply and plan together).
+A step advances every running sequence at once, so the counters are numpy columns and the step is a dozen vector
+operations instead of a loop over objects (bench/NOTES.md: 0.69 µs per sequence at 256, apply and plan together).
 
 | column | meaning |
 |---|---|
-| length | tokens known here (prompt + sampled) |
+| length | known tokens (prompt + sampled) |
 | known | tokens known once all plans in flight are done: length, and their samples |
 | planned | positions whose KV is computed or planned |
 | computed | positions whose KV is confirmed by a result |
-| capacity | positions that its block table holds |
-| announced | positions whose blocks were announced to the prefix index when it was seated (its limit after a flush) |
-| limit | most tokens: it ends there |
+| capacity | positions that its block table can hold |
+| announced | positions whose blocks were announced to the prefix index at admission (its limit after a flush) |
+| limit | maximum number of tokens: the sequence ends there |
 | epoch | number of this admission, never reused; 0 = vacant |
 | sequence_id | internal id, as published |
 | tenant | row of its tenant in the ledger |
 | itl_target_s | its inter-token target in seconds (infinity: none) |
-| last_token_at | when its last token came (NaN: it has none) |
-| constrained | each of its tokens waits for a mask, which the one before it decides |
+| last_token_at | when its last token arrived (NaN: it has none) |
+| constrained | each of its tokens waits for a mask, which depends on the token before |
 
-The latest sampled tokens gather in rows of their own, one a result, and reach each sequence's log all at once, or when
-somebody reads them: a step that touches no sequence object misses no cache for it (0.88 µs a sequence at 256 before,
-0.69 since).
+The latest sampled tokens are collected in separate rows, one per result. They are copied to a sequence's log all at
+once, or when the log is read. So a step touches no sequence object and causes no cache misses for them (0.88 µs per
+sequence at 256 before, 0.69 since).
 
-`lag = known - planned`: 1 while decoding, more in prefill, 0 where the slot is vacant.
+`lag = known - planned`: 1 while decoding, more in prefill, 0 if the slot is vacant.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from scheduler_svc.plan.stop_tokens import StopTokens
 from scheduler_svc.policy.rank import Rank
 
 RECENT_RESULTS = 64
-"""Results whose tokens are kept here at most."""
+"""Maximum number of results whose tokens are kept here."""
 _NONE = np.iinfo(np.int32).min
-"""In a row of recent tokens: the slot got none. No token id is negative."""
+"""Marks a slot without a token in a row of recent tokens. No token id is negative."""
 
 IntColumn = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class SlotTable:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.sequences: npt.NDArray[np.object_] = np.full(num_slots, None, object)
-        """Who is in each slot; None where it is vacant."""
+        """Sequence in each slot; None if it is vacant."""
         self.free = list(range(num_slots - 1, -1, -1))
         self.length, self.known, self.planned, self.computed, self.capacity, self.limit, self.announced = (
             np.zeros(num_slots, np.int32) for _ in range(7)
@@ -62,12 +62,12 @@ class SlotTable:
         self.last_token_at = np.full(num_slots, np.nan)
         self.constrained = np.zeros(num_slots, bool)
         self.stops = StopTokens()
-        """Those of all who run."""
+        """Stop tokens of all running sequences."""
         self.num_itl_targets = self.num_constrained = 0
         self.changes = 0
-        """How often somebody took a slot or left one."""
+        """Number of admissions and departures so far."""
         self.lowest: Rank | None = None
-        """No sequence here ranks lower; None: not known, as ranks have changed or nobody has compared them all."""
+        """A lower bound of the ranks here; None if unknown, after ranks have changed or before they were compared."""
         self._epochs = 0
         self._recent = np.full((RECENT_RESULTS, num_slots), _NONE, np.int32)
         self._num_recent = 0
@@ -75,15 +75,15 @@ class SlotTable:
 
     @property
     def num_running(self) -> int:
-        """Occupied slots."""
+        """Number of occupied slots."""
         return self.num_slots - len(self.free)
 
     def running(self) -> list[Sequence]:
-        """The sequences in the slots."""
+        """Returns the sequences in the slots."""
         return [sequence for sequence in self.sequences.tolist() if sequence is not None]
 
     def at(self, slot: int) -> Sequence:
-        """The sequence in the slot. Raises RuntimeError where it is vacant."""
+        """Returns the sequence in the slot. Raises RuntimeError if it is vacant."""
         sequence: Sequence | None = self.sequences[slot]
         if sequence is None:
             raise RuntimeError(f"slot {slot} is vacant")
@@ -91,17 +91,17 @@ class SlotTable:
 
     @property
     def lag(self) -> Column:
-        """Positions that each slot's sequence is behind; 0 where the slot is vacant."""
+        """Known tokens of each slot's sequence that no plan has computed; 0 if the slot is vacant."""
         return self.known - self.planned
 
     @property
     def backlog(self) -> int:
-        """Positions of prompts (and of what was preempted) that no plan computes yet."""
+        """Number of positions of prompts, and of preempted sequences, that no plan computes yet."""
         lags = self.lag
         return int(lags[lags > 1].sum())
 
     def append(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
-        """Each slot's sequence gets its token, with which it has so many."""
+        """Appends one token to each slot's sequence, which brings them to `lengths`."""
         self._recent[self._num_recent][slots] = tokens
         self._num_recent += 1
         self.length[slots] = lengths
@@ -109,7 +109,7 @@ class SlotTable:
             self._settle_all()
 
     def append_all(self, slots: IntColumn, tokens: Column, lengths: Column) -> None:
-        """`append` of one result after the other: `tokens` has a row for each; `lengths` are those after the last."""
+        """Applies `append` for consecutive results: `tokens` has a row for each; `lengths` are those after the last."""
         done = 0
         while done < len(tokens):
             first = self._num_recent
@@ -122,7 +122,7 @@ class SlotTable:
         self.length[slots] = lengths
 
     def _settle_all(self) -> None:
-        """Brings all logs up to date, to begin anew."""
+        """Brings all logs up to date and clears the recent tokens."""
         for slot, sequence in enumerate(self.sequences.tolist()):
             if sequence is not None:
                 self.settle(slot)
@@ -135,13 +135,13 @@ class SlotTable:
         first, end, sequence = self._first_recent[slot], self._num_recent, self.sequences[slot]
         if first < end and sequence is not None:
             tokens = self._recent[first:end, slot]
-            if self.length[slot] - len(sequence.log) != end - first:  # some results brought none
+            if self.length[slot] - len(sequence.log) != end - first:  # some results had no token for it
                 tokens = tokens[tokens != _NONE]
             sequence.log.frombytes(tokens.tobytes())
             self._first_recent[slot] = end
 
     def occupy(self, sequence: Sequence, num_computed: int, capacity: int, tenant: int, slot: int | None = None) -> int:
-        """Gives the sequence a free slot (`slot`, or any) with `num_computed` positions done, and returns it."""
+        """Puts the sequence into a free slot (`slot`, or any), `num_computed` positions computed; returns the slot."""
         if slot is None:
             slot = self.free.pop()
         else:
@@ -170,7 +170,7 @@ class SlotTable:
         return slot
 
     def vacate(self, slot: int) -> None:
-        """Frees the slot, the log of its sequence complete. Rows in flight no longer match its epoch."""
+        """Frees the slot after completing its sequence's log. Rows in flight no longer match its epoch."""
         self.settle(slot)
         self.changes += 1
         sequence = self.sequences[slot]

@@ -1,7 +1,7 @@
-"""Steady decoding: a run of steps in which the same sequences decode, all that run, and nobody comes or goes.
+"""Steady decode: a run of steps in which exactly the running sequences decode and none joins or leaves.
 
-Each plan of it follows from the one before: every row one position on. Two countdowns say until when: `steps`, until
-some sequence has all the tokens that it may have, and `room`, until some sequence needs a block.
+Each plan follows from the one before, with every row one position on. Two countdowns limit the run: `steps`, until some
+sequence has all its tokens, and `room`, until some sequence needs a block.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from scheduler_svc.plan.slot_table import SlotTable
 
 @dataclass(slots=True)
 class SteadyDecode:
-    """What may follow a plan, as long as the table does not change."""
+    """The steady run after a plan, valid while the table does not change."""
 
     changes: int
-    """The table's count of changes all the while."""
+    """Count of the table's changes throughout the run."""
     steps: int
-    """Plans until a sequence has all its tokens: then it rests until the last of them is here."""
+    """Plans until a sequence has all its tokens planned: it then waits for the results."""
     room: int
     """Plans until a sequence needs a block."""
 
     @classmethod
     def after(cls, last: InFlight, table: SlotTable) -> SteadyDecode | None:
-        """What goes on with what `last` did; None if it was not just everybody decoding."""
+        """Returns the run that continues `last`; None if `last` did not decode exactly the running sequences."""
         num_rows = len(last.flags)
         if last.num_decode != num_rows or num_rows != table.num_running or not last.batch_rows.is_seated(table):
             return None
@@ -37,16 +37,16 @@ class SteadyDecode:
         return steady
 
     def measure_room(self, last: InFlight, table: SlotTable) -> None:
-        """Block tables have grown since."""
+        """Recomputes `room` after block tables have grown."""
         self.room = int((table.capacity[last.slots] - last.ends).min())
 
     def need_block(self, last: InFlight, table: SlotTable) -> npt.NDArray[np.int64]:
-        """The slots whose next position begins a block."""
+        """Returns the slots whose next position begins a block."""
         slots = last.slots
         return slots[(last.ends >= table.capacity[slots]).nonzero()[0]]
 
     def next_flight(self, last: InFlight, table: SlotTable, now_s: float) -> InFlight:
-        """The plan after `last`, committed to the counters."""
+        """Returns the plan after `last`, committed to the counters."""
         batch_rows, known = last.batch_rows, last.known + last.counts
         self.steps -= 1
         self.room -= 1

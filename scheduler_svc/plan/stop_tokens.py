@@ -1,7 +1,7 @@
-"""The stop tokens of all who run on one runner: does any of a step's tokens end somebody?
+"""The stop tokens of all running sequences of one runner: finds the tokens of a step that end a sequence.
 
-Nearly always all requests stop at the same few tokens of the model, and no token of a step is one of them: then a step
-pays one comparison for all its rows. Whose token it was is asked only where there was one.
+Usually all requests stop at the same few tokens of the model, and a step samples none of them. Such a step costs one
+comparison for all its rows. The rows are examined only if there is a match.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from scheduler_svc.plan.plan_draft import Column
 
 COMPARED = 16
-"""Distinct stop tokens that are compared with all tokens at once; more of them are looked up, token by token."""
+"""Maximum number of distinct stop tokens that are compared with all tokens at once; more are looked up per token."""
 
 
 class StopTokens:
-    """How many sequences stop at each token."""
+    """Number of sequences that stop at each token."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -27,7 +27,7 @@ class StopTokens:
         return bool(self._counts)
 
     def add(self, stop_ids: Iterable[int]) -> None:
-        """Those of a sequence that comes."""
+        """Adds the stop tokens of a sequence that joins."""
         counts = self._counts
         for token in stop_ids:
             if token in counts:
@@ -36,7 +36,7 @@ class StopTokens:
                 counts[token], self._column = 1, None
 
     def remove(self, stop_ids: Iterable[int]) -> None:
-        """Those of a sequence that goes."""
+        """Removes the stop tokens of a sequence that leaves."""
         counts = self._counts
         for token in stop_ids:
             counts[token] -= 1
@@ -45,7 +45,7 @@ class StopTokens:
                 self._column = None
 
     def places(self, tokens: Column) -> list[int]:
-        """Indexes of the tokens at which somebody stops, ascending."""
+        """Returns the ascending indexes of the tokens at which some sequence stops."""
         counts = self._counts
         if len(counts) <= COMPARED:
             if self._column is None:

@@ -1,1 +1,1 @@
-"""Where sequences wait, and in which order: one queue, or one a tenant; what each tenant may have."""
+"""Waiting sequences and their order: one queue, or one per tenant, and the limits of each tenant."""

@@ -1,7 +1,7 @@
-"""Sequences that others may pass, since those go to runners that are too small for these.
+"""Sequences that may be overtaken: others go first to runners that are too small for these.
 
-Such a sequence stays in the shared queue, aside of its order. Here it stands in a queue of the same kind, one for each
-size class: that of the smallest runners that hold it. Its rank and its tenant's turn are what they were.
+Such a sequence stays in the shared queue, parked outside its order. It is also in a queue of the same kind here, one
+per size class: that of the smallest runners that can hold it. It keeps its rank and its tenant's turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scheduler_svc.queue.tenant_queues import Queue
 
 
 class Overtaken:
-    """One queue a size class, by the class's index."""
+    """One queue per size class, by the class's index."""
 
     def __init__(self) -> None:
         self._queues: dict[int, Queue] = {}
@@ -24,11 +24,11 @@ class Overtaken:
 
     @property
     def lowest(self) -> float:
-        """The least index of a class that sequences wait for here; infinity where none do."""
+        """Lowest class index with waiting sequences here; infinity if there are none."""
         return min(self._queues, default=math.inf)
 
     def first(self, shared: Queue, end: int) -> Sequence | None:
-        """The sequence that goes first among those in the order of `shared` and those here of classes before `end`."""
+        """Returns the first sequence among those in the order of `shared` and those here in classes below `end`."""
         first = shared.peek()
         for index, queue in self._queues.items():
             head = queue.peek() if index < end else None
@@ -37,7 +37,7 @@ class Overtaken:
         return first
 
     def add(self, sequence: Sequence, index: int, shared: Queue) -> None:
-        """The sequence, which is in the order of `shared` or here, may be passed by others."""
+        """Lets others overtake the sequence, which is in the order of `shared` or here."""
         if sequence in self._class_of:
             return
         shared.park(sequence)
@@ -47,7 +47,7 @@ class Overtaken:
         self._class_of[sequence] = index
 
     def discard(self, sequence: Sequence) -> None:
-        """The sequence no longer waits, if it is here."""
+        """Removes the sequence if it is here: it no longer waits."""
         index = self._class_of.pop(sequence, None)
         if index is not None:
             self._queues[index].discard(sequence)
@@ -55,7 +55,7 @@ class Overtaken:
                 del self._queues[index]
 
     def recall(self, shared: Queue) -> None:
-        """All of them are back in the order of `shared`."""
+        """Returns all of them to the order of `shared`."""
         for sequence in self._class_of:
             shared.unpark(sequence)
         self._queues.clear()

@@ -1,4 +1,4 @@
-"""A runner's own short queue: the sequences that its next plan is to seat."""
+"""A runner's own short queue: the sequences that its next plan is to admit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scheduler_svc.queue.waiting_queue import WaitingQueue
 
 
 class PlacedQueue(WaitingQueue):
-    """The sequences that are to go to one runner. Whoever is preempted there goes back to the shared queue."""
+    """Sequences placed on one runner. A preempted sequence goes back to the shared queue instead."""
 
     def __init__(self, shared: Callable[[], Queue]) -> None:
         super().__init__()
         self._shared = shared
 
     def __len__(self) -> int:
-        """All that wait, here and in the shared queue: what a policy sees."""
+        """Number of sequences waiting here and in the shared queue, as policies see it."""
         return super().__len__() + len(self._shared())
 
     def __bool__(self) -> bool:
@@ -25,23 +25,23 @@ class PlacedQueue(WaitingQueue):
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait here."""
+        """Number of sequences waiting here."""
         return super().__len__()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all that wait, here and in the shared queue."""
+        """Tokens of all sequences waiting here and in the shared queue."""
         return self._tokens + self._shared().num_tokens
 
     @property
     def placed_tokens(self) -> int:
-        """Tokens of the sequences that wait here."""
+        """Tokens of the sequences waiting here."""
         return self._tokens
 
     def push(self, sequence: Sequence) -> None:
-        """See the class."""
+        """Adds the sequence to the shared queue: it was preempted."""
         self._shared().push(sequence)
 
     def place(self, sequence: Sequence) -> None:
-        """Adds a sequence that is to go to the runner."""
+        """Adds a sequence that is to run on this runner."""
         super().push(sequence)

@@ -1,7 +1,8 @@
-"""The queue after a policy swap: what waits is ranked anew in slices, so that ten thousand of them hold up no step.
+"""The queue after a policy swap: waiting sequences are ranked again in slices, so that thousands delay no step.
 
-The new policy decides at once, over as much of the queue as has its ranks; each turn ranks some more, before it plans.
-Who comes meanwhile has the new rank already, and who goes is left out. A second swap begins again with all that waits.
+The new policy decides at once, among the sequences it has ranked; each turn ranks more before it plans. A sequence that
+arrives meanwhile has the new rank already, and one that leaves is skipped. A second swap starts over with all waiting
+sequences.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from scheduler_svc.queue.tenant_shares import TenantShares
 from scheduler_svc.queue.waiting_queue import Place, WaitingQueue
 
 MOST_RANKED = 256
-"""Sequences that a turn ranks, at most."""
+"""Maximum number of sequences that a turn ranks."""
 SLICE_S = 0.001
-"""A turn stops ranking after this long: a policy's key may take its time, up to the guard's timeout."""
+"""Seconds after which a turn stops ranking: a policy's key may be slow, up to the guard's timeout."""
 
 
 class ReorderedQueue(WaitingQueue):
-    """Stands where `ordered` does, until all that waited is in it."""
+    """Replaces `ordered` until all waiting sequences have moved there."""
 
     def __init__(
         self, ordered: Queue, former: Queue, rank_anew: Callable[[Sequence], None], shares: TenantShares
     ) -> None:
-        """Takes over all that waits in `former`, which is empty then. `ordered` is empty."""
+        """Takes over all sequences of `former` and leaves it empty. `ordered` must be empty."""
         super().__init__()
         self.ordered = ordered
         self._rank_anew = rank_anew
         self._shares = shares
         self._unranked_tokens = former.num_tokens
         self._unranked = former.take_all()
-        self._next = list(self._unranked)  # the next one last
+        self._next = list(self._unranked)  # a stack: the next one is last
         self._next.reverse()
 
     def advance(self, clock: Callable[[], float], most: int = MOST_RANKED) -> bool:
-        """Ranks at most so many more; returns whether all are ranked now. `clock`: seconds, for `SLICE_S`."""
+        """Ranks up to `most` more sequences; returns whether all are ranked. `clock`: seconds, for `SLICE_S`."""
         until_at = clock() + SLICE_S
         for _ in range(most):
             if not self._next:
@@ -52,7 +53,7 @@ class ReorderedQueue(WaitingQueue):
         return not self._next
 
     def _drop(self, sequence: Sequence) -> bool:
-        """It is no longer among those without a new rank; False if it was not."""
+        """Removes the sequence from the unranked ones; False if it was not among them."""
         place = self._unranked.pop(sequence, None)
         if place is None:
             return False
@@ -61,45 +62,45 @@ class ReorderedQueue(WaitingQueue):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the sequences that wait."""
+        """Tokens of the waiting sequences."""
         return self.ordered.num_tokens + self._unranked_tokens
 
     def __len__(self) -> int:
         return len(self.ordered) + len(self._unranked)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those with their new rank: that of others compares with none."""
+        """Iterates over the sequences with a new rank: former ranks do not compare with new ones."""
         return iter(self.ordered)
 
     def arrive(self, tenant: str) -> None:
-        """A new request of the tenant comes. Nobody is lifted for it: others of the tenant may wait unranked."""
+        """Lifts no tenant for the new request: the tenant may have other sequences here without a new rank."""
 
     def push(self, sequence: Sequence) -> None:
-        """Adds a WAITING sequence under its rank, which is the new policy's."""
+        """Adds a WAITING sequence under its rank, which the new policy gave."""
         self.ordered.push(sequence)
 
     def peek(self) -> Sequence | None:
-        """The sequence that goes first among the ranked, or None."""
+        """Returns the first of the ranked sequences, or None."""
         return self.ordered.peek()
 
     def in_order(self) -> Iterator[Sequence]:
-        """The ranked sequences in order, as far as they are asked for. Don't change the queue meanwhile."""
+        """Yields the ranked sequences in order, lazily. The queue must not change meanwhile."""
         return self.ordered.in_order()
 
     def order(self, sequence: Sequence) -> Any:
-        """See `WaitingQueue`; of a sequence that is ranked."""
+        """Returns the sort key of a ranked sequence, see `WaitingQueue.order`."""
         return self.ordered.order(sequence)
 
     def like(self) -> Any:
-        """See `WaitingQueue`."""
+        """Returns an empty queue of the same order."""
         return self.ordered.like()
 
     def park(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the order, if it is in it; it still waits."""
+        """Removes a sequence from the order, if it is there; it still waits."""
         self.ordered.park(sequence)
 
     def unpark(self, sequence: Sequence) -> bool:
-        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
+        """Puts a parked sequence back under its rank; False if it is no longer parked."""
         return sequence in self._unranked or self.ordered.unpark(sequence)
 
     def discard(self, sequence: Sequence) -> None:
@@ -110,7 +111,7 @@ class ReorderedQueue(WaitingQueue):
             self.ordered.discard(sequence)
 
     def take_all(self) -> dict[Sequence, Place]:
-        """Everything that waits, the unranked first; the queue is empty then."""
+        """Returns all waiting sequences, the unranked first, and empties the queue."""
         unranked, self._unranked, self._next = self._unranked, {}, []
         self._unranked_tokens = 0
         return unranked | self.ordered.take_all()

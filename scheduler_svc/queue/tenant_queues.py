@@ -1,7 +1,7 @@
-"""The queue under a policy that orders tenants: one heap of sequences a tenant, and a heap of the tenants.
+"""The queue under a policy that orders tenants: one heap of sequences per tenant, and a heap of tenants.
 
-A tenant's key only grows (it counts what the tenant was served), so the heap of tenants is corrected lazily: a tenant
-whose key has grown since it was put there sinks when it surfaces. Of a thousand tenants a step looks at a few.
+A tenant's key only grows (it counts the service received), so the heap of tenants is corrected lazily: a tenant whose
+key has grown since it was pushed sinks when it surfaces. With a thousand tenants, a step examines only a few.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from scheduler_svc.queue.waiting_queue import Place, WaitingQueue
 
 
 class TenantQueues:
-    """The tenant with the least key first, and of its sequences the smallest rank. Stands where a WaitingQueue does."""
+    """Orders by the tenant's key, then by rank within the tenant. Has the interface of WaitingQueue."""
 
     def __init__(self, key_of: Callable[[str], float], lift: Callable[[str, float], None]) -> None:
-        """`key_of` gives a tenant's key now; `lift` raises it."""
+        """`key_of` returns a tenant's current key; `lift` raises it."""
         self._key_of = key_of
         self._lift = lift
         self._queues: dict[str, WaitingQueue] = {}
         self._order: list[tuple[float, str]] = []
-        self._ordered: set[str] = set()  # the tenants in _order: those with somebody who can go first
-        self._last_key = float("-inf")  # of the tenant that left last
+        self._ordered: set[str] = set()  # tenants in _order: those with a sequence that may be admitted
+        self._last_key = float("-inf")  # of the tenant that last ran out of sequences
         self._length = 0
         self.num_tokens = 0
-        """Tokens of the sequences that wait."""
+        """Tokens of the waiting sequences."""
 
     def __len__(self) -> int:
         return self._length
@@ -38,17 +38,20 @@ class TenantQueues:
         return (sequence for queue in self._queues.values() for sequence in queue)
 
     def like(self) -> TenantQueues:
-        """An empty queue of the same order."""
+        """Returns an empty queue of the same order."""
         return TenantQueues(self._key_of, self._lift)
 
     def order(self, sequence: Sequence) -> Any:
-        """Where the sequence stands in this order now, whatever queue it is in: of two, the smaller goes first."""
+        """Returns the current sort key of the sequence, in this queue or not: the smaller goes first."""
         tenant = sequence.request.tenant
         return self._key_of(tenant), tenant, sequence.rank
 
     def arrive(self, tenant: str) -> None:
-        """A new request of the tenant comes. One that has nothing waiting is lifted to the least key that has, or to
-        the one that left last (the newcomer's lift of Sheng et al., OSDI 2024)."""
+        """Called for a new request of the tenant: lifts a tenant without waiting sequences.
+
+        It gets the least key of the tenants with waiting sequences, or that of the last tenant that left (the
+        newcomer's lift of Sheng et al., OSDI 2024).
+        """
         if self._queues.get(tenant):
             return
         self._settle()
@@ -70,17 +73,17 @@ class TenantQueues:
         self._enter(tenant)
 
     def peek(self) -> Sequence | None:
-        """The sequence that goes first, or None."""
+        """Returns the first sequence, or None."""
         self._settle()
         return self._queues[self._order[0][1]].peek() if self._order else None
 
     def in_order(self) -> Iterator[Sequence]:
-        """The sequences of the tenant that goes first, in order of rank. Don't change the queue meanwhile."""
+        """Yields the sequences of the first tenant in order of rank. The queue must not change meanwhile."""
         self._settle()
         return self._queues[self._order[0][1]].in_order() if self._order else iter(())
 
     def pop(self) -> Sequence:
-        """Takes the sequence that goes first. Raises IndexError when there is none."""
+        """Removes and returns the first sequence. Raises IndexError if there is none."""
         sequence = self.peek()
         if sequence is None:
             raise IndexError("the queue is empty")
@@ -88,13 +91,13 @@ class TenantQueues:
         return sequence
 
     def park(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the order, if it waits here; it still waits."""
+        """Removes a sequence from the order, if it waits here; it still waits."""
         queue = self._queues.get(sequence.request.tenant)
         if queue is not None:
             queue.park(sequence)
 
     def unpark(self, sequence: Sequence) -> bool:
-        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
+        """Puts a parked sequence back under its rank; False if it is no longer parked."""
         tenant = sequence.request.tenant
         queue = self._queues.get(tenant)
         if queue is None or not queue.unpark(sequence):
@@ -113,7 +116,7 @@ class TenantQueues:
         self.num_tokens -= tokens - queue.num_tokens
 
     def take_all(self) -> dict[Sequence, Place]:
-        """Everything that waits; the queue is empty then."""
+        """Returns all waiting sequences and empties the queue."""
         members: dict[Sequence, Place] = {}
         for queue in self._queues.values():
             members.update(queue.take_all())
@@ -127,7 +130,7 @@ class TenantQueues:
             heapq.heappush(self._order, (self._key_of(tenant), tenant))
 
     def _settle(self) -> None:
-        """Makes the first entry that of the tenant with the least key among those with somebody who can go first."""
+        """Makes the first entry that of the tenant with the least key among those with a sequence to admit."""
         while self._order:
             key, tenant = self._order[0]
             now, queue = self._key_of(tenant), self._queues[tenant]
@@ -147,7 +150,7 @@ Queue: TypeAlias = WaitingQueue | TenantQueues
 
 
 def queue_for(policy: PolicyGuard, ledger: Ledger) -> Queue:
-    """An empty queue of the kind that the policy needs."""
+    """Returns an empty queue of the kind that the policy needs."""
     if not policy.orders_tenants:
         return WaitingQueue()
     return TenantQueues(lambda tenant: policy.tenant_key(tenant, ledger), ledger.lift)

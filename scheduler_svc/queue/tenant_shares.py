@@ -1,11 +1,11 @@
-"""What each tenant has waiting and running: its limits, and who gives way when the queue is full.
+"""Waiting and running sequences of each tenant: its limits, and which requests are shed when the queue is full.
 
 A tenant's *use* of the queue is its part of both bounds (sequences and prompt tokens), divided by its weight. When the
-queue is full and somebody comes, the tenant with the greatest use gives way: the newcomer is refused if that is his
-own tenant, else that tenant's newest requests that have not started are shed, as long as it still has more than the
-newcomer's tenant then: so nobody sheds whom he would be shed by in turn.
+queue is full and a request arrives, the tenant with the greatest use yields. If that is the request's own tenant, the
+request is refused. Otherwise the other tenant's newest requests that have not started are shed, as long as its use
+stays at least that of the newcomer's tenant: so two tenants can't shed each other in turn.
 
-A tenant at its limit of running sequences has the others *held*: they wait, aside of the queue's order.
+If a tenant is at its limit of running sequences, its other sequences are *held*: they wait outside the queue's order.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ UNLIMITED = TenantLimits.model_validate({})
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """One tenant's. It is forgotten once all of it is empty."""
+    """Share of one tenant. It is deleted once it is empty."""
 
     limits: TenantLimits
     waiting: int = 0
     """Sequences that have not started."""
     tokens: int = 0
-    """Prompt tokens of those."""
+    """Prompt tokens of those sequences."""
     sheddable: dict[Request, None] = field(default_factory=dict)
-    """Requests of which no sequence has started, oldest first."""
+    """Requests without a started sequence, oldest first."""
     entered: int = 0
     """Sequences in the queue's order or in slots; counted only under a limit."""
     held: list[tuple[Rank, Sequence]] = field(default_factory=list)
-    """A heap by rank; those that ended meanwhile are skipped."""
+    """A heap by rank; sequences that have ended since are skipped."""
     former: list[list[tuple[Rank, Sequence]]] = field(default_factory=list)
-    """Such heaps by ranks of earlier policies; those that have their new rank meanwhile are in `held`, too."""
+    """Heaps by ranks of earlier policies; sequences that have since got their new rank are in `held` too."""
     ranking: int = 0
-    """Policy swaps before those of `held` were ranked."""
+    """Number of policy swaps before those in `held` were ranked."""
 
 
 class TenantShares:
-    """The shares of all tenants that have something here."""
+    """The shares of all tenants with sequences here."""
 
     def __init__(self, limits: dict[str, TenantLimits], max_requests: int, max_tokens: int) -> None:
-        """`limits`: by tenant, "*" for those not named. The bounds are those of the whole queue."""
+        """`limits` by tenant, "*" for all others. The bounds are those of the whole queue."""
         self._limits = limits
         self._default = limits.get("*", UNLIMITED)
         self._max_requests, self._max_tokens = max_requests, max_tokens
@@ -55,33 +55,33 @@ class TenantShares:
         self._entered: set[Sequence] = set()  # of tenants with a limit of running sequences
         self._held: set[Sequence] = set()
         self._ranking = 0
-        # Use at some time -> tenant, greatest first: uses that have shrunk since are corrected when they surface.
+        # (negated use, tenant), greatest use first; entries whose use has shrunk are corrected when they surface.
         self._order: list[tuple[float, str]] = []
 
     @property
     def num_tenants(self) -> int:
-        """Tenants with something here."""
+        """Number of tenants with sequences here."""
         return len(self._shares)
 
     def waiting(self, tenant: str) -> int:
-        """The tenant's sequences that have not started."""
+        """Returns the number of the tenant's sequences that have not started."""
         share = self._shares.get(tenant)
         return 0 if share is None else share.waiting
 
     def waiting_by_tenant(self) -> list[tuple[str, int]]:
-        """(tenant, its sequences that have not started) for all that have something here, in no order."""
+        """Returns (tenant, its sequences that have not started) for all tenants here, unordered."""
         return [(tenant, share.waiting) for tenant, share in self._shares.items()]
 
     def limits_of(self, tenant: str) -> TenantLimits:
-        """What the tenant may have here."""
+        """Returns the tenant's limits."""
         return self._limits.get(tenant, self._default)
 
     def is_held(self, sequence: Sequence) -> bool:
-        """Whether the sequence waits aside of the order, as its tenant runs as many as it may."""
+        """Whether the sequence waits outside the order because its tenant is at its limit of running sequences."""
         return sequence in self._held
 
     def surplus(self, request: Request) -> float:
-        """How many of the tenant's sequences have to start before the request breaks none of its limits."""
+        """Returns how many of the tenant's sequences must start before the request exceeds none of its limits."""
         limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
         if share is None or not share.waiting:
             return 0.0
@@ -94,26 +94,26 @@ class TenantShares:
         return min(surplus, share.waiting)
 
     def excess(self, request: Request) -> str:
-        """Which of its tenant's limits the request would break, as a part of a sentence; "" for none."""
+        """Returns which of its tenant's limits the request would exceed, as part of a sentence; "" if none."""
         limits, share = self.limits_of(request.tenant), self._shares.get(request.tenant)
         waiting, tokens = (0, 0) if share is None else (share.waiting, share.tokens)
         if limits.waiting is not None and waiting + len(request.sequences) > limits.waiting:
-            return f"{waiting} of its sequences wait, and {limits.waiting} may"
+            return f"{waiting} of its sequences are waiting, the limit is {limits.waiting}"
         new_tokens = request.prompt_len * len(request.sequences)
         if limits.tokens is not None and tokens + new_tokens > limits.tokens:
-            return f"{tokens} of its prompt tokens wait, {new_tokens} more are too many: {limits.tokens} may"
+            return f"{tokens} of its prompt tokens are waiting; {new_tokens} more would exceed {limits.tokens}"
         return ""
 
     # ------------------------------------------------------------------ the life of a sequence
 
     def submitted(self, request: Request) -> None:
-        """The request is accepted; `enter` of its sequences follows."""
+        """Counts an accepted request; `enter` of its sequences follows."""
         share = self._shares.get(request.tenant)
         if share is None:
             share = self._shares[request.tenant] = _Share(self.limits_of(request.tenant))
         share.waiting += len(request.sequences)
         share.tokens += request.prompt_len * len(request.sequences)
-        if not request.rebuilt:  # of one that a former scheduler had, its client may have tokens
+        if not request.rebuilt:  # the client of a request adopted from a former scheduler may already have tokens
             share.sheddable[request] = None
         self._unstarted.update(request.sequences)
         if len(self._order) > 2 * len(self._shares) + 64:
@@ -123,9 +123,9 @@ class TenantShares:
             heapq.heappush(self._order, (-self._use(share), request.tenant))
 
     def enter(self, sequence: Sequence, queue: Queue) -> None:
-        """Queues a sequence of a submitted request; aside of the order if its tenant runs as many as it may.
+        """Queues a sequence of a submitted request; outside the order if its tenant is at its running limit.
 
-        One that has entered before, or is held, stays what it is.
+        A sequence that entered before, or is held, stays so.
         """
         queue.push(sequence)
         share = self._shares.get(sequence.request.tenant)
@@ -142,8 +142,10 @@ class TenantShares:
             queue.park(sequence)
 
     def resume(self, sequence: Sequence) -> bool:
-        """A sequence of a submitted request is in a slot since before a restart, and in no queue; False if its tenant
-        runs as many as it may: `enter` follows then."""
+        """Counts a sequence that kept its slot over a restart and is in no queue.
+
+        Returns False if its tenant is at its running limit: `enter` must follow then.
+        """
         share = self._shares.get(sequence.request.tenant)
         if share is not None and share.limits.running is not None and sequence not in self._entered:
             if share.entered >= share.limits.running:
@@ -154,7 +156,7 @@ class TenantShares:
         return True
 
     def started(self, sequence: Sequence) -> None:
-        """The sequence got its first slot. Harmless when repeated."""
+        """Records that the sequence got its first slot. Idempotent."""
         if sequence not in self._unstarted:
             return
         self._unstarted.remove(sequence)
@@ -165,7 +167,7 @@ class TenantShares:
         share.sheddable.pop(request, None)
 
     def ended(self, sequence: Sequence, queue: Queue) -> None:
-        """The sequence has ended; one that was held may take its place. Unknown ones are ignored."""
+        """Records an end; a held sequence of the tenant may then enter. Unknown sequences are ignored."""
         self.started(sequence)
         share = self._shares.get(sequence.request.tenant)
         if share is None:
@@ -187,7 +189,7 @@ class TenantShares:
             queue.unpark(sequence)
 
     def _next_held(self, share: _Share) -> Sequence | None:
-        """Takes out who is held and goes first: by rank, those without their new rank last."""
+        """Removes and returns the first held sequence: by rank, those without a new rank last."""
         self._follow_ranking(share)
         while share.held or share.former:
             heap = share.held or share.former[0]
@@ -210,24 +212,24 @@ class TenantShares:
                 share.held = []
 
     def ranking_changes(self) -> None:
-        """Another policy is in force: all that wait are going to be `reranked`."""
+        """Prepares for another policy: all waiting sequences will be `reranked`."""
         self._ranking += 1
 
     def reranked(self, sequence: Sequence, queue: Queue) -> None:
-        """A waiting sequence was put into the new queue under its new rank: if it is held it steps aside again."""
+        """Parks a held sequence again after it was pushed to the new queue under its new rank."""
         if sequence in self._held:
             self._hold(sequence, self._shares[sequence.request.tenant])
             queue.park(sequence)
 
     def check(self, live: list[Sequence]) -> None:
-        """Raises RuntimeError unless everything here is what a count over all sequences that live comes to. O(live)."""
+        """Raises RuntimeError unless all counts match a count over all live sequences. O(live)."""
         counted: dict[str, _Share] = {}
         for sequence in live:
             self._count(sequence, counted)
         if self._unstarted != {sequence for sequence in live if not sequence.admitted}:
-            raise RuntimeError("the sequences that have not started are others than those that never had a slot")
+            raise RuntimeError("the sequences counted as not started differ from those that never had a slot")
         if not (self._entered | self._held) <= set(live) or self._entered & self._held:
-            raise RuntimeError("a sequence counts against its tenant's limit and has ended, or counts twice")
+            raise RuntimeError("a sequence that has ended counts against its tenant's limit, or one counts twice")
         for tenant in self._shares.keys() | counted.keys():
             share, count = self._shares.get(tenant), counted.get(tenant)
             if share is None:
@@ -235,12 +237,12 @@ class TenantShares:
             if count is None:
                 count = _Share(self.limits_of(tenant))
             if (share.waiting, share.tokens, share.entered) != (count.waiting, count.tokens, count.entered):
-                raise RuntimeError(f"tenant {tenant!r}: {share} is not what a count comes to: {count}")
+                raise RuntimeError(f"tenant {tenant!r}: {share} differs from the recount {count}")
             if share.sheddable.keys() != count.sheddable.keys():
-                raise RuntimeError(f"tenant {tenant!r}: requests can be shed that have started, or the other way round")
+                raise RuntimeError(f"tenant {tenant!r}: the sheddable requests are not those that have not started")
             limit = share.limits.running
             if limit is not None and (share.entered > limit or (count.held and share.entered < limit)):
-                raise RuntimeError(f"tenant {tenant!r}: {share.entered} run or may, {len(count.held)} wait for {limit}")
+                raise RuntimeError(f"tenant {tenant!r}: {share.entered} entered, {len(count.held)} held, limit {limit}")
 
     def _count(self, sequence: Sequence, counted: dict[str, _Share]) -> None:
         request = sequence.request
@@ -259,13 +261,15 @@ class TenantShares:
         elif sequence in self._entered:
             share.entered += 1
         elif sequence.phase is Phase.RUNNING:
-            raise RuntimeError(f"sequence {sequence.id} runs, and does not count against its tenant's limit")
+            raise RuntimeError(f"sequence {sequence.id} runs but does not count against its tenant's limit")
 
-    # ------------------------------------------------------------------ who gives way
+    # ------------------------------------------------------------------ shedding
 
     def to_shed(self, newcomer: Request, too_many: int, too_many_tokens: int) -> list[Request] | None:
-        """The requests that give way so that `too_many` fewer sequences and `too_many_tokens` fewer prompt tokens
-        wait; None if the newcomer is the one who has to. Changes nothing."""
+        """Returns the requests to shed so that the given excess of sequences and prompt tokens no longer waits.
+
+        None if the newcomer itself must yield. Changes nothing.
+        """
         share = self._greatest()
         if share is None or share is self._shares.get(newcomer.tenant):
             return None
@@ -277,7 +281,7 @@ class TenantShares:
             if too_many <= 0 and too_many_tokens <= 0:
                 return shed
             left -= self._part(len(request.sequences), request.prompt_len, share)
-            if left < use * (1 - 1e-9):  # equal is fair, whatever rounding makes of it
+            if left < use * (1 - 1e-9):  # equal is fair, despite rounding
                 return None
             shed.append(request)
             too_many -= len(request.sequences)
@@ -285,7 +289,7 @@ class TenantShares:
         return shed if too_many <= 0 and too_many_tokens <= 0 else None
 
     def _greatest(self) -> _Share | None:
-        """The share of the greatest use."""
+        """Returns the share with the greatest use."""
         while self._order:
             known, tenant = self._order[0]
             share = self._shares.get(tenant)

@@ -1,4 +1,4 @@
-"""The queue of sequences that wait for a slot: a heap on time-invariant ranks, removal by marking."""
+"""The queue of sequences that wait for a slot: a heap on time-invariant ranks, with lazy removal."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from scheduler_svc.policy.rank import Rank
 
 
 class Place(NamedTuple):
-    """Where a sequence stands: the number of its heap entry, 0 while it stepped aside; and its tokens when pushed."""
+    """A sequence's place: the number of its heap entry, 0 while parked; and its number of tokens when pushed."""
 
     entry: int
-    tokens: int  # late rows may bring more meanwhile
+    tokens: int  # late rows may add more meanwhile
 
 
 _Entry = tuple[Rank, int, Sequence]
-"""Rank, number of the entry, and who it speaks of."""
+"""Rank, number of the entry, and its sequence."""
 
 
 class WaitingQueue:
-    """Smallest rank first. A sequence that ended while waiting is told with `discard` and skipped when it surfaces.
+    """Smallest rank first. A sequence that ends while waiting is removed with `discard` and skipped when it surfaces.
 
-    As much of the front as somebody has looked through `in_order` is a sorted list, and the rest a heap behind it: who
-    looks at the first few in every step finds them sorted.
+    The front, as far as `in_order` has visited it, is a sorted list, and the rest a heap behind it: a caller that
+    visits the first few in every step finds them sorted.
     """
 
     def __init__(self) -> None:
         self._front: list[_Entry] = []
-        self._heap: list[_Entry] = []  # none goes before the last of the front
+        self._heap: list[_Entry] = []  # no entry goes before the last of the front
         self._members: dict[Sequence, Place] = {}
         self._entries = 0
         self._tokens = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the sequences that wait."""
+        """Tokens of the waiting sequences."""
         return self._tokens
 
     def __len__(self) -> int:
@@ -48,15 +48,15 @@ class WaitingQueue:
         return iter(self._members)
 
     def like(self) -> WaitingQueue:
-        """An empty queue of the same order."""
+        """Returns an empty queue of the same order."""
         return WaitingQueue()
 
     def order(self, sequence: Sequence) -> Any:
-        """Where the sequence stands in this order, whatever queue it is in: of two, the smaller goes first."""
+        """Returns the sort key of the sequence, in this queue or not: the smaller goes first."""
         return sequence.rank
 
     def arrive(self, tenant: str) -> None:
-        """A new request of the tenant comes: `push` of its sequences follows."""
+        """Called for a new request of the tenant; `push` of its sequences follows."""
 
     def push(self, sequence: Sequence) -> None:
         """Adds a WAITING sequence under its rank."""
@@ -66,7 +66,7 @@ class WaitingQueue:
         self._enter(sequence, tokens)
 
     def peek(self) -> Sequence | None:
-        """The sequence that goes first, or None."""
+        """Returns the first sequence, or None."""
         front, heap = self._front, self._heap
         while front:
             if self._stands(front[0]):
@@ -79,7 +79,7 @@ class WaitingQueue:
         return None
 
     def in_order(self) -> Iterator[Sequence]:
-        """The sequences in order of rank, found as far as they are asked for. Don't change the queue meanwhile."""
+        """Yields the sequences in order of rank, lazily. The queue must not change meanwhile."""
         front, heap, members, index = self._front, self._heap, self._members, 0
         while True:
             if index == len(front):
@@ -95,7 +95,7 @@ class WaitingQueue:
                 del front[index]
 
     def pop(self) -> Sequence:
-        """Takes the sequence that goes first. Raises IndexError when there is none."""
+        """Removes and returns the first sequence. Raises IndexError if there is none."""
         sequence = self.peek()
         if sequence is None:
             raise IndexError("the queue is empty")
@@ -103,12 +103,12 @@ class WaitingQueue:
         return sequence
 
     def park(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the order, if it waits here; it still waits."""
+        """Removes a sequence from the order, if it waits here; it still waits."""
         if sequence in self._members:
             self._members[sequence] = Place(0, self._members[sequence].tokens)
 
     def unpark(self, sequence: Sequence) -> bool:
-        """Puts a sequence that stepped aside back under its rank; False if it no longer waits aside."""
+        """Puts a parked sequence back under its rank; False if it is no longer parked."""
         place = self._members.get(sequence)
         if place is None or place.entry:
             return False
@@ -128,7 +128,7 @@ class WaitingQueue:
             heapq.heapify(self._heap)
 
     def take_all(self) -> dict[Sequence, Place]:
-        """Everything that waits; the queue is empty then."""
+        """Returns all waiting sequences and empties the queue."""
         members, self._members = self._members, {}
         self._front, self._heap, self._tokens = [], [], 0
         return members
@@ -143,6 +143,6 @@ class WaitingQueue:
             heapq.heappush(self._heap, entry)
 
     def _stands(self, entry: _Entry) -> bool:
-        """Does the entry speak of a sequence that waits, under this very entry?"""
+        """Whether the entry is the current one of a waiting sequence."""
         place = self._members.get(entry[2])
         return place is not None and place.entry == entry[1]

@@ -1,1 +1,1 @@
-"""Every request from Submit to its end: its sequences, its tenant's shares, what its worker is owed."""
+"""Requests from Submit to their end: sequences, tenant shares, messages to front workers."""

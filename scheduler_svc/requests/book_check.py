@@ -1,4 +1,4 @@
-"""Proves what must hold of all requests that an engine knows: for tests, after every step."""
+"""Checks the invariants of all requests of an engine; used by tests after every step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_svc.requests.request_book import RequestBook
 
 
 def check_book(book: RequestBook, shares: TenantShares) -> None:
-    """Raises RuntimeError with the first thing that is wrong. O(sequences that live)."""
+    """Raises RuntimeError with the first violated invariant. O(live sequences)."""
     requests = book.live()
     shares.check([s for request in requests for s in request.sequences if s.phase is not Phase.FINISHED])
     for request in requests:
@@ -19,7 +19,7 @@ def check_book(book: RequestBook, shares: TenantShares) -> None:
 
 
 def _check_logprobs(sequence: Sequence) -> None:
-    """Each token that was sampled has its log-probability."""
+    """Checks that each sampled token has its log-probability."""
     known = sum(len(row.values) // 4 for row in sequence.logprobs)
     sampled = sequence.num_generated - sequence.request.num_received
     if known != sampled:
@@ -27,7 +27,7 @@ def _check_logprobs(sequence: Sequence) -> None:
 
 
 def _check_prompt_logprobs(request: Request) -> None:
-    """They are complete before the first token is there."""
+    """Checks that they are complete before the first token is sampled."""
     logprobs, sampled = request.prompt_logprobs, any(s.num_generated > request.num_received for s in request.sequences)
     if logprobs is not None and sampled and logprobs.next_position != request.prompt_len:
         known = logprobs.next_position - 1

@@ -1,4 +1,4 @@
-"""What the engine owes its front workers: collected during a step, sent after the plans (publishing is dear)."""
+"""Messages for the front workers: collected during a step, sent after the plans, since publishing is expensive."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from scheduler_svc.plan.plan_draft import pack
 
 
 class Outbox:
-    """Messages per worker in the order in which they happened; the tokens of one result go out as columns."""
+    """Messages per worker in order of occurrence; the tokens of one result are sent as columns."""
 
     def __init__(self) -> None:
         self._messages: dict[bytes, list[engine_pb2.FromEngine]] = defaultdict(list)
 
     def message(self, worker: bytes, message: engine_pb2.FromEngine) -> None:
-        """Any message; those to nobody are dropped."""
+        """Adds a message for the worker; dropped for `NOBODY`."""
         if worker != NOBODY:
             self._messages[worker].append(message)
 
     def tokens(self, applied: AppliedResult, sole_owner: bytes | None) -> None:
-        """What a result brought. `sole_owner`: the worker that owns every live request, if there is just one."""
-        if sole_owner is not None and not applied.logprobs and not applied.prompt_logprobs:  # nearly always
+        """Adds the tokens of a result. `sole_owner`: the worker that owns every live request, if exactly one does."""
+        if sole_owner is not None and not applied.logprobs and not applied.prompt_logprobs:  # almost always
             message = engine_pb2.FromEngine()
             step = message.step
             step.sequence_ids, step.tokens = applied.sequence_ids.tobytes(), applied.tokens.tobytes()
@@ -37,14 +37,14 @@ class Outbox:
             self.message(worker, engine_pb2.FromEngine(step=step))
 
     def more(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Tokens of a sequence that no result brought."""
+        """Adds tokens of a sequence that come from no result."""
         if tokens:
             ids = np.full(len(tokens), sequence.id, "<u8").tobytes()
             step = engine_pb2.Step(sequence_ids=ids, tokens=pack(tokens))
             self.message(sequence.request.owner, engine_pb2.FromEngine(step=step))
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence has ended; its last tokens went before."""
+        """Adds the end of the sequence, after its last tokens."""
         if sequence.request.owner == NOBODY:
             return
         messages = self._messages[sequence.request.owner]
@@ -53,7 +53,7 @@ class Outbox:
         messages[-1].step.ends.append(end_message(sequence))
 
     def flush(self, fronts: Fronts) -> list[bytes]:
-        """Sends everything; returns the workers that are gone."""
+        """Sends all messages; returns the workers that are gone."""
         gone = []
         for worker, messages in self._messages.items():
             for message in messages:
@@ -65,7 +65,7 @@ class Outbox:
 
 
 def _steps(applied: AppliedResult, sole_owner: bytes | None) -> dict[bytes, engine_pb2.Step]:
-    """The columns of a result, split by the workers that own the sequences."""
+    """Returns the columns of a result, split by the workers that own the sequences."""
     if sole_owner is not None:
         return {sole_owner: _step(applied, applied.sequence_ids.tobytes(), applied.tokens.tobytes(), None)}
     sequences = applied.sequences
@@ -100,7 +100,7 @@ def _step(applied: AppliedResult, sequence_ids: bytes, tokens: bytes, owner: byt
 
 
 def end_message(sequence: Sequence) -> engine_pb2.End:
-    """How the sequence ended; it must have."""
+    """Returns the message for the sequence's end. Raises ValueError if it has not ended."""
     end = sequence.end
     if end is None:
         raise ValueError(f"sequence {sequence.id} has not ended")
@@ -117,7 +117,7 @@ def end_message(sequence: Sequence) -> engine_pb2.End:
 
 
 def attached_message(handle: int, sequences: list[Sequence]) -> engine_pb2.FromEngine:
-    """All that is known of a request, for the worker that takes it over."""
+    """Returns the complete state of a request, for the worker that takes it over."""
     request = sequences[0].request
     attached = engine_pb2.Attached(
         handle=handle,

@@ -1,4 +1,4 @@
-"""All requests that the engine knows: by handle, by public id, by sequence; finished ones for their retention time."""
+"""All requests known to the engine: by handle, public id and sequence; finished ones for their retention time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler_svc.model.sequence import NOBODY, Request, Sequence
 
 
 class RequestBook:
-    """Finds requests, and says when something about them is due."""
+    """Finds requests, and returns those with due reminders."""
 
     def __init__(self, retention_s: float, retention_requests: int) -> None:
         self._retention_s = retention_s
@@ -24,16 +24,16 @@ class RequestBook:
 
     @property
     def num_live(self) -> int:
-        """Requests that have not finished."""
+        """Number of requests that have not finished."""
         return self._owners.total()
 
     @property
     def sole_owner(self) -> bytes | None:
-        """The worker that owns every live request; None if they are of several, or there is none."""
+        """The worker that owns every live request; None if there are several, or no live request."""
         return next(iter(self._owners)) if len(self._owners) == 1 else None
 
     def add(self, request: Request) -> None:
-        """A new, live request whose sequences are set."""
+        """Adds a new, live request with its sequences."""
         self._by_handle[request.handle] = request
         self._by_key[request.key] = request
         for sequence in request.sequences:
@@ -43,27 +43,27 @@ class RequestBook:
             self.remind(request.deadline_s, request)
 
     def by_handle(self, handle: int) -> Request | None:
-        """The request that a worker named so."""
+        """Returns the request with this handle of its worker."""
         return self._by_handle.get(handle)
 
     def by_key(self, tenant: str, request_id: str) -> Request | None:
-        """The tenant's request of this public id, live or retained."""
+        """Returns the tenant's request with this public id, live or retained."""
         return self._by_key.get((tenant, request_id))
 
     def sequence(self, sequence_id: int) -> Sequence | None:
-        """The sequence of this internal id."""
+        """Returns the sequence with this internal id."""
         return self._by_sequence.get(sequence_id)
 
     def live(self) -> list[Request]:
-        """Requests that have not finished."""
+        """Returns the requests that have not finished."""
         return [request for request in self._by_handle.values() if not request.finished]
 
     def known(self) -> list[Request]:
-        """All requests, live and retained."""
+        """Returns all requests, live and retained."""
         return list(self._by_handle.values())
 
     def rename(self, request: Request, handle: int, owner: bytes) -> None:
-        """The request now belongs to another worker, or another stream of the same one."""
+        """Moves the request to another worker, or to another stream of the same one."""
         del self._by_handle[request.handle]
         if not request.finished:
             self._disown(request)
@@ -72,7 +72,7 @@ class RequestBook:
         self._by_handle[handle] = request
 
     def abandon(self, request: Request) -> None:
-        """The worker that a live request belongs to is gone."""
+        """Clears the owner of a live request whose worker is gone."""
         self._disown(request)
         request.owner = NOBODY
         self._owners[NOBODY] += 1
@@ -83,10 +83,9 @@ class RequestBook:
             del self._owners[request.owner]
 
     def retire(self, request: Request, now_s: float) -> None:
-        """The request has finished: kept attachable for a time, unless it was left.
+        """Keeps a finished request attachable for its retention time, unless its client left it.
 
-        A client that lost its connection, and so its request, must not find it cut short when it comes back, but send
-        it again.
+        A client that lost its connection, and so its request, must send it again rather than find it cut short.
         """
         self._disown(request)
         if request.is_left or not self._retention_requests:
@@ -102,7 +101,7 @@ class RequestBook:
             self.forget(self._retired.popleft()[1])
 
     def forget(self, request: Request) -> None:
-        """Nobody finds a finished request any more; its id may be used again. Harmless when repeated."""
+        """Removes a finished request, so that its id may be used again. Idempotent."""
         self._by_handle.pop(request.handle, None)
         if self._by_key.get(request.key) is request:
             del self._by_key[request.key]
@@ -111,19 +110,19 @@ class RequestBook:
         request.drop_sequences()
 
     def remind(self, at_s: float, request: Request) -> None:
-        """`due` returns the request once `at_s` has come."""
+        """Makes `due` return the request once `at_s` has come."""
         self._serial += 1
         heapq.heappush(self._due, (at_s, self._serial, request))
 
     @property
     def next_due_at(self) -> float | None:
-        """When the next reminder falls due; those of requests that have finished are dropped on the way."""
+        """Time of the next reminder; drops those of finished requests."""
         while self._due and self._due[0][2].finished:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def due(self, now_s: float) -> list[Request]:
-        """Live requests whose reminders have come, each reminder once."""
+        """Returns live requests with due reminders, once per reminder."""
         found = []
         while self._due and self._due[0][0] <= now_s:
             request = heapq.heappop(self._due)[2]

@@ -1,4 +1,4 @@
-"""Every request from Submit to its end: where its sequences wait, what its tenant has, what its worker is owed."""
+"""Requests from Submit to their end: where sequences wait, tenant shares, messages to front workers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class WaitingPlace(Protocol):
-    """A place beside the shared queue where sequences wait: the runners' own queues, a quarantine."""
+    """A place beside the shared queue where sequences wait: the runners' own queues, the quarantine."""
 
     @property
     def num_waiting(self) -> int:
-        """Its sequences."""
+        """Number of sequences waiting here."""
 
     def discard(self, sequence: Sequence) -> None:
-        """Takes the sequence out, if it is there."""
+        """Removes the sequence, if it is here."""
 
 
 class Requests:
-    """Owns the requests of one engine. Not thread-safe: it belongs to the engine's thread."""
+    """Owns the requests of one engine. Not thread-safe: used only by the engine's thread."""
 
     def __init__(
         self, settings: SchedulerSettings, policy: PolicyGuard, ledger: Ledger, wall_clock: Callable[[], float]
@@ -43,9 +43,9 @@ class Requests:
         self.policy = policy
         self.ledger = ledger
         self.queue: Queue = queue_for(policy, ledger)
-        """The shared queue at the moment: a policy swap makes a new one."""
+        """The current shared queue: a policy swap replaces it."""
         self.places: list[WaitingPlace] = []
-        """Where sequences wait beside it."""
+        """Places beside the shared queue where sequences wait."""
         self.shares = TenantShares(settings.tenant_limits, settings.max_waiting_requests, settings.max_waiting_tokens)
         self.rate = ServiceRate()
         self.book = RequestBook(settings.retention_s, settings.retention_requests)
@@ -58,14 +58,14 @@ class Requests:
         self._serial = 0
 
     def submit(self, request: Request) -> None:
-        """The request counts from now on; `begin` queues its sequences."""
+        """Records the request; `begin` queues its sequences."""
         request.arrival_unix_s = self._wall_clock()
         request.accepted = False
         self.enter(request)
         self.shares.submitted(request)
 
     def enter(self, request: Request) -> None:
-        """The request is known, and its sequences have their ranks."""
+        """Adds the request to the book and ranks its sequences."""
         self.book.add(request)
         key = self.policy.key(request_view(request), self.ledger)
         for sequence in request.sequences:
@@ -73,7 +73,7 @@ class Requests:
             sequence.rank = Rank.of(key, self._serial)
 
     def begin(self, request: Request) -> None:
-        """Its sequences may run: queues those that live, or ends them if the received tokens already did."""
+        """Queues the request's live sequences, or ends those whose received tokens already end them."""
         if not request.accepted:
             self._accept(request)
         self.queue.arrive(request.tenant)
@@ -87,7 +87,7 @@ class Requests:
                 self.shares.enter(sequence, self.queue)
 
     def _accept(self, request: Request) -> None:
-        """Tells the worker the ids of the request's sequences."""
+        """Sends the worker the ids of the request's sequences."""
         self.note_accepted(request)
         accepted = engine_pb2.Accepted(
             handle=request.handle, first_sequence_id=request.sequences[0].id, seed=request.seed
@@ -95,26 +95,26 @@ class Requests:
         self.outbox.message(request.owner, engine_pb2.FromEngine(accepted=accepted))
 
     def note_accepted(self, request: Request) -> None:
-        """Its worker knows its sequences, or hears of them now."""
+        """Counts the request as accepted: its worker knows its sequences, or receives them now."""
         if not request.accepted:
             request.accepted = True
             self.totals.requests += 1
 
     def rank_anew(self, sequence: Sequence) -> None:
-        """The key is that of the policy in force; the serial number, which settles ties, stays."""
+        """Ranks the sequence with the installed policy; its serial number, the tie-breaker, stays."""
         sequence.rank = sequence.rank.with_key(self.policy.key(request_view(sequence.request), self.ledger))
         if sequence.scheduler is not None:
             sequence.scheduler.forget_lowest_rank()
 
     def started(self, sequence: Sequence) -> None:
-        """The sequence has got a slot."""
+        """Records that the sequence got a slot."""
         self.shares.started(sequence)
         self.rate.seated(len(sequence.log))
 
     # ------------------------------------------------------------------ ends
 
     def finish(self, sequence: Sequence, end: End) -> None:
-        """Ends the sequence wherever it is. A second end is ignored."""
+        """Ends the sequence in any phase. A second end is ignored."""
         if sequence.phase is Phase.FINISHED:
             return
         if not sequence.request.accepted and sequence.request.owner != NOBODY:
@@ -143,22 +143,22 @@ class Requests:
             self.book.retire(sequence.request, self.ledger.now_s)
 
     def discard_waiting(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence out of whichever queue it is in."""
+        """Removes a waiting sequence from the queue it is in."""
         self.queue.discard(sequence)
         for place in self.places:
             place.discard(sequence)
 
     def finish_all(self, end: End) -> None:
-        """Ends everything that lives."""
+        """Ends all live requests."""
         for request in self.book.live():
             self.finish_request(request, end)
 
     def finish_request(self, request: Request, end: End) -> None:
-        """Ends every choice of the request that has not ended."""
+        """Ends all choices of the request that have not ended."""
         for sequence in request.sequences:
             self.finish(sequence, end)
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ counts
 
     @property
     def num_waiting(self) -> int:
@@ -167,5 +167,5 @@ class Requests:
 
     @property
     def idle(self) -> bool:
-        """No request lives."""
+        """Whether no request is live."""
         return not self.book.num_live

@@ -12,7 +12,7 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start; those of lost runners are kept."""
+    """Counts since the start; those of lost runners are included."""
 
     requests: int = 0
     refused: int = 0
@@ -25,20 +25,20 @@ class Totals:
     cached_tokens: int = 0
     policy_changes: int = 0
     recomputed: int = 0
-    """Sequences that wait again because their runner went away."""
+    """Sequences that wait again because their runner was lost."""
     adopted: int = 0
-    """Sequences of a former scheduler that went on."""
+    """Sequences of a former scheduler that continued."""
     refusals: Counter[RefusalReason] = field(default_factory=Counter)
     losses: Counter[Loss] = field(default_factory=Counter)
 
     def refuse(self, reason: RefusalReason | None) -> None:
-        """A request was refused."""
+        """Counts a refused request."""
         self.refused += 1
         if reason is not None:
             self.refusals[reason] += 1
 
     def keep(self, scheduler: Scheduler) -> None:
-        """Adds the counts of a roster that goes away."""
+        """Adds the counts of a scheduler whose runner is gone."""
         self.preemptions += scheduler.preemptions
         self.prefill_tokens += scheduler.prefill_tokens
         self.dropped_rows += scheduler.dropped_rows

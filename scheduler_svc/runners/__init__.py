@@ -1,1 +1,1 @@
-"""The runners behind one engine, and which of them a waiting sequence goes to."""
+"""The runners of one engine, and the placement of waiting sequences on them."""

@@ -1,18 +1,18 @@
-"""Which runner a waiting sequence goes to, where there are several.
+"""Placement: chooses the runner of each waiting sequence if there are several.
 
-Sequences leave the shared queue in its order, as long as some runner has room, and wait in that runner's own short
-queue for its next plan. The choice is between two: the least loaded runner (by the prompt positions that it has yet to
-compute, and by its slots), and the one where the prefix of this prompt was placed last; the latter if the positions
-that it spares outweigh its load. Both are found without looking at all runners: by a heap that is corrected lazily, and
-by a bounded map from names of prefixes to runners.
+Sequences leave the shared queue in its order while a runner has room, and wait in that runner's own short queue for
+its next plan. There are two candidates: the least loaded runner (by its uncomputed prompt positions and its used
+slots), and the one where a prefix of this prompt was placed last. The latter is chosen if the positions that the
+prefix saves outweigh its load. Neither needs a scan of all runners: one comes from a lazily corrected heap, the other
+from a bounded map from prefix names to runners.
 
-Runners may differ in size: those that hold equally long sequences are a class, and a sequence goes to runners that can
-hold it to its end. One that finds all of those busy keeps its rank, and keeps them for itself: those behind it get
-smaller runners only, so that it is never passed for a place that it could have had. One that no open runner can hold
-steps aside until one comes, for a bounded time (`Misfits`).
+Runners may differ in size. Those with the same maximum sequence length are a class, and a sequence goes only to runners
+that can hold its maximum length. If all of those are busy, the sequence keeps its rank and reserves them: sequences
+behind it get smaller runners only, so none takes a slot that it could have had. A sequence that no open runner can hold
+is parked until one joins, for a bounded time (`Misfits`).
 
-What a plan could not seat goes back to the shared queue, so nothing is stuck behind a runner that turned out to be
-full, and nothing has to be undone when a runner leaves. With a single runner the shared queue is its own.
+Sequences that a plan could not admit return to the shared queue. So none is stuck behind a runner that turned out to be
+full, and nothing has to be undone when a runner leaves. A single runner takes sequences from the shared queue directly.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ from scheduler_svc.runners.size_class import SizeClass
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 CANDIDATES = 4
-"""Least loaded runners of a class that are asked for room; if none of them has any, the sequence waits."""
+"""Number of least loaded runners of a class that are checked for room; if none has any, the sequence waits."""
 KNOWN_PREFIXES = 1 << 16
-"""Names of prefixes whose runner is remembered."""
+"""Maximum number of prefix names in the map to runners."""
 
 
 class Placement:
-    """The runners' own queues. `shared` is the engine's queue at the moment: a policy swap makes a new one."""
+    """The runners' own queues, and the choice between them."""
 
     def __init__(
         self, shared: Callable[[], Queue], wake: Callable[[int], None], misfits: Misfits | None = None
     ) -> None:
-        """`wake` is told each runner that somebody waits for."""
+        """`shared` returns the engine's present queue, which a policy swap replaces.
+
+        `wake` is called with the session of each runner for which a sequence waits.
+        """
         self._shared = shared
         self._wake = wake
         self._schedulers: dict[int, Scheduler] = {}
         self._queues: dict[int, PlacedQueue] = {}
         self._classes: list[SizeClass] = []  # the smallest first
         self._class_of: dict[int, SizeClass] = {}
-        self._home: OrderedDict[bytes, int] = OrderedDict()  # name of a prefix -> where it was placed last
+        self._home: OrderedDict[bytes, int] = OrderedDict()  # prefix name -> session where it was placed last
         self._closed: set[int] = set()
         self._overtaken = Overtaken()
         self.misfits = Misfits(shared, Ledger(), math.inf) if misfits is None else misfits
@@ -59,8 +62,8 @@ class Placement:
     # ------------------------------------------------------------------ runners
 
     def join(self, session: int, scheduler: Scheduler) -> None:
-        """A runner is there."""
-        if len(self._schedulers) == 1:  # its queue was the shared one: who stepped aside there for it comes back
+        """Adds a runner."""
+        if len(self._schedulers) == 1:  # its queue was the shared one: sequences parked there for its prefixes return
             next(iter(self._schedulers.values())).prefix.clear()
         self._schedulers[session] = scheduler
         self._queues[session] = PlacedQueue(self._shared)
@@ -79,7 +82,7 @@ class Placement:
         self._class_of[session] = found
 
     def leave(self, session: int) -> None:
-        """A runner is gone: who waited for it waits for any."""
+        """Removes a runner; the sequences in its queue return to the shared queue."""
         self._closed.discard(session)
         if self._schedulers.pop(session, None) is None:
             return
@@ -93,8 +96,8 @@ class Placement:
             self.recall_all()
 
     def touch(self, session: int) -> None:
-        """The runner's load may have changed."""
-        if len(self._schedulers) == 1:  # there is nothing to choose
+        """Updates the runner's load."""
+        if len(self._schedulers) == 1:  # there is no choice to make
             return
         scheduler = self._schedulers.get(session)
         if scheduler is None:
@@ -102,39 +105,42 @@ class Placement:
         self._class_of[session].note(session, _load(scheduler, self._queues[session]))
 
     def close(self, session: int) -> None:
-        """The runner gets nothing from here, until `open`."""
+        """Stops placement on the runner until `open`; the sequences in its queue return to the shared queue."""
         self._closed.add(session)
         if self._queues[session]:
             self._schedulers[session].prefix.clear()
             self._recall(self._queues[session])
 
     def open(self, session: int) -> None:
-        """The runner is like any other again."""
+        """Resumes placement on the runner after `close`."""
         self._closed.discard(session)
         if session in self._schedulers:
             self.misfits.recall(self._schedulers[session].most_tokens)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait in a runner's own queue."""
+        """Number of sequences in the runners' own queues."""
         return sum(queue.num_waiting for queue in self._queues.values())
 
     @property
     def placed_tokens(self) -> int:
-        """Tokens of those."""
+        """Number of tokens of the sequences in the runners' own queues."""
         return sum(queue.placed_tokens for queue in self._queues.values())
 
     # ------------------------------------------------------------------ queues
 
     def queue_for(self, session: int) -> Queue:
-        """Where the runner's next plan takes sequences from."""
+        """Returns the queue from which the runner's next plan takes sequences."""
         if len(self._schedulers) == 1 and session not in self._closed:
             return self._shared()
         return self._queues[session]
 
     def give_back(self, session: int) -> None:
-        """The runner has planned: who it did not take is placed anew, unless he waits for a block of this runner."""
-        if len(self._schedulers) == 1 and session not in self._closed:  # it has taken from the shared queue itself
+        """Moves the sequences that the runner's plan did not take back to the shared queue, to be placed again.
+
+        Those that wait for a block of this runner stay in its queue.
+        """
+        if len(self._schedulers) == 1 and session not in self._closed:  # its plan took from the shared queue directly
             misfits = self._schedulers[session].admission.misfits
             for misfit in misfits:
                 self._strand(misfit)
@@ -147,14 +153,14 @@ class Placement:
         self.touch(session)
 
     def discard(self, sequence: Sequence) -> None:
-        """A waiting sequence has ended."""
+        """Drops a waiting sequence that has ended."""
         self.misfits.discard(sequence)
         self._overtaken.discard(sequence)
         for queue in self._queues.values() if len(self._schedulers) > 1 else ():
             queue.discard(sequence)
 
     def recall_all(self) -> None:
-        """All that wait, here or aside, wait in the shared queue's order again."""
+        """Moves all waiting sequences, in runners' queues or parked, back into the shared queue's order."""
         self._overtaken.recall(self._shared())
         self.misfits.recall(math.inf)
         for session, queue in self._queues.items():
@@ -170,14 +176,14 @@ class Placement:
     # ------------------------------------------------------------------ choosing
 
     def place(self) -> None:
-        """Gives the first of the shared queue to runners, as far as they have room."""
+        """Places the first sequences of the shared queue on runners, as far as they have room."""
         shared = self._shared()
         if len(self._schedulers) < 2:
             if shared:
                 for only in self._schedulers:
                     self._wake(only)
             return
-        end = len(self._classes)  # runners of the classes from here on are kept for sequences that go first
+        end = len(self._classes)  # runners of the classes from here on are reserved for earlier sequences
         while end and (sequence := self._overtaken.first(shared, end)) is not None:
             index = self._class_index(sequence.limit)
             session = None if sequence.stale else self._choose(sequence, self._classes[index:end])
@@ -196,7 +202,10 @@ class Placement:
                     self._overtaken.add(sequence, index, shared)
 
     def takes_now(self, sequence: Sequence) -> bool:
-        """Would a new sequence be placed at once, past all that wait for other runners than it would get?"""
+        """Returns whether a new sequence would be placed at once.
+
+        It may overtake sequences that wait for larger runners.
+        """
         if self._shared().peek() is not None:
             return False
         end = min(len(self._classes), self._overtaken.lowest)
@@ -207,11 +216,11 @@ class Placement:
         )
 
     def _class_index(self, num_tokens: int) -> int:
-        """Index of the first class that holds so many tokens of a sequence."""
+        """Returns the index of the first class that can hold a sequence of `num_tokens`."""
         return bisect_left(self._classes, num_tokens, key=_size)
 
     def _choose(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
-        """A runner of one of these classes; None where none has room."""
+        """Returns a runner of one of these classes, or None if none has room."""
         least = self._least_loaded(sequence, classes)
         if least is None:
             return None
@@ -228,7 +237,7 @@ class Placement:
         return chosen
 
     def _is_worth(self, home: int, least: int, sequence: Sequence) -> bool:
-        """Does the prefix at `home` spare more positions than its load costs? A full runner costs a whole step more."""
+        """Returns whether the prefix at `home` saves more positions than its load costs (see `_load`)."""
         if not self._has_room(home, sequence):
             return False
         scheduler = self._schedulers[home]
@@ -243,7 +252,7 @@ class Placement:
         return len(self._schedulers[session].prefix.match(sequence).blocks)
 
     def _least_loaded(self, sequence: Sequence, classes: list[SizeClass]) -> int | None:
-        """The least loaded runner that has room; of equally loaded ones the smallest."""
+        """Returns the least loaded runner that has room, the smallest if loads are equal; None if there is none."""
         most_asked = CANDIDATES + len(self._closed)
         found = [each.least_loaded(lambda session: self._has_room(session, sequence), most_asked) for each in classes]
         return min((session for session in found if session is not None), key=self._load_of, default=None)
@@ -256,28 +265,30 @@ class Placement:
         needed = pool.blocks_for(len(sequence.tokens)) + pool.blocks_for(queue.placed_tokens) + queue.num_waiting
         return not scheduler.leaving and len(scheduler.table.free) > queue.num_waiting and needed <= pool.num_free
 
-    # ------------------------------------------------------------------ too long for all that are there
+    # ------------------------------------------------------------------ misfits
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Does some runner that is neither leaving nor closed hold so many tokens of one sequence?"""
+        """Returns whether a runner that is neither leaving nor closed can hold a sequence of `num_tokens`."""
         return any(True for _ in self.holders(num_tokens))
 
     def holders(self, num_tokens: int) -> Iterator[Scheduler]:
-        """Runners that are neither leaving nor closed, and hold so many tokens of one sequence."""
+        """Yields the runners that are neither leaving nor closed and can hold a sequence of `num_tokens`."""
         for each in self._classes[self._class_index(num_tokens) :]:
             for session in each.members:
                 if session not in self._closed and not self._schedulers[session].leaving:
                     yield self._schedulers[session]
 
     def _strand(self, sequence: Sequence) -> None:
-        """No open runner holds the sequence, a member of the shared queue: it steps aside, if it can't be shortened."""
+        """Parks a sequence of the shared queue that no open runner can hold, unless it can be shortened."""
         self.misfits.add(sequence)
         if self.shorten(sequence, NEARLY):
             self.misfits.recall(sequence.limit)
 
     def shorten(self, sequence: Sequence, least: float = 0.0) -> bool:
-        """Makes an open-ended sequence as long as the largest open runner holds, if that is `least` of its length at
-        least, and leaves room for a token."""
+        """Shortens an open-ended sequence to the maximum length of the largest open runner; returns whether it did.
+
+        That length must be at least the fraction `least` of the present one, and leave room for one more token.
+        """
         sizes = [each.most_tokens for each in self._classes if self.can_hold(each.most_tokens)]
         most = max(sizes, default=0)
         if not sequence.request.open_ended or most < least * sequence.limit or most <= len(sequence.tokens):
@@ -286,9 +297,11 @@ class Placement:
         return True
 
     def given_up(self, tried: int | None = None) -> list[Sequence]:
-        """Sequences that have waited long enough for a runner that can hold them. As long as such a one computes,
-        though it is closed or leaving, or is the one that an isolated group has (`tried`, a session), they wait on;
-        those that are open-ended make do with what is there."""
+        """Returns the sequences whose wait for a runner that can hold them has timed out.
+
+        Open-ended ones are shortened instead if possible. The timeout restarts while a runner that can hold the
+        sequence computes, though closed or leaving, or is an isolation's (`tried`, its session).
+        """
         over = self.misfits.due()
         if not over:
             return over
@@ -312,9 +325,9 @@ def _size(each: SizeClass) -> int:
 
 
 def _load(scheduler: Scheduler, queue: PlacedQueue) -> float:
-    """Full steps that a prompt waits for if it goes there now; a runner whose slots are all taken counts as one more.
+    """Returns the number of full steps that a new prompt would wait for; a runner without a free slot counts one more.
 
-    By slots alone a runner with long prompts before it would seem free, and one beside it have nothing to compute.
+    By slots alone a runner with a backlog of long prompts would seem free, and another would have nothing to compute.
     """
     table = scheduler.table
     slots = (table.num_running + queue.num_waiting) / table.num_slots
@@ -322,6 +335,6 @@ def _load(scheduler: Scheduler, queue: PlacedQueue) -> float:
 
 
 def _landmarks(names: list[bytes]) -> list[bytes]:
-    """Names of the prefixes of 1, 2, 4, 8, ... blocks, and of the longest."""
+    """Returns the names of the prefixes of 1, 2, 4, 8, ... blocks, and of the longest."""
     chosen = [names[(1 << power) - 1] for power in range(len(names).bit_length())]
     return chosen if not names or chosen[-1] is names[-1] else [*chosen, names[-1]]

@@ -1,7 +1,7 @@
-"""The runners behind one engine, each with its roster; which may join, and which get the next plan.
+"""The runners of one engine, each with its scheduler: which may join, and which get the next plan.
 
-A turn looks only at runners that can take a plan (after a result, that is), and at those without sequences only while
-somebody waits: what it costs does not grow with the number of runners.
+Each turn of the engine visits only runners that can take a plan, after a result or when a sequence waits for them. So
+its cost does not grow with the number of runners.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 NEARLY = 0.9
-"""Part of what the largest runner holds from which on another counts as large, for requests that set no max_tokens."""
+"""Fraction of the largest runner's capacity from which another runner counts as nearly as large; used for requests
+without max_tokens."""
 
 
 class RunnerPool:
-    """Live sessions and their schedulers. The model is that of the first runner, for as long as the service lives, with
-    the longest context that a runner had, also one that only a former scheduler met."""
+    """Live sessions and their schedulers.
+
+    The model is the first runner's for the life of the service, with the longest context of any runner so far, also
+    of one that only a former scheduler served.
+    """
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float], ledger: Ledger) -> None:
         self.schedulers: dict[int, Scheduler] = {}
-        self._open: dict[int, Scheduler] = {}  # may have room for a plan, and something to put into it
+        self._open: dict[int, Scheduler] = {}  # runners that may have room for a plan and work for it
         self._max_tokens = self._usual_tokens = 0
-        self._expected: dict[int, int] = {}  # what runners on probation hold
+        self._expected: dict[int, int] = {}  # most tokens of a sequence on each runner on probation
         lead_ms = settings.plan_lead_ms
         self._lead_s = None if lead_ms is None else lead_ms / 1000
         self.model: plan_pb2.Model | None = None
@@ -41,26 +45,26 @@ class RunnerPool:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens (prompt and output) of one sequence that some runner can hold (see `Scheduler.most_tokens`).
+        """Maximum length, in tokens (prompt and output), of a sequence on any runner (see `Scheduler.most_tokens`).
 
-        Those on probation count, which may serve again. While no runner serves, what the last one could counts too: it
-        is expected back.
+        Runners on probation count, because they may serve again. While no runner serves, the last value counts too,
+        because its runner is expected back.
         """
         return self._max_tokens
 
     @property
     def usual_tokens(self) -> int:
-        """The same of all runners that serve and are nearly as large as the largest of those.
+        """Maximum length, in tokens, that all serving runners nearly as large as the largest one can hold.
 
-        A request that sets no max_tokens gets this: two runners of one kind differ by a few blocks, and it would be
-        bound to the one that has more of them.
+        A request without max_tokens gets this limit. Two runners of one kind differ by a few blocks, and the maximum
+        over all runners would bind the request to the one that has more.
         """
         return self._usual_tokens
 
     def unfit(self, hello: plan_pb2.Hello) -> str:
-        """Why a runner can't serve here, as a sentence; "" if it can."""
+        """Returns why a runner can't serve here, as a sentence; "" if it can."""
         if hello.protocol_version != PROTOCOL_VERSION:
-            return f"it speaks protocol {hello.protocol_version}, not {PROTOCOL_VERSION}: upgrade the older of the two"
+            return f"it uses protocol {hello.protocol_version}, not {PROTOCOL_VERSION}: upgrade the older of the two"
         if not hello.num_slots or not hello.num_blocks or not hello.block_size:
             return "it offers no slots or no KV blocks: give it more memory or a smaller model"
         if hello.max_step_tokens < hello.num_slots:
@@ -69,7 +73,7 @@ class RunnerPool:
         return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 
     def add(self, session: int, hello: plan_pb2.Hello) -> Scheduler:
-        """A runner that fits has joined; returns its roster, which is empty."""
+        """Adds a runner that fits; returns its scheduler, which has no sequences."""
         self._note_context(hello)
         self.likeness.learn(hello)
         rules = SharingRules(self._settings.prefix_sharing, self._settings.isolate_tenants)
@@ -81,23 +85,23 @@ class RunnerPool:
         return scheduler
 
     def _note_context(self, hello: plan_pb2.Hello) -> None:
-        """Models are the same but for their contexts; a runner takes what its own holds."""
+        """Raises the model's context length to the runner's; runners' models differ in nothing else."""
         longest = max(hello.model.context_length, hello.longest_context)
         if self.model is None:
             self.model = plan_pb2.Model.FromString(hello.model.SerializeToString())
         self.model.context_length = max(self.model.context_length, longest)
 
     def expect(self, session: int, hello: plan_pb2.Hello) -> None:
-        """A runner that fits is on probation: from now on until `add` or `remove`."""
+        """Notes the size of a runner that fits and is on probation, until `add` or `remove`."""
         self._expected[session] = most_tokens(hello)
         self._note_sizes()
 
     def expects(self, num_tokens: int) -> bool:
-        """Does a runner on probation hold so many tokens of one sequence?"""
+        """Returns whether a runner on probation can hold a sequence of `num_tokens`."""
         return any(size >= num_tokens for size in self._expected.values())
 
     def remove(self, session: int) -> Scheduler | None:
-        """Takes the session's roster out, if it has one."""
+        """Removes the session; returns its scheduler, or None if it was not in the pool."""
         self._expected.pop(session, None)
         self._open.pop(session, None)
         scheduler = self.schedulers.pop(session, None)
@@ -111,12 +115,15 @@ class RunnerPool:
         self._max_tokens = max(*(sizes or [self._max_tokens]), *self._expected.values(), 0)
 
     def progress(self, now_s: float) -> bool:
-        """Some runner is there that has not held a plan for longer than `stall_s`. Those on probation are not here."""
+        """Returns whether any runner is not stalled: its oldest plan in flight, if any, is at most `stall_s` old.
+
+        Runners on probation are not in the pool.
+        """
         stall_s = self._settings.stall_s
         return any(not s.in_flight or now_s - s.in_flight[0].sent_at <= stall_s for s in self.schedulers.values())
 
     def ready(self) -> list[tuple[int, Scheduler]]:
-        """Runners that get another plan now, if there is something to put into it."""
+        """Returns the runners that can take another plan now, if there is work for it."""
         ready = []
         for session, scheduler in list(self._open.items()):
             if not self._has_room(scheduler):
@@ -126,26 +133,26 @@ class RunnerPool:
         return ready
 
     def takes_plan(self, scheduler: Scheduler) -> bool:
-        """Whether the runner gets another plan now."""
+        """Returns whether the runner can take another plan now."""
         return self._has_room(scheduler) and not self._is_early(scheduler)
 
     def rest(self, session: int) -> None:
-        """The runner has nothing to do: nobody looks at it until it is woken."""
+        """Leaves a runner without work out of `ready` until it is woken."""
         self._open.pop(session, None)
 
     def wake(self, session: int) -> None:
-        """A result of this runner was applied, or somebody waits for it: it may take another plan."""
+        """Lets `ready` include a runner again: a result of it was applied, or a sequence waits for it."""
         if session in self.schedulers:
             self._open[session] = self.schedulers[session]
 
     @property
     def computes(self) -> bool:
-        """Whether some runner has a plan."""
+        """Whether any runner has a plan in flight."""
         return any(scheduler.in_flight for scheduler in self.schedulers.values())
 
     @property
     def next_due_at(self) -> float:
-        """When the next plan is due that is held back; infinity where none is."""
+        """Time at which the next held-back plan is due; infinity if none is held back."""
         lead_s = self._lead_s
         if lead_s is None:
             return math.inf
@@ -156,5 +163,5 @@ class RunnerPool:
         return len(scheduler.in_flight) < scheduler.depth and not scheduler.leaving
 
     def _is_early(self, scheduler: Scheduler) -> bool:
-        """Whether a plan is better made later, when it can take in who comes until then."""
+        """Returns whether a plan is better made later, so that it includes the requests that arrive until then."""
         return self._lead_s is not None and self._clock() < scheduler.due_at(self._lead_s)

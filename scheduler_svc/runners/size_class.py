@@ -1,4 +1,4 @@
-"""Runners that hold sequences of the same length, found by load without looking at all of them."""
+"""Runners with the same maximum sequence length, ordered by load in a heap, so that no scan of all is needed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 
 class SizeClass:
-    """The runners that hold `most_tokens` of one sequence, in a heap that is corrected lazily."""
+    """The runners that can hold sequences of `most_tokens` tokens, in a lazily corrected heap."""
 
     def __init__(self, most_tokens: int) -> None:
         self.most_tokens = most_tokens
         self.members: set[int] = set()
-        """Their sessions."""
+        """Sessions of the runners."""
         self.loads: dict[int, float] = {}
-        """Of those whose load was noted."""
-        self._by_load: list[tuple[float, int]] = []  # entries whose load has changed are void
+        """Last noted load by session, in full steps."""
+        self._by_load: list[tuple[float, int]] = []  # heap; entries with an outdated load are skipped
 
     def note(self, session: int, load: float) -> None:
-        """The runner's load is this now."""
+        """Sets the runner's load."""
         if self.loads.get(session) == load:
             return
         self.loads[session] = load
@@ -28,12 +28,12 @@ class SizeClass:
             heapq.heapify(self._by_load)
 
     def remove(self, session: int) -> None:
-        """The runner is gone."""
+        """Removes a runner."""
         self.members.discard(session)
         self.loads.pop(session, None)
 
     def least_loaded(self, has_room: Callable[[int], bool], most_asked: int) -> int | None:
-        """The least loaded runner that has room, among the first `most_asked`; None if none of them has."""
+        """Returns the least loaded runner with room among the `most_asked` least loaded; None if none has any."""
         asked: list[tuple[float, int]] = []
         found = None
         while self._by_load and found is None and len(asked) < most_asked:

@@ -1,4 +1,4 @@
-"""The process of `roster-scheduler`: what it refuses, how it drains, that a dead front worker comes back."""
+"""The process of `roster-scheduler`: refusals, drain, and the restart of a dead front worker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_process_tells_it_and_ends() -> None:
 
 
 class Stream:
-    """A stream read by a thread of its own."""
+    """A stream read by its own thread."""
 
     def __init__(self, client: SyncRosterClient, max_tokens: int) -> None:
         self.num_tokens = 0
@@ -82,7 +82,7 @@ class Stream:
 
 
 def is_refused(client: SyncRosterClient) -> bool:
-    """Whether a new request hears that the service shuts down; one that comes before the signal is served."""
+    """Whether a new request is refused because the service shuts down; one that arrives before the signal is served."""
     try:
         client.generate("too late", max_tokens=2, deadline_s=10).completion()
     except UnavailableError:
@@ -119,7 +119,7 @@ def test_the_drain_has_a_limit_and_streams_are_told(tmp_path: Path) -> None:
 
 
 def test_a_front_worker_that_dies_is_started_again(tmp_path: Path) -> None:
-    """With both of its doors."""
+    """With both of its listeners."""
     scheduler = {"gateway_listen": "127.0.0.1:0"}
     with RosterProcesses(tmp_path, scheduler=scheduler, runner={"device": "hash"}) as roster:
         (worker,) = roster.children("scheduler")

@@ -1,1 +1,1 @@
-"""Runs in mask processes: the only code that calls the grammar library."""
+"""Code of the mask processes, which alone call the grammar library. `structural_tag` runs in front workers."""

@@ -1,4 +1,4 @@
-"""A timer that ends the process when something takes too long, in whichever thread."""
+"""A timer that ends the process when an operation of any thread takes too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class Alarm:
-    """SIGALRM comes, and ends a process that has no handler for it, once a `with` block takes longer than its limit."""
+    """Raises SIGALRM once a `with` block exceeds the limit, which ends a process without a handler. Thread-safe."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -1,4 +1,4 @@
-"""Compiles grammars for one model's tokenizer, within limits, and remembers the latest. Runs in a mask process."""
+"""Compiles grammars for one model's tokenizer, within limits, and caches the latest. Runs in a mask process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from roster_protos import plan_pb2
 from scheduler_svc.constrained.source import AS_COMPILED, UnusableGrammar, check_size
 
 REMEMBERED = 64
-"""Grammars that are kept compiled: applications send the same few schemas all day."""
+"""Number of compiled grammars in the cache: applications keep sending the same few schemas."""
 
 MOST_CHARACTERS = 240
-"""Of an error message; they quote the grammar."""
+"""Maximum length of an error message: messages quote the grammar."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # at 50,000 a millisecond
@@ -24,11 +24,11 @@ LIMITS = LLParserLimits(
     step_max_items=50_000,  # at 20,000 a millisecond
     verbose_errors=False,
 )
-"""What a grammar may cost: the first two when it is compiled, the others with each mask."""
+"""Limits on a grammar's cost: the first two apply when it is compiled, the others to each mask."""
 
 
 class GrammarCompiler:
-    """One model. May be called by several threads."""
+    """Grammar compiler of one model. Thread-safe."""
 
     def __init__(self, model: plan_pb2.Model) -> None:
         self._model = model
@@ -37,14 +37,14 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def prepare(self) -> None:
-        """Builds what the vocabulary needs, which takes up to a second. Raises UnusableGrammar."""
+        """Builds the tokenizer, which takes up to a second. Raises UnusableGrammar."""
         with self._lock:
             self._built_tokenizer()
 
     def compile(self, grammar: str) -> LLMatcher:
-        """A matcher at its beginning, not shared with anybody.
+        """Returns an unshared matcher in its initial state. Raises UnusableGrammar.
 
-        The first call takes up to a second for the vocabulary, later ones mostly milliseconds. Raises UnusableGrammar.
+        The first call takes up to a second for the vocabulary; later calls mostly take milliseconds.
         """
         with self._lock:
             known = self._compiled.get(grammar)
@@ -54,7 +54,7 @@ class GrammarCompiler:
             tokenizer = self._built_tokenizer()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the first takes far longer than those after it, and no step waits for it here
+            matcher.compute_bitmask()  # the first mask takes far longer than later ones, and no step waits here
         if matcher.is_error():
             raise UnusableGrammar(sentence(matcher.get_error()))
         with self._lock:
@@ -67,30 +67,33 @@ class GrammarCompiler:
         if self._tokenizer is None:
             model = self._model
             if not model.eos_token_ids:
-                raise UnusableGrammar("the model has no end-of-sequence token, so that no constrained text could end")
+                raise UnusableGrammar("the model has no end-of-sequence token, so constrained output could never end")
             try:
                 self._tokenizer = LLTokenizer(
                     model.tokenizer.decode(), n_vocab=model.vocab_size, eos_token=list(model.eos_token_ids)
                 )
             except ValueError as error:
-                raise UnusableGrammar(f"the model's tokenizer allows no constraints: {sentence(str(error))}") from error
+                raise UnusableGrammar(
+                    f"the model's tokenizer does not support constraints: {sentence(str(error))}"
+                ) from error
         return self._tokenizer
 
 
 def sentence(error: str) -> str:
-    """What `llguidance` says, in one line, not too long for a status."""
+    """Returns an error message of `llguidance` as one line, shortened to fit a gRPC status."""
     line = " ".join(error.split())
     return line if len(line) <= MOST_CHARACTERS else line[:MOST_CHARACTERS] + "..."
 
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as `json.dumps` writes it. Free whitespace has no end, and a small model may never find one."""
+"""Options for JSON as `json.dumps` writes it. Flexible whitespace is unbounded, and a small model may never end it."""
 
 
 def grammar_text(kind: str, text: str) -> str:
-    """The grammar of a constraint; `kind` is "json_schema", "regex", "grammar" (Lark, or GBNF) or AS_COMPILED.
+    """Returns a constraint in llguidance's form.
 
-    Raises UnusableGrammar for what is too long or not even of its kind; whether it can be used is told when compiled.
+    `kind` is "json_schema", "regex", "grammar" (Lark or GBNF) or AS_COMPILED. Raises UnusableGrammar if the text is
+    empty, too long or can't be parsed as its kind; other faults show in `compile`.
     """
     if kind == AS_COMPILED:
         return text

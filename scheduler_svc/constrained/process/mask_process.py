@@ -1,17 +1,17 @@
 """Processes that call the grammar library: `python -m scheduler_svc.constrained.process.mask_process CONTROL`.
 
-`llguidance` is native code on what clients send, and its faults end the process that they happen in. So they happen
-here, and the kernel bounds what a grammar may cost: a timer ends the process with SIGALRM when one frame takes too
-long, a limit on its data when it takes too much memory. Who asked gets another and finds out which grammar it was (see
+`llguidance` is native code that processes client input, and a fault in it ends the process. So it runs here, and the
+kernel bounds a grammar's cost: a timer ends the process with SIGALRM when one frame takes too long, and RLIMIT_DATA
+when it takes too much memory. The scheduler then starts another process and finds the offending grammar (see
 `mask_client`).
 
-The process itself only builds the vocabulary, and forks one mask process after another (see `fork_server`). CONTROL is
+The main process only builds the vocabulary, and forks one mask process after another (see `fork_server`). CONTROL is
 the descriptor of a socket. Its first frame is the model, a roster.plan.v1.Model, answered by {}; the others are JSON:
-  {role, threads, spare_bytes, limit_s, niceness}, with the descriptors of a socket, of its ends of two pipes, and of
-      the shared memory: forks a mask process, answered by {pid}. In it `MaskServer` answers about grammars on the
-      socket and about masks on the pipes, each in a thread of its own (see `frames`, `pipes` and `columns`); it ends
-      when either is closed.
-  {wait, patience_s}: waits so long for the end of that process, then kills it; answered by {status}.
+  {role, threads, spare_bytes, limit_s, niceness}, with the descriptors of a socket, of the process's ends of two pipes,
+      and of the shared memory: forks a mask process; answered by {pid}. There `MaskServer` answers requests about
+      grammars on the socket and about masks on the pipes, each in a thread of its own (see `frames`, `pipes` and
+      `columns`). The process ends when either is closed.
+  {wait, patience_s}: waits `patience_s` for the process `wait` to end, then kills it; answered by {status}.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ NUM_DESCRIPTORS = 4
 
 
 class SharedMemory:
-    """Memory that the scheduler reads; it grows there, and is mapped anew here when more of it is needed."""
+    """Memory that the scheduler reads. The scheduler grows it; this end maps it again when it needs more of it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._words = np.zeros(0, np.uint32)
 
     def __call__(self, words: int) -> npt.NDArray[np.uint32]:
-        """The first so many uint32."""
+        """Returns the first `words` uint32."""
         if words > len(self._words):
             size = os.fstat(self._descriptor).st_size
             self._words = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint32)
@@ -62,8 +62,9 @@ class SharedMemory:
 
 
 def main() -> None:
-    """Forks until the scheduler closes the socket, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # they reach a whole process group; the end of a socket is what counts
+    """Forks processes until the scheduler closes the socket or is gone."""
+    # These signals reach the whole process group; this process ends with the socket instead.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
@@ -73,10 +74,10 @@ def main() -> None:
         return
     model = plan_pb2.Model.FromString(described)
     compiler = GrammarCompiler(model)
-    with contextlib.suppress(UnusableGrammar):  # which is told with each grammar
+    with contextlib.suppress(UnusableGrammar):  # each grammar reports it again
         compiler.prepare()
     gc.collect()
-    gc.freeze()  # what is here now stays, and is shared with all that is forked
+    gc.freeze()  # keeps the present objects unwritten, so that all forked processes share their pages
     send_frame(control, b"{}")
     while (asked := _receive(control)) is not None:
         frame, descriptors = asked
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """One frame and the descriptors that came with it; None at the end."""
+    """Receives one frame and the descriptors sent with it; returns None at the end."""
     data, descriptors, _, _ = socket.recv_fds(control, 4096, NUM_DESCRIPTORS)
     if len(data) < LENGTH.size:
         return None
@@ -114,7 +115,7 @@ def _wait(pid: int, patience_s: float) -> int:
 
 
 def serve(server: MaskServer, frame: dict[str, Any], descriptors: list[int]) -> None:
-    """Answers the socket and the pipes within the limits of the frame. Never returns."""
+    """Answers requests on the socket and the pipes within the limits given in `frame`. Never returns."""
     Path("/proc/self/comm").write_text(f"roster-{frame['role']}"[:15])
     os.nice(frame["niceness"])
     alarm = Alarm(frame["limit_s"])
@@ -125,7 +126,8 @@ def serve(server: MaskServer, frame: dict[str, Any], descriptors: list[int]) -> 
         limited.wait()
         _answer_all(grammars, server.grammar, alarm)
 
-    threading.Thread(target=answer_grammars, daemon=True).start()  # its stack does not count
+    # Started before the limit is set, so that its stack does not count.
+    threading.Thread(target=answer_grammars, daemon=True).start()
     most = _data_bytes() + frame["spare_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     limited.set()
@@ -133,7 +135,7 @@ def serve(server: MaskServer, frame: dict[str, Any], descriptors: list[int]) -> 
 
 
 def _answer_all(stream: Stream, answer: Callable[[bytes], bytes], alarm: Alarm) -> None:
-    """Answers one frame after another; ends the process with the stream, and with whatever goes wrong."""
+    """Answers one frame after another; ends the process when the stream ends or anything fails."""
     status = 1
     try:
         while (frame := receive_frame(stream)) is not None:
@@ -142,12 +144,12 @@ def _answer_all(stream: Stream, answer: Callable[[bytes], bytes], alarm: Alarm) 
         status = 0
     except ConnectionError:
         status = 0
-    finally:  # also a panic of the library, which is no Exception; a traceback would quote what clients sent
+    finally:  # also after a panic of the library, which is no Exception; a traceback would quote client input
         os._exit(status)
 
 
 def _data_bytes() -> int:
-    """Memory of this process's own that it may write, in bytes."""
+    """Returns the size of this process's private writable memory, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 

@@ -1,6 +1,6 @@
-"""What a mask process does: tells whether a grammar can be used, keeps a matcher a sequence, and makes masks.
+"""Request handlers of a mask process: checks grammars, keeps one matcher per sequence, and makes masks.
 
-Two threads may use it, one for `grammar` and one for `masks`: a grammar may take a second, and a mask must not.
+Two threads use it, one for `grammar` and one for `masks`: a grammar may take a second, and a mask must not.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from scheduler_svc.constrained.process.masks import MaskMaker, OutputMatcher
 from scheduler_svc.constrained.source import UnusableGrammar
 
 Memory = Callable[[int], npt.NDArray[np.uint32]]
-"""From a number of uint32 to the shared memory's first so many."""
+"""Maps n to an array of the first n uint32 of the shared memory."""
 
 
 class MaskServer:
-    """Of one model. Frames in, frames out; masks go into `memory`."""
+    """Server of one model. Takes and returns the bodies of frames; masks go into `memory`."""
 
     def __init__(self, model: plan_pb2.Model, threads: int, memory: Memory, compiler: GrammarCompiler) -> None:
-        """`threads`: for the masks of one plan. `compiler`: of this model."""
+        """`threads` make the masks of one plan. `compiler` is this model's."""
         self._compiler = compiler
         self._maker = MaskMaker(model.vocab_size, threads)
         self._memory = memory
         self._outputs: dict[int, OutputMatcher] = {}
-        self._ids, self._rows = array("q"), list[OutputMatcher]()  # those of the plan before
+        self._ids, self._rows = array("q"), list[OutputMatcher]()  # those of the previous plan
 
     # ------------------------------------------------------------------ grammars
 
     def grammar(self, frame: bytes) -> bytes:
-        """Answers {"check"} or {"open"}, both JSON; {"error"} says why a grammar can't be used."""
+        """Answers {"check"} or {"open"}, both JSON; an answer {"error"} has the reason why a grammar can't be used."""
         asked = json.loads(frame)
         try:
             answer = self._check(**asked["check"]) if "check" in asked else self._open(**asked["open"])
@@ -46,7 +46,7 @@ class MaskServer:
         return json.dumps(answer).encode()
 
     def _check(self, kind: str, text: str, received: list[int]) -> dict[str, Any]:
-        """The grammar as llguidance takes it, and how many of the received tokens can follow each other."""
+        """Returns the grammar in llguidance's form, and how many of the received tokens begin a match."""
         grammar = grammar_text(kind, text)
         matcher = self._compiler.compile(grammar)
         taken = matcher.try_consume_tokens(received)
@@ -57,7 +57,7 @@ class MaskServer:
     def _open(
         self, grammar: str, ids: list[int], min_tokens: int, stop_ids: list[int], tokens: list[int]
     ) -> dict[str, Any]:
-        """Matchers by these ids, each told the tokens."""
+        """Opens matchers with these ids and advances each by `tokens`."""
         opened = {}
         for each in ids:
             output = OutputMatcher(self._compiler.compile(grammar), min_tokens, np.array(stop_ids, np.int32))

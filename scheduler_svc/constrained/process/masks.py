@@ -1,7 +1,7 @@
-"""The masks of one plan's constrained rows: each matcher is told the tokens since its last one, then all masks at once.
+"""Masks of one plan's constrained rows: advances each matcher by its new tokens, then makes all masks at once.
 
-A mask has a bit per token id, set where the token may come next. Where the text is complete and nothing may follow,
-that is an end-of-sequence token alone. Runs in a mask process.
+A mask has a bit per token id, set if the token may come next. If the text is complete and nothing may follow, only the
+end-of-sequence tokens are set. Runs in a mask process.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _ALL = 0xFFFFFFFF
 
 @dataclass(slots=True, eq=False)
 class OutputMatcher:
-    """Where one sequence stands in its grammar. Belongs to whichever thread makes masks."""
+    """Position of one sequence in its grammar. Used by the thread that makes masks only."""
 
     matcher: LLMatcher
     min_tokens: int
-    """No stop token comes before this many, as long as anything else may."""
+    """Generated tokens before which no stop token is allowed, unless nothing else is."""
     stop_ids: npt.NDArray[np.int32]
     num_tokens: int = 0
-    """Generated tokens that the matcher was told."""
+    """Number of generated tokens that the matcher has consumed."""
 
     def feed(self, tokens: list[int]) -> str:
-        """Tells the next tokens; why they can't be, "" if they can."""
+        """Advances the matcher by `tokens`; returns why it can't accept them, or "" if it has."""
         taken = self.matcher.try_consume_tokens(tokens)
         self.num_tokens += taken
         return self.problem(taken, tokens) if taken < len(tokens) or self.matcher.is_error() else ""
 
     def problem(self, taken: int, tokens: list[int]) -> str:
-        """Why no more than `taken` of the tokens could be told, or no mask made; "" if all is well."""
+        """Returns why only `taken` of the tokens were accepted or the matcher failed; "" if there is no problem."""
         why = sentence(self.matcher.get_error()) if self.matcher.is_error() else ""
         if taken == len(tokens):
             return why
         return f"token {self.num_tokens} does not continue a match{why and ': '}{why}"
 
     def put_off_stops(self, bits: npt.NDArray[np.uint32], ahead: int = 0) -> None:
-        """Excludes the stop tokens from the mask before `min_tokens`, unless nothing else is allowed.
+        """Clears the stop tokens in the mask before `min_tokens`, unless nothing else is allowed.
 
         `ahead`: draft tokens before the mask's position.
         """
@@ -57,11 +57,11 @@ class OutputMatcher:
 
 
 class MaskMaker:
-    """Makes masks over `vocab_size` ids, of several rows in `threads` threads."""
+    """Makes masks over `vocab_size` ids, for several rows in `threads` threads."""
 
     def __init__(self, vocab_size: int, threads: int) -> None:
         self.words = -(-vocab_size // 32)
-        """uint32 of one mask."""
+        """Number of uint32 in one mask."""
         self._executor = LLExecutor(threads)
 
     def make(
@@ -71,18 +71,19 @@ class MaskMaker:
         bits: npt.NDArray[np.uint32],
         drafts: Sequence[Sequence[int]] = (),
     ) -> tuple[list[int], list[tuple[int, str]]]:
-        """Fills `bits` [positions, words] with 1 + len(draft) masks a row, one behind each draft token.
+        """Fills `bits` [positions, words] uint32 with 1 + len(draft) masks per row: one more after each draft token.
 
-        By row: whose masks are asked for, the `tokens` that its matcher lacks, and the `drafts` that may come after
-        them, empty where no row has any. Returns the positions of each row that may be reached: masks behind a draft
-        token that is not allowed are not made. And (index, why) of each row whose matcher has failed: its one mask
-        allows everything. The matchers stand where `tokens` end. Never raises for what a request is to blame for.
+        By row: the matcher in `outputs`, the `tokens` that it lacks, and the `drafts` that may come after them (empty
+        if no row has any). The matchers end up after `tokens`. Returns the number of masks made per row, as none is
+        made after a draft token that is not allowed, and (index, reason) of each row whose matcher has failed: its
+        only mask allows every token. Never raises for a fault of a request.
         """
         counts, failures = [1] * len(outputs), []
         plain, drafted, places = [], [], first_places(len(outputs), drafts)
         for index, (output, told, place) in enumerate(zip(outputs, tokens, places, strict=True)):
             matcher = output.matcher
-            # The first takes two thirds of the second's time. One that fails it can't go on: no mask allowed the token.
+            # `consume_token` takes two thirds of the other's time. A matcher that fails it can't continue, but that is
+            # no loss: no mask allowed the token.
             taken = matcher.consume_token(told[0]) if len(told) == 1 else matcher.try_consume_tokens(told)
             output.num_tokens += taken
             if taken < len(told):
@@ -109,7 +110,7 @@ class MaskMaker:
         counts: list[int],
         failures: list[tuple[int, str]],
     ) -> None:
-        """Finds the matchers that failed over their masks, and puts off the stop tokens of the others."""
+        """Finds the matchers that failed while making masks, and clears the stop tokens of the others."""
         failed = {index for index, _ in failures}
         for index in [index for index, output in enumerate(outputs) if output.matcher.is_error()]:
             if index not in failed:

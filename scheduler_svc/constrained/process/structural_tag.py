@@ -1,8 +1,8 @@
-"""Structural tags: free text in which a trigger starts a tag whose inside is constrained (calls of tools).
+"""Structural tags: free text in which a trigger starts a tag with constrained content (tool calls).
 
-The form is that of vLLM: `{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}`, each `begin` beginning
-with one of the triggers. The grammar is what `llguidance.StructTag` writes, without a call of that library: this runs
-in front workers.
+The form is vLLM's: `{"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}`, where each `begin` starts
+with one of the triggers. The grammar equals that of `llguidance.StructTag`, but is built without that library, because
+this runs in front workers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ANY_TEXT = r"(.|\n)*"
 
 
 def tagged_text(text: str) -> str:
-    """A Lark grammar for text with such tags. Raises UnusableGrammar."""
-    check_schema(text)  # as it is written: what is read from it below may be changed already
+    """Returns a Lark grammar for text with these tags. Raises UnusableGrammar."""
+    check_schema(text)  # the text as written: parsing below may change its numbers
     try:
         described = json.loads(text)
         triggers = [str(trigger) for trigger in described["triggers"]]
@@ -26,22 +26,24 @@ def tagged_text(text: str) -> str:
     except UnusableGrammar:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnusableGrammar(f"it needs `structures` (of begin, schema and end) and `triggers`: {error!r}") from error
+        raise UnusableGrammar(
+            f"it needs `structures` (each with begin, schema and end) and `triggers`: {error!r}"
+        ) from error
     if not rules:
-        raise UnusableGrammar("it has no structures; leave it out to constrain nothing")
+        raise UnusableGrammar("it has no structures; omit it for unconstrained output")
     options = " | ".join(f"tag_{index}" for index in range(len(rules)))
     head = f"%llguidance {{}}\nstart: ({options})* tag_end\ntag_end: TAG_TEXT\nTAG_TEXT: /{ANY_TEXT}/\n"
     return head + "".join(rules)
 
 
 def _rules(index: int, structure: dict[str, Any], triggers: list[str]) -> str:
-    """Two rules of one tag: free text up to its trigger, and the trigger with what follows it."""
+    """Returns the two rules of one tag: free text up to and including its trigger, and the rest of the tag."""
     begin, end, schema = structure["begin"], structure["end"], structure["schema"]
     if not isinstance(begin, str) or not isinstance(end, str):
         raise ValueError("begin and end must be strings")
     trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
     if trigger is None:
-        raise ValueError(f"no trigger begins {begin!r}")
+        raise ValueError(f"{begin!r} starts with none of the triggers")
     if isinstance(schema, str):
         check_schema(schema)
         schema = json.loads(schema)

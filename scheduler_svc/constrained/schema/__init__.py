@@ -1,1 +1,1 @@
-"""Refuses JSON schemas whose numbers the grammar library changes or crashes on."""
+"""Refuses JSON schemas with numbers that the grammar library changes or that crash it."""

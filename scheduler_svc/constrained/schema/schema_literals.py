@@ -1,23 +1,24 @@
-"""Refuses numbers in a JSON schema that the grammar library changes or crashes on, before it sees them.
+"""Refuses numbers in a JSON schema that the grammar library changes or that crash it, before the library sees them.
 
-What `llguidance` 1.9.1 does with numbers, by experiment (`tests/scheduler_svc/constrained/schema/` holds these rules
-against it):
+The behaviour of `llguidance` 1.9.1, by experiment (`tests/scheduler_svc/constrained/schema/` checks these rules against
+the library):
 
-- A constant or a bound becomes a 64-bit floating-point number, and that comes back as its shortest decimal: 0.1 and
-  1e300 stay as they are, 9007199254740993 becomes ...992, 18446744073709551615 becomes ...552000. A fraction is not
-  always read as the nearest such number: 9.726280643121349 becomes ...347. One of 15 digits or less always is.
-- Where the value is an integer, by its type or by a constant that is one, a bound is that number, rounded, plus or
-  minus 1.0 where it excludes, and then the nearest signed integer of 64 bits. So `maximum` 9223372036854775807 is
-  exact, and `exclusiveMaximum` 1e18 is not: minus 1.0 it is the same number.
-- An excluded integer is allowed where the other bound lies within 1 of it on the far side of zero: 0 for more than 0
+- A constant or a bound becomes a 64-bit floating-point number, which is written as its shortest decimal: 0.1 and
+  1e300 are kept, 9007199254740993 becomes ...992, 18446744073709551615 becomes ...552000. A fraction is not always
+  read as the nearest such number: 9.726280643121349 becomes ...347. A fraction of at most 15 digits always is.
+- If the value is an integer, by its type or by an integer constant, a bound is that number rounded, plus or minus 1.0
+  if it is exclusive, and then the nearest signed 64-bit integer. So `maximum` 9223372036854775807 is exact, and
+  `exclusiveMaximum` 1e18 is not: in floating point, 1e18 minus 1.0 is 1e18.
+- An excluded integer is allowed if the other bound lies within 1 of it on the far side of zero: 0 for more than 0
   and less than 0.5.
-- -2^63 can't be negated. As one bound the library refuses it; where both are at or below it, it calls itself without
-  end, which is a segmentation fault.
-- `multipleOf` becomes a coefficient of 32 bits and a power of ten. Ten times the coefficient must fit too, or the wrong
-  numbers are accepted. Each remainder costs a state, outside all limits of the library: a minute and more for 1000003,
-  next to nothing for 1000000, as zeros at the end are free.
-- Schemas that meet (`allOf`, `$ref` beside other keywords, ...) are merged. An integer type in one then applies to the
-  numbers of another, and multiples become their least common one, which wraps around at 32 bits.
+- -2^63 can't be negated. As one bound the library refuses it; if both bounds are at or below it, the library recurses
+  without end, which is a segmentation fault.
+- `multipleOf` becomes a 32-bit coefficient and a power of ten. If ten times the coefficient does not fit too, wrong
+  numbers are accepted. Each remainder costs a state, which no limit of the library covers: 1000003 takes a minute or
+  more; 1000000 takes next to nothing, because trailing zeros are free.
+- Schemas that apply to the same value (`allOf`, `$ref` beside other keywords, ...) are merged. An integer type in one
+  then applies to the numbers of another, and multiples become their least common multiple, which wraps around at 32
+  bits.
 - Lengths and counts, in keywords, patterns and grammars, are exact, or refused by the library itself.
 """
 
@@ -35,17 +36,19 @@ from scheduler_svc.constrained.source import UnusableGrammar
 
 MOST_COEFFICIENT = ((1 << 32) - 1) // 10
 MOST_REMAINDERS = 1 << 16
-"""Of a multiple without zeros at its end: about a second, and four times as long for twice as many."""
+"""Maximum of a multiple without its trailing zeros. It takes about a second; twice as many take four times as long."""
 
 MOST_EMBEDDED = 1000
-"""Schemas in one grammar."""
+"""Maximum number of schemas in one grammar."""
 
 SIDES = (("lower", "minimum", "exclusiveMinimum"), ("upper", "maximum", "exclusiveMaximum"))
 
 
 def check_literals(kind: str, text: str) -> None:
-    """Checks a constraint of a kind as the API names it: the schema that it is, or those inside. Raises
-    UnusableGrammar."""
+    """Checks the schema of a constraint, or the schemas embedded in it. Raises UnusableGrammar.
+
+    `kind` is the constraint's field name in the API.
+    """
     if kind == "json_schema":
         check_schema(text)
     elif kind == "grammar":
@@ -53,8 +56,10 @@ def check_literals(kind: str, text: str) -> None:
 
 
 def check_schema(text: str) -> None:
-    """Raises UnusableGrammar for a schema with a number that can't be enforced, naming its path; for text that is no
-    JSON; and where a key comes twice in one object."""
+    """Raises UnusableGrammar, with the path, for a schema with a number that can't be enforced exactly.
+
+    Also raises it for invalid JSON and for a duplicate key in an object.
+    """
     try:
         root = ALONE.decode(text)
     except RecursionError as error:
@@ -65,15 +70,15 @@ def check_schema(text: str) -> None:
 
 
 def check_embedded(text: str) -> None:
-    """Checks each schema that a Lark grammar holds (`%json {...}`) in the same way. Raises UnusableGrammar."""
+    """Checks each schema in a Lark grammar (`%json {...}`) as `check_schema` does. Raises UnusableGrammar."""
     if text.count("%json") > MOST_EMBEDDED:
-        raise UnusableGrammar(f"it has more than {MOST_EMBEDDED} schemas in it")
+        raise UnusableGrammar(f"it contains more than {MOST_EMBEDDED} schemas; use fewer")
     for found in re.finditer("%json[^{]*", text):
         try:
             root, _ = EMBEDDED.raw_decode(text, found.end())
         except RecursionError as error:
             raise UnusableGrammar("a schema in it is nested too deeply") from error
-        except json.JSONDecodeError:  # the library says what is wrong, unless this is inside a string
+        except json.JSONDecodeError:  # the library reports the error, unless this is inside a string
             continue
         _check(root)
 
@@ -107,7 +112,7 @@ def _has_integers(place: Place) -> bool:
 
 
 def _constants(place: Place) -> Iterator[tuple[str, Number, frozenset[str]]]:
-    """Each long number in `const` and `enum`: its path, itself, and the types that it may be taken for."""
+    """Yields the path, the value and the possible types of each long number in `const` and `enum`."""
     for keyword, own in (("const", 0), ("enum", 1)):
         for path, number, depth in values_in(place.at(keyword), place.schema.get(keyword), Number):
             types = place.numeric_types if depth == own else frozenset({"number"})
@@ -116,7 +121,7 @@ def _constants(place: Place) -> Iterator[tuple[str, Number, frozenset[str]]]:
 
 
 def _bounds(place: Place) -> Iterator[tuple[str, Number, str, bool]]:
-    """Each bound's keyword, its number, which side it bounds, and whether it excludes its number."""
+    """Yields each bound's keyword, its number, the side that it bounds, and whether it is exclusive."""
     schema = place.schema
     for side, inclusive, exclusive in SIDES:
         least = numeral(schema.get(inclusive))
@@ -129,7 +134,7 @@ def _bounds(place: Place) -> Iterator[tuple[str, Number, str, bool]]:
 
 
 def _check_bound(path: str, number: Number, types: Collection[str], side: str, excludes: bool) -> None:
-    """Raises UnusableGrammar unless the library's bound is this number, for each of the types."""
+    """Raises UnusableGrammar unless the library enforces this number exactly as a bound of each of the types."""
     if "number" in types and number.kept != number.value:
         raise _changed(path, number, f"it would become {shortened(format(number.kept, 'f'))}")
     if "integer" not in types:
@@ -153,11 +158,11 @@ def _check_unit(place: Place) -> None:
         sign = 1 if side == "lower" else -1
         others = [sign * far.read for _, far, end, _ in bounds if end != side]
         if sign * near.read >= 0 and others and sign * near.read < min(others) < sign * near.read + 1:
-            raise _changed(place.at(keyword), near, "with the other bound so near it would be allowed itself")
+            raise _changed(place.at(keyword), near, "with the other bound so near, this number would be allowed")
 
 
 def _integer_bound(nearest: float, end: str, excludes: bool) -> int:
-    """What the library makes of a bound."""
+    """Returns the integer that the library uses for a bound."""
     step = 1.0 if end == "lower" else -1.0
     if excludes and nearest.is_integer():
         rounded = nearest + step
@@ -181,12 +186,12 @@ def _checked_multiple(path: str, number: Number) -> tuple[str, Number]:
     while digits and digits % 10 == 0:
         digits //= 10
     if digits > MOST_REMAINDERS:
-        raise _changed(path, number, f"without zeros at its end it is more than {MOST_REMAINDERS}")
+        raise _changed(path, number, f"without its trailing zeros it is more than {MOST_REMAINDERS}")
     return path, number
 
 
 def _coefficient(value: Decimal) -> tuple[int, int]:
-    """(digits, exponent) with |value| = digits / 10**exponent, and the least exponent that is not negative."""
+    """Returns (digits, exponent) with |value| = digits / 10**exponent and the least non-negative exponent."""
     _, digits, exponent = abs(value).normalize().as_tuple()
     whole = int("".join(map(str, digits)))
     assert isinstance(exponent, int)
@@ -194,7 +199,7 @@ def _coefficient(value: Decimal) -> tuple[int, int]:
 
 
 def _check_common(multiples: Iterable[tuple[str, Number]]) -> None:
-    """Raises UnusableGrammar where the least common multiple may wrap around: any two may meet."""
+    """Raises UnusableGrammar if the least common multiple may wrap around; any two multiples may be merged."""
     common, places_after = 1, 0
     for path, number in multiples:
         digits, exponent = _coefficient(number.value)
@@ -203,7 +208,7 @@ def _check_common(multiples: Iterable[tuple[str, Number]]) -> None:
         left, right = common * 10 ** max(0, exponent - places_after), digits * 10 ** max(0, places_after - exponent)
         common, places_after = math.lcm(left, right), max(exponent, places_after)
         if max(left * right, 10 * common) >= 1 << 32:
-            raise _changed(path, number, "its least common multiple with others in this schema is too great")
+            raise _changed(path, number, "its least common multiple with the others in this schema is too large")
 
 
 def _changed(path: str, number: Number, why: str) -> UnusableGrammar:

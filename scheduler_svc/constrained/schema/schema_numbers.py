@@ -1,4 +1,4 @@
-"""JSON read with each number as it is written, and as the grammar library reads it."""
+"""A JSON parser that keeps each number both as it is written and as the grammar library reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_svc.constrained.source import UnusableGrammar
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 SHORT = 15
-"""Characters of a number without a power of ten that the library keeps exactly: 10**15 is less than 2**53."""
+"""Characters up to which the library keeps a number without an exponent exactly: 10**15 is less than 2**53."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +21,22 @@ class Number:
     """A number of a schema."""
 
     text: str
-    """As it is written."""
+    """The number as written."""
     value: Decimal
     integer: bool
-    """The library takes it for an integer: it is written as one, and 64 bits hold it."""
+    """Whether the library treats it as an integer: it is written as one and fits in 64 bits."""
 
     read: float
-    """What the library reads."""
+    """The value that the library reads."""
 
     @property
     def kept(self) -> Decimal:
-        """What the library writes of it."""
+        """The value that the library writes."""
         return Decimal(repr(self.read))
 
 
 def shortened(text: str) -> str:
-    """For a message."""
+    """Shortens a number or key for a message."""
     return text if len(text) <= 40 else f"{text[:20]}...{text[-12:]} ({len(text)} characters)"
 
 
@@ -45,14 +45,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UnusableGrammar(f"the key {shortened(json.dumps(twice))} comes twice in one object; leave one out")
+        raise UnusableGrammar(f"the key {shortened(json.dumps(twice))} appears twice in one object; remove one")
     return found
 
 
 def _number(text: str, times: int) -> Number | int | float:
-    """`times`: how often the library reads it; in between it writes it.
+    """Parses a number that the library reads `times` times, writing it in between.
 
-    An int or float for a short one, which the library keeps as it is wherever it stands but at `multipleOf`.
+    Returns an int or float for a short number, which the library keeps exactly everywhere but in `multipleOf`.
     """
     if len(text) <= SHORT and text.removeprefix("-").isdigit():
         return int(text)
@@ -62,18 +62,18 @@ def _number(text: str, times: int) -> Number | int | float:
     for _ in range(times - 1):
         read = _read(repr(read)) if math.isfinite(read) else read
     if math.isinf(float(text)) or math.isinf(read):
-        raise UnusableGrammar(f"{shortened(text)} is more than a 64-bit floating-point number holds")
+        raise UnusableGrammar(f"{shortened(text)} is too large for a 64-bit floating-point number")
     try:
         value = Decimal(text)
     except ArithmeticError as error:
-        raise UnusableGrammar(f"{shortened(text)} is less than a 64-bit floating-point number holds") from error
+        raise UnusableGrammar(f"{shortened(text)} is too small for a 64-bit floating-point number") from error
     if text.removeprefix("-").isdigit() and LEAST <= value < 1 << 64:
         return Number(text, value, value <= MOST, float(text))
     return Number(text, value, False, read)
 
 
 def numeral(value: object) -> Number | None:
-    """A keyword's value as a Number, if it is one."""
+    """Returns a keyword's value as a Number, or None if it is no number."""
     if isinstance(value, Number):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -82,7 +82,7 @@ def numeral(value: object) -> Number | None:
 
 
 def _read(text: str) -> float:
-    """A fraction as `serde_json` reads it: as many digits as 64 bits hold, times or by a power of ten."""
+    """Reads a fraction as `serde_json` does: digits that fit in 64 bits, multiplied or divided by a power of ten."""
     mantissa, _, power = text.lower().removeprefix("-").partition("e")
     whole, _, fraction = mantissa.partition(".")
     exponent, digits, full = int(power[:12] or 0), 0, False
@@ -102,7 +102,7 @@ def _read(text: str) -> float:
 
 
 def _constant(text: str) -> NoReturn:
-    raise UnusableGrammar(f"{text} is no JSON")
+    raise UnusableGrammar(f"{text} is not valid JSON")
 
 
 def _decoder(times: int) -> json.JSONDecoder:
@@ -111,4 +111,4 @@ def _decoder(times: int) -> json.JSONDecoder:
 
 
 ALONE, EMBEDDED = _decoder(2), _decoder(1)
-"""Decoders of a schema that is sent by itself, which the library reads twice, and of one in a grammar."""
+"""Decoders of a schema sent by itself, which the library reads twice, and of a schema in a grammar."""

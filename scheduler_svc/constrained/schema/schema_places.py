@@ -1,4 +1,4 @@
-"""Where the schemas in a JSON schema are, and which of them the grammar library merges. Reads no meaning into them."""
+"""Finds the schemas inside a JSON schema, and which of them the grammar library merges; does not evaluate them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ANNOTATIONS = frozenset(
 T = TypeVar("T")
 
 IN_PLACE = ("const", "enum", "anyOf", "oneOf", "$ref")
-"""Keywords of which each, like every part of an `allOf`, is a schema of its own to the library."""
+"""Keywords that the library treats as schemas of their own, like each part of an `allOf`."""
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value holds schemas by names that are no keywords."""
+"""Keywords whose value maps arbitrary names to schemas."""
 VALUES = ("const", "enum", "default", "examples")
-"""Keywords whose value holds no schemas."""
+"""Keywords whose value contains no schemas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,24 @@ class Place:
     """A schema inside the document."""
 
     path: str
-    """As `properties.x.items`; "" for the whole."""
+    """Path such as `properties.x.items`; "" for the whole document."""
     schema: dict[str, Any]
 
     def at(self, keyword: str) -> str:
-        """The path of one of its keywords."""
+        """Returns the path of one of its keywords."""
         return _inside(self.path, keyword)
 
     @property
     def numeric_types(self) -> frozenset[str]:
-        """Which of "number" and "integer" it names; "number" where it names no type at all."""
+        """Those of "number" and "integer" that it names as its type; "number" if it names no type."""
         named = self.schema.get("type", "number")
         return frozenset({"number", "integer"}.intersection(each for each in _listed(named) if isinstance(each, str)))
 
     @property
     def is_merged(self) -> bool:
-        """Whether numbers in it may meet types and numbers from elsewhere: the library intersects what it consists of.
+        """Whether types and numbers from elsewhere may apply to its numbers, because the library intersects its parts.
 
-        A type beside a constant is no such case, as both are at hand here.
+        A type beside a constant is no such case, because both are in this schema.
         """
         schema = self.schema
         applied = [name for name in IN_PLACE if name in schema]
@@ -57,7 +57,7 @@ class Place:
 
 
 def places(root: object) -> list[Place]:
-    """All schemas of a document. Where a reference leads to no schema's usual place, every object may be one."""
+    """Returns all schemas of a document; every object counts if a reference leads outside the usual places."""
     found = list(_walk(root, _schemas_in))
     known = {id(place.schema) for place in found}
     references = [place.schema["$ref"] for place in found if isinstance(place.schema.get("$ref"), str)]
@@ -69,7 +69,7 @@ def places(root: object) -> list[Place]:
 
 
 def values_in(path: str, value: object, kind: type[T]) -> Iterator[tuple[str, T, int]]:
-    """What of a value, and inside it, is of this type: (path, what, how deep inside)."""
+    """Yields (path, value, depth) of the value itself and each one nested in it that is of type `kind`."""
     waiting = [(path, value, 0)]
     while waiting:
         at, outer, depth = waiting.pop()
@@ -91,7 +91,7 @@ def _walk(root: object, inside: Callable[[str, Any], Iterator[tuple[str, object]
 
 
 def _schemas_in(path: str, value: Any) -> Iterator[tuple[str, object]]:
-    """What may be a schema directly below one."""
+    """Yields the values directly below a schema that may be schemas."""
     for keyword, inner in value.items() if isinstance(value, dict) else ():
         if keyword in VALUES:
             continue
@@ -109,7 +109,7 @@ def _members(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _pointed(root: object, reference: str) -> object:
-    """What `#/a/b` points to; None where that is nothing, or in another document."""
+    """Returns the target of a reference like `#/a/b`; None if there is none or it is in another document."""
     document, _, pointer = reference.partition("#")
     if document:
         return None

@@ -1,4 +1,4 @@
-"""Tenants share the compiler's time: a flood delays its own."""
+"""Tenants share the compiler's time: a flood delays its own tenant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tenants_get_equal_time_however_unlike_their_jobs() -> None:
 
 
 def test_idleness_earns_no_credit() -> None:
-    """A tenant that comes after an hour of the other's work gets half from then on, not an hour."""
+    """A tenant that joins after an hour of another's work gets half of the time from then on, not an hour first."""
     line: CompileLine[str] = CompileLine()
     for _ in range(5000):
         line.push("busy", "busy")
@@ -52,7 +52,7 @@ def test_idleness_earns_no_credit() -> None:
 
 
 def test_a_debt_outlives_a_pause() -> None:
-    """A tenant whose job took long does not go first again by waiting until it is done."""
+    """A tenant whose job took long does not go first again by becoming idle until the job is done."""
     line: CompileLine[str] = CompileLine()
     line.push("dear", "dear")
     assert line.pop() == "dear"
@@ -66,7 +66,7 @@ def test_a_debt_outlives_a_pause() -> None:
     assert line.pop() == "dear again"
 
 
-def test_who_has_nothing_at_work_is_charged_nothing() -> None:
+def test_a_tenant_without_a_running_job_is_charged_nothing() -> None:
     line: CompileLine[int] = CompileLine()
     line.push("a", 1)
     for tenant in ("a", "b"):
@@ -87,13 +87,13 @@ def test_idle_tenants_are_forgotten() -> None:
 
 
 def jobs_before(rng: random.Random, floods: int) -> int:
-    """How many jobs of others begin between the coming of a newcomer's only job and its own begin."""
+    """Returns the number of others' jobs that begin between the arrival of a newcomer's only job and its begin."""
     line: CompileLine[tuple[str, float]] = CompileLine()
     at_work: list[tuple[str, float]] = []
     compilers = rng.choice((1, 1, 2, 3))
 
     def turn() -> str | None:
-        """A flood goes on, a job ends where all compilers are at work, and another begins."""
+        """Adds a job of a flood, ends one if all compilers are busy, and begins another; returns its tenant."""
         flood = f"flood {rng.randrange(floods)}"
         for _ in range(rng.choice((0, 1, 30))):
             line.push(flood, (flood, rng.choice((0.001, 0.1, 1.0)) * rng.random()))

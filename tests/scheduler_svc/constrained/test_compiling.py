@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled: whose turn it is, and what else may happen to them meanwhile."""
+"""Requests whose grammar is being compiled: their order, and events that happen to them meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.mask_handles import Inline, local_client
 
 
 class Held(Inline):
-    """Jobs are done when the test says so."""
+    """Jobs run when the test calls `do_one`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def held() -> Held:
 
 @pytest.fixture
 def stack(held: Held) -> Stack:
-    """Each grammar takes a second."""
+    """A stack where each grammar takes a second."""
     stack = Stack()
     seconds = itertools.count()
     stack.engine.constraints.work_in(held, Inline(), local_client, clock=lambda: float(next(seconds)))
@@ -64,7 +64,7 @@ def test_a_flood_of_fresh_grammars_delays_its_own_tenant(stack: Stack, held: Hel
         held.do_one()
         stack.step()
         turns += 1
-    assert turns <= 2, "what was being compiled when it came, and its own"
+    assert turns <= 2, "the job that ran at its arrival, and its own"
     assert sum(bool(request.streams) for request in flood) == 4
     while held.jobs:
         held.do_one()
@@ -75,7 +75,7 @@ def test_a_flood_of_fresh_grammars_delays_its_own_tenant(stack: Stack, held: Hel
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "drain"])
 def test_it_may_end_before_its_grammar_is_compiled(stack: Stack, held: Held, how: str) -> None:
-    """Its client hears of it as of any other: accepted, then its end."""
+    """Its client gets the same messages as for any other: accepted, then its end."""
     fields = {"timeout_ms": 500} if how == "deadline" else {}
     request = submit(stack, "regex", "[ab]{12}", n=2, **fields)
     stack.step()
@@ -113,7 +113,7 @@ def test_one_that_has_ended_is_not_compiled(stack: Stack, held: Held) -> None:
 
 
 def test_attached_meanwhile(stack: Stack, held: Held) -> None:
-    """The same request sent again takes it over; one that can't be compiled then ends, and is not refused."""
+    """The same request sent again takes it over. If it can't be compiled, it then ends instead of being refused."""
     good, bad = submit(stack, "regex", "[ab]{6}", seed=3), submit(stack, "regex", "(a")
     good.seed = 3
     stack.step()

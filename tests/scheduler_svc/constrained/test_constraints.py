@@ -1,4 +1,4 @@
-"""Constrained sequences among others, engine and hash runner in one thread, token by token against the slow twin."""
+"""Constrained sequences among others, with engine and hash runner in one thread, checked token by token."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sampling(temperature: float, min_tokens: int = 0, **fields: int) -> plan_pb2
 def submit(
     stack: Stack, kind: str, text: str, *, prompt: list[int] | None = None, max_tokens: int = 60, **fields: object
 ) -> Submitted:
-    """A constrained request of the test."""
+    """Submits a constrained request."""
     fields.setdefault("sampling", sampling(1.0))
     request = stack.submit(prompt or [1, 2, 3], max_tokens, grammar=text, grammar_kind=kind, **fields)
     chosen = request.submit.sampling
@@ -92,7 +92,7 @@ def test_what_comes_out_matches(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_interleaving_with_preemptions_and_restarts(seed: int) -> None:
-    """Free and constrained sequences, several runners, too few blocks, runners and schedulers that die."""
+    """Unconstrained and constrained sequences, several runners, too few blocks, runners and schedulers that die."""
     rng = random.Random(seed)
     stack = Stack(depth=rng.randrange(1, 4), policy=rng.choice(["fcfs", "priority"]))
     for _ in range(rng.randrange(1, 3)):
@@ -127,7 +127,7 @@ def test_any_interleaving_with_preemptions_and_restarts(seed: int) -> None:
 
 
 def test_others_go_on_at_full_depth() -> None:
-    """A constrained sequence has a row in every other plan of depth 2; the others in each."""
+    """At depth 2 a constrained sequence has a row in every other plan, the others in each."""
     stack = Stack(depth=2)
     session = stack.add_runner(backend())
     free = stack.submit([1, 2], 40, sampling=plan_pb2.Sampling(top_p=1, repetition_penalty=1))
@@ -140,14 +140,14 @@ def test_others_go_on_at_full_depth() -> None:
         stack.runners.execute(session)
         stack.runners.deliver(session)
         stack.step()
-    assert sum(len(row) for row in flags) > len(flags), "the constrained one never ran beside the other"
+    assert sum(len(row) for row in flags) > len(flags), "the constrained sequence never ran beside the other"
     assert not any(a.count(3) and b.count(3) for a, b in itertools.pairwise(flags)), flags
     assert sum(3 in row for row in flags) >= 4
     assert len(free.streams[0].tokens) > len(tied.streams[0].tokens)
 
 
 def test_constrained_sequences_alone_decode_in_one_step() -> None:
-    """They came one after another, and would each have a step of their own in turn."""
+    """They arrived one after another, and would otherwise alternate in steps of their own."""
     stack = Stack(depth=2)
     session = stack.add_runner(backend())
     stack.step()
@@ -187,7 +187,7 @@ def test_received_tokens_are_the_beginning() -> None:
     assert len(text_of(stream.tokens)) == 8
 
 
-def test_a_grammar_that_fails_is_refused_and_costs_nobody_else() -> None:
+def test_a_grammar_that_fails_is_refused_and_affects_no_other() -> None:
     stack = Stack()
     stack.add_runner(backend())
     stack.step()

@@ -1,9 +1,9 @@
-"""Plan N + 1 is sent before the masks of plan N: in between, sequences of the rows that wait leave their slots, and
-others take them, whose prompts are computed in several chunks.
+"""Plan N + 1 is sent before the masks of plan N. In between, sequences of the waiting rows leave their slots, which
+others take, with prompts that are computed in several chunks.
 
-Whatever makes a sequence leave, its token is not written into the prompt of the next one, nor is KV of it shared; and
-whoever goes on elsewhere has the token. Without the check before the draw, each of these cases is a wrong answer. Over
-the hash backend, and over the CUDA backend's host code.
+Whatever makes a sequence leave, its token is not written into the next one's prompt, and no KV computed from it is
+shared; a sequence that resumes elsewhere keeps the token. Without the check before sampling, each of these cases gives
+a wrong answer. Run on the hash backend, and on the CUDA backend's host code.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.support.tiny_models import KERNEL_SIZES, make_tiny_model
 
 SIZES = {"block_size": 16, "max_step_tokens": 16}
 FIRST = [5, 6, 7, 8, 9, 10, 11] * 5
-"""The prompt of the one that waits: its token's place is in the third chunk of the next one's prompt."""
+"""Prompt of the waiting sequence: the position of its token is in the third chunk of the next one's prompt."""
 NEXT = random.Random(2).choices(range(256), k=45)
-LONG = 1000  # calls of the runner
+LONG = 1000  # calls of the runner, a delay that does not end within a test
 
 
 BETTER = (36, 4)
-"""Tokens of its prompt, and how many it has when the one comes whose row is to wait when a block is needed."""
+"""Prompt tokens, and generated tokens when the sequence arrives whose row must wait when a block is needed."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Backend]
 
 
 class Window:
-    """A service whose runner has one slot, unless told otherwise; masks come late from `opens` on."""
+    """A service whose runner has `num_slots` slots; masks are late from `opens` on."""
 
     def __init__(self, make: Callable[..., Backend], num_slots: int = 1, num_blocks: int = 32, **settings: object):
         self.make = make
@@ -63,20 +63,20 @@ class Window:
         self.stack.step()
 
     def submit(self, prompt: list[int], max_tokens: int = 6, *, tied: bool = False, **fields: object) -> Submitted:
-        """A greedy request; `tied`: its output must match a regular expression."""
+        """Submits a greedy request; `tied`: its output must match a regular expression."""
         if tied:
             fields["grammar"] = grammar_text("regex", "[a-z]{40}")
         sampling = plan_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1, stop_ids=pack([258]))
         return self.stack.submit(prompt, max_tokens, sampling=sampling, **fields)
 
     def turn(self) -> None:
-        """The engine steps, the runner takes one plan and answers what is done."""
+        """Steps the engine; the runner takes one plan and sends the results that are done."""
         self.stack.step()
         self.stack.runners.execute(self.session)
         self.stack.runners.deliver(self.session)
 
     def opens(self, first: Submitted) -> None:
-        """`first` has a token, and a row that is launched and waits for its mask, which does not come yet."""
+        """Runs until `first` has a token and a launched row that waits for its mask, which is held back."""
         for _ in range(40):
             self.stack.step()
             has_begun = bool(first.streams and first.streams[0].tokens)
@@ -89,11 +89,11 @@ class Window:
 
     @property
     def runner_waits(self) -> bool:
-        """A row that was launched has no mask yet."""
+        """Whether a launched row has no mask yet."""
         return any(plan.awaits_masks for plan in self.stack.runners.launched[self.session])
 
     def seats(self, *newcomers: Submitted) -> None:
-        """The newcomers take slots, and what is planned of their prompts is launched; then the masks come."""
+        """Admits the newcomers, launches the planned parts of their prompts, and then delivers the masks."""
         for _ in range(6):
             self.stack.step()
             if all(self.is_seated(each) for each in newcomers):
@@ -121,7 +121,7 @@ class Window:
         raise AssertionError("never idle")
 
     def alone(self, request: Submitted) -> list[int]:
-        """What the request gets of a service that has no other."""
+        """Returns the request's tokens from a service without other requests."""
         fresh = Window(self.make)
         prompt = np.frombuffer(request.submit.prompt, "<i4").tolist()
         again = fresh.submit(prompt, request.submit.max_tokens, tied=bool(request.submit.grammar))
@@ -129,7 +129,7 @@ class Window:
         return again.streams[0].tokens
 
     def assert_right(self, *requests: Submitted) -> None:
-        """They are whole, and another one with the last one's prompt, which finds its KV there, is so too."""
+        """Asserts that they are complete and correct, as is a further request that reuses the last one's prompt KV."""
         again = self.submit(np.frombuffer(requests[-1].submit.prompt, "<i4").tolist())
         self.ends()
         for request in (*requests, again):
@@ -161,9 +161,9 @@ def expired(make: Callable[..., Backend]) -> None:
 
 
 def displaced(make: Callable[..., Backend]) -> None:
-    """It goes on, with the token that its mask brings late, when the other one has ended."""
+    """It resumes, with the token of its late mask, once the other one has ended."""
     window = Window(make, num_slots=2, policy="priority")
-    window.submit([50, 51, 52], 30, priority=1)  # where nothing else runs, a plan waits for the mask in any case
+    window.submit([50, 51, 52], 30, priority=1)  # if nothing else runs, a plan waits for the mask anyway
     first = window.submit(FIRST, 12, tied=True)
     window.opens(first)
     following = window.submit(NEXT, priority=3)
@@ -174,7 +174,7 @@ def displaced(make: Callable[..., Backend]) -> None:
 
 
 def preempted(make: Callable[..., Backend]) -> None:
-    """A better one needs its block, and ends: there is room for two more."""
+    """A sequence of higher rank needs its block, and ends: there is room for two more."""
     window = Window(make, num_slots=2, num_blocks=6, policy="priority")
     better = window.submit(list(range(40, 40 + BETTER[0])), 40, priority=5)
     for _ in range(60):
@@ -199,7 +199,7 @@ def preempted(make: Callable[..., Backend]) -> None:
 
 
 def drained(make: Callable[..., Backend]) -> None:
-    """The service ends, but gives those that live their time, in which one expires and one that waits is seated."""
+    """The service drains: meanwhile one of its requests expires, and one that waits is admitted."""
     window = Window(make, early_refusal=False)
     first, following = window.submit(FIRST, 30, tied=True, timeout_ms=1000), window.submit(NEXT)
     window.opens(first)
@@ -216,9 +216,7 @@ CASES = [cancelled, expired, displaced, preempted, drained]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_token_that_comes_late_is_in_no_others_answer(
-    case: Callable[..., None], make: Callable[..., Backend]
-) -> None:
+def test_a_late_token_is_in_no_other_answer(case: Callable[..., None], make: Callable[..., Backend]) -> None:
     case(make)
 
 

@@ -1,6 +1,6 @@
-"""Mask processes that die under an engine: who is to blame ends, everybody else has the tokens of its solo run.
+"""Mask processes that die under an engine: the request at fault ends, all others get the tokens of their solo run.
 
-The processes are played by this thread (see `mask_handles`), so that each death falls where it is meant to.
+This thread plays the processes (see `mask_handles`), so that each death happens at the intended frame.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def stack_of(num_runners: int = 1) -> Stack:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_any_frame(seed: int) -> None:
-    """Both processes, again and again; twice over the same frame would convict it."""
+    """Kills both processes repeatedly, but not twice over the same frame, which would be attributed to it."""
     rng, spared = random.Random(seed), Counter[str]()
 
     def fate(role: str, channel: Channel, body: bytes) -> int | None:
         spared[role] -= 1
         if spared[role] > 0 or rng.random() > 0.4:
             return None
-        spared[role] = 4  # a row is asked for by two frames, one that makes its matcher among them
+        spared[role] = 4  # two frames request a row; one of them opens its matcher
         return KILL
 
     stack = stack_of(num_runners=2)
@@ -101,12 +101,12 @@ def test_a_process_that_was_killed_over_a_grammar_gets_one_more_try() -> None:
 
 
 def deadly_rows(stack: Stack, asked: bytes) -> bool:
-    """Does this frame tell a matcher the letter z?"""
+    """Returns whether this frame advances a matcher by the letter z."""
     return any(ord("z") in tokens for tokens in MaskAsk.decode(asked).tokens)
 
 
 def test_a_row_that_ends_the_process_ends_alone() -> None:
-    """After its first token; its tokens up to there are told, and the others in its plan go on."""
+    """After its first token: its client gets the tokens up to there, and the others in its plan continue."""
     stack = Stack()
     stack.add_runner(HashBackend(num_slots=8, block_size=4, num_blocks=96, max_step_tokens=32, context_length=256))
     stack.step()
@@ -123,9 +123,9 @@ def test_a_row_that_ends_the_process_ends_alone() -> None:
         assert request.streams[0].tokens == request.expected(0, 0.0)
     (stream,) = bad.streams
     assert stream.end is not None and stream.end.reason == FinishReason.ERROR
-    assert "breaks the grammar library" in stream.end.message
+    assert "crashes the grammar library" in stream.end.message
     assert stream.tokens == bad.expected(0, 0.0)[:4] and stream.tokens[3] == ord("z")
-    assert stack.engine.constraints.deaths["masks"] == 2, "once beside the others, once alone"
+    assert stack.engine.constraints.deaths["masks"] == 2, "once with the others, once in isolation"
     stack.assert_clean()
 
 
@@ -147,8 +147,8 @@ def test_a_row_that_ends_the_process_before_its_first_token_is_refused() -> None
     stack.assert_clean()
 
 
-def test_a_death_that_only_happens_beside_others_ends_nobody() -> None:
-    """All rows of a plan together may be too much: alone each of them has its mask."""
+def test_a_death_that_only_happens_beside_others_ends_no_request() -> None:
+    """All rows of a plan together may take too much; in isolation each of them gets its mask."""
     stack = stack_of()
 
     def fate(role: str, channel: Channel, body: bytes) -> int | None:
@@ -161,7 +161,7 @@ def test_a_death_that_only_happens_beside_others_ends_nobody() -> None:
 
 
 def test_a_matcher_made_again_stands_where_it_was() -> None:
-    """Also the count that puts off stop tokens, and drafts."""
+    """This includes the count that defers stop tokens, and drafts."""
     fates = [dies_once("masks", after) for after in (1, 4)]
     for fate in fates:
         calm, shaken = local_client(MODEL, 1), local_client(MODEL, 1, fate)
@@ -180,16 +180,16 @@ def test_a_matcher_made_again_stands_where_it_was() -> None:
 
 
 def test_a_grammar_that_ends_the_other_process_alone_is_refused_too() -> None:
-    """It passed the first one: what differs there is what else that holds."""
+    """It passed in the first process, which differs from this one by its other data."""
     client = local_client(MODEL, 1, lambda role, channel, body: SEGV if role == "masks" else None)
     grammar, _ = client.check("regex", "a", [])
-    with pytest.raises(UnusableGrammar, match="breaks the grammar library"):
+    with pytest.raises(UnusableGrammar, match="crashes the grammar library"):
         client.open(grammar, 1, 0, [])
     assert json.loads(grammar)
 
 
-def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests end UNAVAILABLE, new ones are refused so, and all is well once one starts."""
+def test_if_no_process_can_be_started_no_request_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests end UNAVAILABLE, new ones are refused with it, and both work again once a process starts."""
     stack = stack_of()
     running = submit(stack, "regex", "[ab]{12}")
     advance(stack, 3)
@@ -197,7 +197,7 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
     assert told
 
     def fails(handle: LocalHandle) -> int:
-        raise MasksUnavailable("no process for constraints can be started")
+        raise MasksUnavailable("no mask process can be started")
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalHandle, "start", fails)
@@ -215,8 +215,8 @@ def test_where_no_process_can_be_started_nobody_is_blamed(monkeypatch: pytest.Mo
     stack.assert_clean()
 
 
-def test_memory_that_others_used_up_is_nobodys_fault() -> None:
-    """A process dies over its tenth frame, whatever that is: a fresh one answers it."""
+def test_memory_that_others_used_up_is_no_requests_fault() -> None:
+    """A process dies at its tenth frame, whatever it is; a fresh process answers it."""
     asked = Counter[str]()
 
     def fate(role: str, channel: Channel, body: bytes) -> int | None:

@@ -1,4 +1,4 @@
-"""Masks as a message: the same whether its rows are laid out at once or added one by one."""
+"""The message with masks is the same whether its rows are laid out at once or added one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler_svc.constrained.packed_rows import FEW_ROWS, LONG_MASK, PackedRow
 
 @pytest.mark.parametrize("size", [4, 36, 100, 124, 128, 1536, LONG_MASK + 4])
 def test_the_message_is_that_of_rows_added_one_by_one(size: int) -> None:
-    """Rows of one plan after another, with the same numbers and others, fewer and more; sizes around a length byte."""
+    """Rows of successive plans, with the same and other numbers, fewer and more; sizes around a length byte's limit."""
     rng = random.Random(size)
     packed, rows = PackedRows(size), list[int]()
     for count in (3, FEW_ROWS, 40, 40, 17, FEW_ROWS, 90, 2, 90):

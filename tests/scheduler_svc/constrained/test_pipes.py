@@ -1,6 +1,6 @@
-"""The pipes to a process that makes masks: it goes, hangs, or is closed at each place of a frame and of its answer.
+"""Pipes to a mask process that dies, hangs or is closed at each position of a frame and of its answer.
 
-The process is a thread here that holds the ends that a process would hold.
+The process is a thread here, which has the ends that a process would have.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from scheduler_svc.constrained.pipes import AnsweringPipes
 
 LIMIT_S = 0.3
 LONG = bytes(range(256)) * 1024
-"""Four times what a pipe holds."""
+"""Four times the capacity of a pipe."""
 SEGV = -signal.SIGSEGV
 
 Act = Callable[[AnsweringPipes], None]
 
 
 class Threads(ForkServer):
-    """Forks threads: the first acts so, and those after it echo each frame."""
+    """Forks threads: the first runs `act`, later ones echo each frame."""
 
     def __init__(self, act: Act) -> None:
         self._acts = [act]
@@ -133,7 +133,7 @@ def test_frames_go_there_and_back(frame: bytes) -> None:
 @pytest.mark.parametrize("act", [half_an_answer, goes_over_a_frame])
 @pytest.mark.parametrize("frame", [b"mask", LONG[:50_000]], ids=["short", "long"])
 def test_one_that_goes_over_a_frame(act: Act, frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its answer is half written."""
+    """Also if its answer is half written."""
     monkeypatch.setattr(mask_handle, "GRACE_S", 20.0)
     handle, _ = handle_of(act)
     with pytest.raises(Died) as death:
@@ -154,7 +154,7 @@ def test_one_that_goes_within_a_long_frame_has_seen_something_of_it(monkeypatch:
 
 @pytest.mark.parametrize(("act", "blames"), [(echo_once, False), (goes_at_once, True)])
 def test_one_that_was_gone_before(act: Act, blames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is asked is to blame, unless none was ever answered: tries end where each goes at once."""
+    """The request is not at fault, unless none was ever answered: retries must end if each process dies at once."""
     monkeypatch.setattr(mask_handle, "GRACE_S", 20.0)
     handle, server = handle_of(act)
     generation = handle.start()
@@ -170,7 +170,7 @@ def test_one_that_was_gone_before(act: Act, blames: bool, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("act", [hangs, hangs_over_a_frame, hangs_within_an_answer])
 @pytest.mark.parametrize("frame", [b"mask", LONG], ids=["short", "long"])
 def test_one_that_hangs_is_noticed(act: Act, frame: bytes) -> None:
-    """Wherever it does: it gets no more time to end by itself."""
+    """At any position; it gets no more time to end by itself."""
     handle, server = handle_of(act)
     began_at = time.monotonic()
     with pytest.raises(Died) as death:
@@ -192,7 +192,7 @@ def test_closing_ends_the_wait_and_leaves_no_descriptor() -> None:
     handle, server = handle_of(waits_for_the_end, limit_s=60)
 
     def ask() -> None:
-        try:  # `pytest.raises` would keep the frames, and what they refer to
+        try:  # `pytest.raises` would keep the stack frames and the objects that they refer to
             handle.ask(Channel.MASKS, handle.start(), b"mask")
         except Died as death:
             outcome.append(death.status)

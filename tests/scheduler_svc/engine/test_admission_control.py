@@ -1,4 +1,4 @@
-"""What a policy's `admit` is told of the load of one runner and of several."""
+"""The load that a policy's `admit` receives, of one runner and of several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.lockstep import advance
 
 
 class Listens(Policy):
-    """Accepts everybody, and keeps the load that it was told last."""
+    """Accepts every request and records the latest load."""
 
     load: Load
 

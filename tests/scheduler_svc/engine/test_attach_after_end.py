@@ -1,4 +1,4 @@
-"""Attach to a request that has ended tells how it really ended, whatever the client has of it."""
+"""Attach to a request that has ended reports how it really ended, whatever the client has received."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILS_AT = 30
 
 
 class Imprecise(HashBackend):
-    """Its logits for contexts of `FAILS_AT` tokens that begin with 9 are not finite."""
+    """Its logits are not finite for contexts of `FAILS_AT` tokens that begin with 9."""
 
     def __init__(self, eos_probability: float = 0.0) -> None:
         super().__init__(num_slots=4, block_size=4, num_blocks=64, context_length=256, eos_probability=eos_probability)
@@ -96,7 +96,7 @@ EXPECTED: dict[str, tuple[pb.GenerateRequest, Callable[[VirtualService, VirtualS
     "cancel by id": (request([1, 2]), cancelled_by_id, FinishReason.CANCELLED, ""),
     "deadline": (request([1, 2], timeout_ms=15_000), time_over, FinishReason.DEADLINE, ""),
     "error": (request([9, 2]), no_event, FinishReason.ERROR, "the model's logits were not finite"),
-    "no runner": (request([1, 2]), no_runner, FinishReason.UNAVAILABLE, "no runner came in time"),
+    "no runner": (request([1, 2]), no_runner, FinishReason.UNAVAILABLE, "no runner joined in time"),
 }
 
 
@@ -122,7 +122,7 @@ def test_the_finish_that_happened(name: str) -> None:
     turns(service, 2)
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         assert beyond.error is not None and beyond.error.code is grpc.StatusCode.INVALID_ARGUMENT
-    else:  # a former scheduler may have told it more
+    else:  # a former scheduler may have sent it more
         assert beyond.completion.choices[0].finish is not None
         assert beyond.completion.choices[0].finish.reason is reason
 
@@ -130,7 +130,7 @@ def test_the_finish_that_happened(name: str) -> None:
 @pytest.mark.parametrize("name", ["deadline", "error", "cancel by id", "no runner"])
 @pytest.mark.parametrize("listens", [True, False])
 def test_the_finish_that_happened_after_a_takeover_on_the_way_to_the_client(name: str, listens: bool) -> None:
-    """It is computed again, for its log-probabilities, and ends with fewer tokens than its client has."""
+    """It is recomputed for its log-probabilities and ends with fewer tokens than its client has."""
     asked, happens, reason, message = EXPECTED[name]
     scored = pb.GenerateRequest()
     scored.CopyFrom(asked)
@@ -156,12 +156,12 @@ def test_the_finish_that_happened_after_a_takeover_on_the_way_to_the_client(name
         assert client.error is None
         finish = client.completion.choices[0].finish
         assert finish is not None and (finish.reason, finish.message) == (reason, message)
-        if name != "error":  # whose tokens come once more, up to the place where it fails
+        if name != "error":  # its tokens are sent again, up to the position where it fails
             assert finish.num_tokens == len(tokens)
 
 
-def test_who_left_sends_it_again() -> None:
-    """A stream that was cut, and a request that was kept for nobody, are not found."""
+def test_a_client_that_left_sends_its_request_again() -> None:
+    """Neither a request cut off with its stream nor one without retention is found."""
     service = service_with_runner()
     stream = service.generate(request([1, 2]))
     turns(service, 5)
@@ -188,7 +188,7 @@ def test_the_id_of_a_cancelled_request_is_free() -> None:
     turns(service, 30)
     assert same.completion.choices[0].finish is not None
     assert same.completion.choices[0].finish.reason is FinishReason.LENGTH
-    cancelled(service, service.generate(request([1, 2])))  # of the one that is there: it has ended, and nothing happens
+    cancelled(service, service.generate(request([1, 2])))  # of a request that has already ended: nothing happens
     other = service.generate(request([4, 4], 5))
     turns(service, 8)
     assert other.error is not None and other.error.code is grpc.StatusCode.ALREADY_EXISTS
@@ -198,7 +198,7 @@ def test_the_id_of_a_cancelled_request_is_free() -> None:
 
 
 def sessions_that_compute(service: VirtualService) -> list[int]:
-    """Those whose plans under way have rows of the request."""
+    """Returns the sessions whose plans in flight have rows of the request."""
     return [
         session
         for session, scheduler in service.engine.pool.schedulers.items()
@@ -208,7 +208,7 @@ def sessions_that_compute(service: VirtualService) -> list[int]:
 
 
 def test_what_was_refused_as_poison_stays_refused() -> None:
-    """Also to a client that comes back, or sends the same again: it would end the next runner."""
+    """It stays refused for a client that returns or sends the same request again: it would crash the next runner."""
     service = service_with_runner()
     stream = service.generate(request([1, 2]))
     turns(service, 2)
@@ -220,7 +220,7 @@ def test_what_was_refused_as_poison_stays_refused() -> None:
         for session in set(computing):
             service.runners.kill(session, Loss.FAULT)
             service.add_runner(Imprecise())
-        if not computing:  # it waits for its isolation, or for a runner that has proven itself
+        if not computing:  # it waits for its isolation, or for a runner that has passed its probe
             service.whole_turn(*service.runners.runners, most_plans=1)
     assert stream.error is not None and stream.error.code is grpc.StatusCode.INTERNAL
     for again in (service.attach_to("the-request", [1]), service.generate(request([1, 2]))):

@@ -1,4 +1,4 @@
-"""Cancellation in steps, not in time: what is cancelled is in no later plan, whatever was in flight."""
+"""Cancellation counted in steps, not in time: a cancelled sequence is in no later plan, whatever was in flight."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_cancelled_sequence_is_in_no_later_plan(depth: int, way: str) -> None:
         assert planned_at[identity] < step, f"{identity} was planned after its cancellation"
         assert ended_at[identity] <= step, f"{identity} ended {ended_at[identity] - step} steps later"
         really += ended_at[identity] == step
-    assert really > 20  # others had ended before
+    assert really > 20  # others had already ended
     for request in stack.requests.values():
         stack.front.put(cancel=engine_pb2.Cancel(handle=request.handle))
     stack.run(rng)
@@ -68,8 +68,8 @@ def end_it(stack: Stack, way: str, handle: int, request_id: str) -> None:
         stack.front.put(cancel_by_id=engine_pb2.CancelById(handle=1 << 40, request_id=request_id))
 
 
-def test_who_lost_its_connection_does_not_find_the_rest_cut_short() -> None:
-    """One of two choices had ended: the request is forgotten, so that the client that comes back sends it again."""
+def test_a_client_that_lost_its_connection_does_not_find_the_rest_cut_short() -> None:
+    """One of two choices had ended: the request is forgotten, so that the returning client sends it again."""
     stack = Stack(retention_s=60, retention_requests=100)
     session = stack.add_runner(HashBackend(num_slots=4, block_size=4, num_blocks=40, eos_probability=0))
     request = stack.submit([1, 2, 3], 20, n=2)

@@ -1,4 +1,4 @@
-"""What the engine promises a front worker: refusals, cancels, deadlines, cuts, attaching, retention, drain."""
+"""The engine's guarantees to a front worker: refusals, cancels, deadlines, cuts, attaching, retention, drain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_same_id_with_another_body_is_refused_and_with_the_same_body_attache
 
 
 def test_attached_tokens_and_later_steps_join_without_a_gap() -> None:
-    """The result that arrives in the very step of the Attach is told once."""
+    """A result that arrives in the same step as the Attach is delivered once."""
     stack, session = stack_with_runner()
     first = stack.submit([5, 6], 30, request_id="r")
     stack.advance(session, 4)
@@ -248,7 +248,7 @@ def test_a_draining_engine_takes_nothing_and_says_so() -> None:
 
 
 def test_streams_of_a_worker_that_died_wait_for_their_clients() -> None:
-    """Nothing is sent to the dead one; the new one may be asked to attach; after a time they are cancelled."""
+    """The dead worker gets no more messages; the new one may attach; after a time they are cancelled."""
     stack, session = stack_with_runner(attach_s=5.0)
     one, other = stack.submit([1], 90), stack.submit([2], 90)
     stack.advance(session, 1)
@@ -281,7 +281,7 @@ def test_runners_that_do_not_fit_are_rejected_with_the_reason() -> None:
     assert len(stack.engine.pool.schedulers) == 1
 
 
-def test_watchers_see_who_joins_and_leaves_and_how_full_the_batch_is() -> None:
+def test_watchers_see_joins_and_leaves_and_how_full_the_batch_is() -> None:
     stack, session = stack_with_runner()
     stack.front.put(watch=engine_pb2.Watch(on=True))
     for number, length in enumerate((3, 9)):
@@ -318,7 +318,7 @@ def test_status_counts_what_happened() -> None:
     assert (runner.free_blocks, runner.blocks, runner.running, runner.slots) == (32, 32, 0, 2)
 
 
-def test_a_command_that_can_not_be_used_harms_nobody() -> None:
+def test_an_unusable_command_does_no_harm() -> None:
     stack, session = stack_with_runner()
     neighbour = stack.submit([1], 5)
     stack.front.put(submit=engine_pb2.Submit(handle=1000, request_id="bad", prompt=b"abc", n=1, max_tokens=3))

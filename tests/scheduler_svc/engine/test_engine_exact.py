@@ -1,4 +1,4 @@
-"""Whatever is preempted, chunked, late or crowded: every stream equals its solo output, and nothing is left behind."""
+"""Under preemption, chunking, lateness and crowding every stream equals its solo output, and no state is left over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.thoroughness import count
 
 EOS_PROBABILITY = 1 / 48
 NUM_REQUESTS = count(60, in_ci=7)
-"""Of each combination."""
+"""Per combination."""
 
 
 def backend(rng: random.Random, block_size: int, num_blocks: int) -> HashBackend:
@@ -56,7 +56,7 @@ def submit_random(stack: Stack, rng: random.Random, most: int) -> Submitted:
 
 
 def assert_equal_to_solo(stack: Stack) -> int:
-    """Compares every stream with the slow twin; returns the number of streams."""
+    """Compares every stream with the slow reference; returns the number of streams."""
     for request in stack.requests.values():
         assert request.refused is None and request.first_sequence_id is not None
         for index in range(request.submit.n):

@@ -1,4 +1,4 @@
-"""Hypothesis drives the engine: admit, cancel, cut, preempt, expire, kill, in whatever order, with late results."""
+"""Hypothesis drives the engine: admit, cancel, cut, preempt, expire, kill, in any order, with late results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EOS_PROBABILITY = 1 / 24
 BLOCK_SIZE = 4
 NUM_BLOCKS = 14
 STEM = [0, 1, 2, 3, 3, 2, 1, 0] * 4
-"""What many prompts begin with, so that prefixes are hit, awaited and evicted."""
+"""Common start of many prompts, so that prefixes are hit, awaited and evicted."""
 STOP_IDS = [IM_END_ID, 7, 8, 9, 10, 11]
 
 
@@ -46,7 +46,7 @@ MODEL = make_backend().model
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """`check_scheduler` runs after every plan (settings.check); tokens and ends are compared when all is done."""
+    """`check_scheduler` runs after every plan (settings.check); tokens and ends are compared at the end."""
 
     @initialize(
         depth=st.integers(1, 3),
@@ -83,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.stack.step()
 
     def _add_runner(self) -> None:
-        """Every third one is larger: all hold each request, and still they are of two size classes."""
+        """Every third one is larger: all of them can hold each request, but they are of two size classes."""
         larger = self.stack._sessions % 3 == 2
         self.backends.append(make_backend(NUM_BLOCKS + 5 if larger else NUM_BLOCKS))
         self.stack.add_runner(self.backends[-1])
@@ -176,12 +176,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(turns=st.integers(0, 4))
     def slow_masks(self, turns: int) -> None:
-        """Masks come so many turns of their runner late: meanwhile their rows' sequences may leave."""
+        """Delays masks by this many turns of their runner: their rows' sequences may leave in the meantime."""
         self.stack.runners.mask_delay = turns
 
     @rule(rng=st.randoms(use_true_random=False), turns=st.integers(1, 6))
     def overtaken(self, rng: random.Random, turns: int) -> None:
-        """Rows wait for masks when one of their requests is cancelled; one with a prompt of many chunks may follow."""
+        """Cancels a request whose rows wait for masks; one with a prompt of many chunks may follow."""
         self.stack.runners.mask_delay = turns
         constraint = rng.choice(CONSTRAINTS)
         sampling = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, stop_ids=pack(STOP_IDS))
@@ -205,7 +205,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._all_runners()
 
     def _all_runners(self) -> None:
-        """Each runner takes a plan and answers one."""
+        """Each runner takes one plan and answers one."""
         for session in sorted(self.stack.runners.runners):
             self.stack.runners.execute(session)
             self.stack.runners.deliver(session)
@@ -225,7 +225,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(available_policies()))
     def swap_policy(self, policy: str) -> None:
-        self.stack.engine.swap.most_ranked = 2  # so that what happens next happens while the queue is being reordered
+        self.stack.engine.swap.most_ranked = 2  # so that the next rules run while the queue is being reordered
         self.stack.engine.change_policy(policy_named(policy))
 
     @rule(seconds=st.floats(0.1, 2))
@@ -272,10 +272,11 @@ class EngineMachine(RuleBasedStateMachine):
                 assert len(request.streams) == request.submit.n
                 self._compare(request)
             elif request.refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
-                # Its deadline could not be met: refused before it began, or when it was sent again to a new scheduler.
+                # Its deadline could not be met: it was refused before it began, or when it was sent again to a new
+                # scheduler.
                 assert request.submit.timeout_ms and request.refused.retry_after_ms
                 assert self.stack.restarts or not request.streams
-            else:  # it was alone on runners that were killed, after it had been on others
+            else:  # it ran alone on runners that were killed, after it had run on others
                 assert request.refused.code == grpc.StatusCode.INTERNAL.value[0]
                 losses = self.kills + self.crashes + self.spells + max(0, self.cuts - PARDONS)
                 assert losses >= STRIKES + LONE_LOSSES

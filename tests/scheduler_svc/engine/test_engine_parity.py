@@ -1,7 +1,7 @@
 """Greedy output equals transformers' in float32 through the whole engine: random arrivals, chunks from one position to
 the whole prompt, every depth and block size, and a pool so small that preemption is the rule.
 
-ROSTER_TEST_DEVICE says over which backend; one that overlaps has plans launched ahead, as many as the depth allows.
+ROSTER_TEST_DEVICE selects the backend; one that overlaps has plans launched ahead, as many as the depth allows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.tiny_models import NUM_TOKENS
 
 FAMILIES = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3")
 ON_HOST = ("llama-dynamic", "qwen3")
-"""In CI: one whose RoPE changes with the length, one that normalizes queries and keys."""
+"""In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
 MAX_TOKENS = 40
 POOL_TOKENS = 64
 REGEX = "(foo|ba+r)[0-9]{2,5}"
@@ -60,7 +60,7 @@ def rng() -> random.Random:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the requests are served."""
+    """Serving parameters of a test."""
 
     depth: int
     block_size: int
@@ -83,7 +83,7 @@ def load(
 
 
 def serve(backend: ModelBackend, rng: random.Random, setup: Setup) -> tuple[Stack, int]:
-    """All requests, over this backend's pool; returns the stack and its preemptions."""
+    """Serves all requests over this backend's pool; returns the stack and its number of preemptions."""
     stack = Stack(depth=setup.depth, policy_parameters={"step_tokens": setup.step_tokens})
     session = stack.add_runner(backend)
     for _ in range(setup.num_requests):
@@ -138,11 +138,11 @@ def test_engine_and_runner_give_the_tokens_of_generate(
 def test_shared_prefixes_give_the_tokens_of_generate(
     family: str, device: TestedBackend, tmp_path: Path, rng: random.Random
 ) -> None:
-    """`llama-dynamic` was trained to 32 positions: shorter prompts share, longer ones must not."""
+    """`llama-dynamic` was trained to 32 positions: shorter prompts share blocks, longer ones must not."""
     folder = device.make_model(family, tmp_path / family, rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
     stem = [rng.randrange(NUM_TOKENS) for _ in range(40)]
-    lengths = [rng.randint(*rng.choice([(1, 40), (17, 28)])) for _ in range(24)]  # a block of the kernels, within 32
+    lengths = [rng.randint(*rng.choice([(1, 40), (17, 28)])) for _ in range(24)]  # the kernels' block size, within 32
     prompts = [stem[:length] + [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 4))] for length in lengths]
     cached = []
     for sharing in (True, False):
@@ -164,7 +164,7 @@ def test_shared_prefixes_give_the_tokens_of_generate(
 def test_constrained_rows_take_the_likeliest_of_what_is_allowed(
     device: TestedBackend, tmp_path: Path, rng: random.Random
 ) -> None:
-    """They wait for masks among others that don't, and are preempted like them."""
+    """They wait for masks among rows without any, and are preempted like them."""
     folder = device.make_model("qwen3", tmp_path / "tiny", rng.randrange(1000))
     parity = Parity(reference(folder, device.tiny), device.tiny)
     stops = {"temperature": 0, "top_p": 1, "repetition_penalty": 1, "stop_ids": pack([IM_END_ID])}

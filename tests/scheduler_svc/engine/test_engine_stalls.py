@@ -1,4 +1,4 @@
-"""What would stop all streams for milliseconds: garbage for the collector, and modules imported while serving."""
+"""Causes of stalls of all streams by milliseconds: garbage collection, and modules imported while serving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def serving_stack() -> tuple[Stack, int]:
 
 
 def circles_left() -> list[int]:
-    """By steps that all decode, and by those behind them in which all requests end."""
+    """Counts the cycles made by steps in which all decode, and by the following steps in which all requests end."""
     stack, session = serving_stack()
     for _ in range(8):
         stack.submit([5] * 6, 200)
@@ -35,7 +35,7 @@ def test_steps_and_requests_that_end_leave_no_circles() -> None:
 
 
 def late_imports() -> list[str]:
-    """Modules that came only with the requests of a stack that was ready to serve."""
+    """Returns the modules imported only with the requests of a stack that was ready to serve."""
     stack, session = serving_stack()
     before = set(sys.modules)
     for index in range(8):
@@ -45,5 +45,5 @@ def late_imports() -> list[str]:
 
 
 def test_serving_imports_nothing() -> None:
-    """In a process of its own, which has imported no more than serving needs."""
+    """In a separate process, which has imported only what serving needs."""
     assert in_own_process("late_imports()", __name__) == "[]"

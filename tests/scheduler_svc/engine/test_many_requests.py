@@ -1,4 +1,4 @@
-"""Thousands of requests through engine and hash runner, each compared with its solo output, exactly.
+"""Thousands of requests through engine and hash runner, each compared exactly with its solo output.
 
 `ROSTER_TEST_REQUESTS=100000 pytest tests/scheduler_svc/engine/test_many_requests.py` runs the full count.
 """

@@ -1,4 +1,4 @@
-"""Overload, in process: limits of tenants, fair shedding, early refusal, and what stays bounded."""
+"""Overload, in process: tenant limits, fair shedding, early refusal, and bounds."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_tenant_may_have_so_much_waiting() -> None:
     big = [stack.submit([1] * 4, 2, tenant="big", n=2), stack.submit([1] * 3, 2, tenant="big")]
     stack.advance(session)
     assert [request.refused is None for request in [running, *small, *big]] == [True, True, True, False, True, False]
-    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences wait, and 2 may")
-    assert_refused(big[1], "8 of its prompt tokens wait, 3 more are too many: 10 may")
+    assert_refused(small[2], "tenant 'small' is at its limit", "2 of its sequences are waiting, the limit is 2")
+    assert_refused(big[1], "8 of its prompt tokens are waiting; 3 more would exceed 10")
     assert_refused(pair, "tenant 'other'")
     finish(stack, session)
     assert stack.engine.requests.shares.num_tenants == 0
@@ -103,7 +103,7 @@ def test_held_sequences_survive_a_change_of_policy_and_can_be_cancelled() -> Non
     ]  # fmt: skip
 
 
-def test_who_has_most_of_a_full_queue_gives_way() -> None:
+def test_the_tenant_with_most_of_a_full_queue_gives_way() -> None:
     stack, session = stack_with_runner(slots=1, max_waiting_requests=8)
     stack.submit([1], 60, tenant="greedy")
     stack.advance(session)
@@ -114,10 +114,10 @@ def test_who_has_most_of_a_full_queue_gives_way() -> None:
     assert_refused(more, "the queue is full (8 sequences")
     modest = [stack.submit([1], 2, tenant="modest") for _ in range(6)]
     stack.step()
-    # The newest of the greedy tenant's were shed, until both had the same; then the modest one is refused as well.
+    # The greedy tenant's newest were shed until both had equal shares; then the modest tenant is refused as well.
     assert [request.refused is None for request in greedy] == [True] * 4 + [False] * 4
     for request in greedy[4:]:
-        assert_refused(request, "tenant 'greedy' has the greatest part of it")
+        assert_refused(request, "tenant 'greedy' has the largest share of it")
     assert [request.refused is None for request in modest] == [True] * 4 + [False] * 2
     late = stack.submit([1], 2, tenant="late")
     stack.step()
@@ -147,8 +147,8 @@ def test_a_request_that_runs_is_never_shed() -> None:
     big_rival = stack.submit([1], 2, tenant="big", n=3)
     stack.step()
     assert all(request.refused is None for request in [*running, waiting[0], rival])
-    assert_refused(waiting[1], "tenant 'modest' has the greatest part")
-    assert_refused(big_rival, "the queue is full (3 sequences")  # it would have more than whom it sheds
+    assert_refused(waiting[1], "tenant 'modest' has the largest share")
+    assert_refused(big_rival, "the queue is full (3 sequences")  # its tenant would have more than the one it sheds
 
 
 def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
@@ -157,11 +157,11 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
         stack.submit([1, 2], 10)
     early = stack.submit([1, 2], 10, timeout_ms=200)
     stack.step()
-    assert early.refused is None  # nothing is known yet: it may try
+    assert early.refused is None  # nothing is known yet: it is accepted
     stack.advance(session, turns=80, turn_s=0.1)
     assert stack.engine.requests.rate.known
     left = sum(s.limit - len(s.tokens) for r in stack.engine.requests.book.live() for s in r.sequences)
-    needed_s = 0.05 * left / 2 + 0.5  # two slots, two tokens a turn; and its own ten
+    needed_s = 0.05 * left / 2 + 0.5  # two slots, two tokens a turn; plus its own ten
     assert len(stack.engine.requests.queue) > 20 and needed_s > 5
     hopeless = stack.submit([1, 2], 10, timeout_ms=1000)
     patient = stack.submit([1, 2], 10, timeout_ms=int(needed_s * 1500))
@@ -172,7 +172,7 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     assert patient.refused is None
 
 
-def test_early_refusal_knows_who_goes_first_and_can_be_turned_off() -> None:
+def test_early_refusal_knows_which_go_first_and_can_be_turned_off() -> None:
     for settings, refused in (({"policy": "priority"}, False), ({}, True), ({"early_refusal": False}, False)):
         stack, session = stack_with_runner(slots=2, **settings)
         for _ in range(60):
@@ -184,7 +184,7 @@ def test_early_refusal_knows_who_goes_first_and_can_be_turned_off() -> None:
 
 
 def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
-    """What waits, what is known, and what is accounted for stay bounded; every request gets an answer."""
+    """The number of waiting, known and accounted requests stays bounded; every request gets an answer."""
     rng = random.Random(7)
     stack, session = stack_with_runner(slots=4, max_waiting_requests=50, max_waiting_tokens=400)
     capacity = 54
@@ -199,7 +199,7 @@ def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
             assert len(engine.requests.queue) <= 50 and engine.requests.queue.num_tokens <= 400
             assert len(engine.requests.shares._order) <= 2 * 10 + 65
             most_known = max(most_known, engine.requests.book.num_live)
-            assert engine.pool.schedulers and not engine.drain.begun  # what readiness is made of
+            assert engine.pool.schedulers and not engine.drain.begun  # the conditions of readiness
     finish(stack, session)
     assert most_known <= capacity
     answered = sum(request.refused is not None for request in requests)
@@ -216,7 +216,7 @@ def test_a_hundred_times_the_capacity_costs_no_memory_and_no_turn() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_shares_agree_with_a_count(seed: int) -> None:
-    """Random submissions, cancels and steps: the shares equal what a walk over all sequences finds."""
+    """Random submissions, cancels and steps: the shares equal a count over all sequences."""
     rng = random.Random(seed)
     limits = {"a": {"running": 1}, "b": {"waiting": 5}, "*": {"running": 2, "tokens": 60}}
     stack, session = stack_with_runner(slots=3, max_waiting_requests=20, tenant_limits=limits)

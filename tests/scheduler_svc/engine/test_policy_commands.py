@@ -1,4 +1,4 @@
-"""ListPolicies and SetPolicy at the engine: what is refused, what is counted, and that streams never notice."""
+"""ListPolicies and SetPolicy at the engine: refusals, counters, and streams that are not affected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stack_with_runner() -> tuple[Stack, int]:
 
 
 def ask(stack: Stack, **command: object) -> engine_pb2.FromEngine:
-    """The answer to a command that is carried out in the background."""
+    """Returns the answer to a command that is executed in the background."""
     before = len(stack.others)
     stack.front.put(**command)
     deadline = time.monotonic() + 30

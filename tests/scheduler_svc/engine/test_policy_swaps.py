@@ -1,6 +1,6 @@
-"""Policies swapped in random order under load: every stream is complete and equal to its solo output.
+"""Policies swapped in random order under load: every stream is complete and equals its solo output.
 
-`ROSTER_TEST_SWAPS=10000 pytest tests/scheduler_svc/engine/test_policy_swaps.py -s` makes the full count.
+`ROSTER_TEST_SWAPS=10000 pytest tests/scheduler_svc/engine/test_policy_swaps.py -s` runs the full count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEMS = [[stem, *range(60)] for stem in range(4)]
 
 
 def installed_policies() -> list[type[Policy]]:
-    """Every policy that is installed and can be imported."""
+    """Returns every installed policy that can be imported."""
     found = []
     for name in available_policies():
         try:
@@ -36,7 +36,7 @@ def installed_policies() -> list[type[Policy]]:
 
 
 def submit(stack: Stack, rng: random.Random) -> None:
-    """A request of some tenant, class and target, with a prompt that others begin with too."""
+    """Submits a request of a random tenant, class and target, with a prompt that shares its start with others."""
     prompt = rng.choice(STEMS)[: rng.randint(1, 60)] + rng.choices(range(256), k=rng.randint(1, 8))
     sampling = plan_pb2.Sampling(
         temperature=rng.choice((0.0, 1.0)), top_p=1, repetition_penalty=1, stop_ids=pack([IM_END_ID])
@@ -103,8 +103,8 @@ def test_swaps_under_load_cost_no_stream_a_token() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4, 10, 11, 21, 26])
-def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
-    """Requests that share prefixes, held by quarantine, placed on runners that die, under policies that change."""
+def test_swaps_and_dying_runners_lose_no_request(seed: int) -> None:
+    """Requests that share prefixes, are quarantined, or are placed on runners that die, while policies change."""
     rng = random.Random(seed)
     policies = installed_policies()
     stack = Stack(depth=rng.randint(1, 3))
@@ -145,7 +145,7 @@ def test_swaps_and_dying_runners_leave_nobody_behind(seed: int) -> None:
         for index in range(request.submit.n):
             stream = stack.streams[request.first_sequence_id + index]
             expected = request.expected(index, EOS_PROBABILITY)
-            if request.refused is not None:  # found guilty of the runners' ends
+            if request.refused is not None:  # rejected as the cause of runner losses
                 expected = expected[: len(stream.tokens)]
             assert stream.end is not None and stream.tokens == expected
     stack.assert_clean()

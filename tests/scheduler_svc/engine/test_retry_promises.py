@@ -1,4 +1,4 @@
-"""Clients that were refused for their deadlines, and come back when they were told."""
+"""Clients that were refused for their deadlines and retry at the promised time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def promise_at(due_at: float, work_s: float = 0.1) -> Promise:
 
 
 def crowded(**settings: Any) -> tuple[Stack, int]:
-    """Two slots, whose pace is known, and a backlog of about 20 s."""
+    """Returns a stack with two slots, a known pace, and a backlog of about 20 s."""
     stack, session = stack_with_runner(slots=2, check=False, **settings)
     for _ in range(120):
         stack.submit([1, 2], 10)
@@ -46,7 +46,7 @@ def told_s(request: Submitted) -> float:
 
 
 def wait_until(stack: Stack, session: int, at_s: float) -> None:
-    """As time goes on newcomers come, as many as are served: it stays as late as it was."""
+    """New requests arrive as fast as others are served, so the backlog stays the same."""
     while stack.now_s < at_s:
         stack.submit([1, 2], 10)
         stack.advance(session, turns=3, turn_s=0.1)
@@ -93,7 +93,7 @@ def test_one_that_comes_too_early_hears_what_is_left() -> None:
 
 
 def test_a_promise_is_void_where_the_load_is_clearly_worse() -> None:
-    """Whatever goes ahead of it by the policy's rules came meanwhile: it would be late at its place too."""
+    """Requests that the policy ranks ahead of it arrived in the meantime: it would be late at its place too."""
     stack, session = crowded(policy="priority", policy_parameters={"ageing_s": 1000, "preempt": False})
     first = stack.submit([1, 2], 10, **LATE)
     stack.step()
@@ -123,11 +123,11 @@ def test_the_book_is_bounded_and_the_oldest_give_way() -> None:
     assert book.of(request_of([9]), 0.0) is None and book.of(request_of([10]), 0.0) is not None
 
 
-def test_a_promise_is_for_who_asks_for_the_same() -> None:
+def test_a_promise_is_for_the_same_request() -> None:
     book, sampling = RetryPromises(), plan_pb2.Sampling(temperature=0.5, top_p=1)
     book.keep(request_of([1], request_id="a", seed=1, tenant="t"), promise_at(1.0), 0.0)
     assert book.of(request_of([1], request_id="b", seed=2, tenant="t"), 0.0) is not None
-    assert book.of(request_of([1], timeout_s=4.9, tenant="t"), 0.0) is not None  # a call's own deadline jitters
+    assert book.of(request_of([1], timeout_s=4.9, tenant="t"), 0.0) is not None  # a call's own deadline varies slightly
     changes: list[dict[str, Any]] = [
         {"tenant": "u"}, {"tenant": "t", "priority": 1}, {"tenant": "t", "n": 2}, {"tenant": "t", "grammar": "x"},
         {"tenant": "t", "sampling": sampling}, {"tenant": "t", "timeout_s": 4.0}, {"tenant": "t", "cache_salt": "s"},
@@ -137,13 +137,13 @@ def test_a_promise_is_for_who_asks_for_the_same() -> None:
 
 
 def test_many_promises_at_once_fall_due_as_slots_can_serve_them() -> None:
-    """Of what is served until then, those that come back take their part at most."""
+    """The returning requests take at most their part of what is served until then."""
     book, work_s, dues = RetryPromises(), 0.2, []
     for number in range(100):
         due_at = book.earliest_at(0.0, 3.0)
         book.keep(request_of([number]), promise_at(due_at, work_s), 0.0)
         dues.append(due_at)
-    claimed = 0.5  # of those whose habit is not known
+    claimed = 0.5  # the assumed part of clients that return
     for due_at in sorted(set(dues)):
         assert sum(due <= due_at for due in dues) * work_s * claimed <= PROMISED_PART * due_at + work_s
     assert np.all(np.diff(dues) >= 0) and dues[-1] > 15
@@ -158,4 +158,4 @@ def test_a_newcomer_counts_those_that_will_go_ahead() -> None:
         book.redeem(request_of([number]))
     assert len(book) == 0 and book.expected(0.0, 20.0) == 0
     book.keep(request_of([1]), promise_at(1.0), 0.0)
-    assert book.expected(0.0, 2.0) > 0.8  # they do come back here
+    assert book.expected(0.0, 2.0) > 0.8  # all of them return here

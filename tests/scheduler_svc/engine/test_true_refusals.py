@@ -1,10 +1,9 @@
-"""Early refusals against the truth: what the same requests took when they were admitted after all.
+"""Early refusals against the truth: the times of the same requests when they are admitted after all.
 
-The readings of the bars: of all requests that meet their deadline (when admitted), at most 1% are refused; of all that
-miss it, at least 80% are; and the RetryInfo of at least 95% is within a factor of 2 or half a second of the first time
-at which the same request would have been accepted. Half of the refused clients do come back when they were told: those
-that are accepted only for that promise count as accepted, and most of them meet their deadlines. The whole is for
-ROSTER_TEST_FULL=1.
+The bars: of all requests that meet their deadline (when admitted), at most 1% are refused. Of all that miss it, at
+least 80% are. The RetryInfo of at least 95% is within a factor of 2 or half a second of the first time at which the
+same request would have been accepted. Half of the refused clients retry at the promised time: requests accepted only
+for that promise count as accepted, and most of them meet their deadlines. ROSTER_TEST_FULL=1 runs all of it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def test_what_a_true_time_is() -> None:
 
 
 def test_a_report_tells_right_from_wrong() -> None:
-    """The check can fail: a judge that refuses everything is wrong as often as not."""
+    """The check can fail: a judge that refuses everything is wrong half of the time."""
     report = trials(["stop"], seeds=range(1), seconds=5, refuse_all=True)
     assert report.wrongly > 0.5 * report.met > 0, report
 
@@ -65,7 +64,7 @@ def stack_with_runner(**settings: Any) -> tuple[Stack, int]:
 
 @pytest.mark.parametrize("end", ["cut", "cancel", "disconnect", "deadline"])
 def test_ends_that_no_result_brings_count(end: str) -> None:
-    """Sequences that may have 200 tokens end with a few, though no result says so: the next ones wait shortly."""
+    """Sequences with a limit of 200 tokens end after a few, though no result says so: the next ones wait briefly."""
     stack, session = stack_with_runner()
     refused = 0
     for _ in range(40):
@@ -90,7 +89,7 @@ def test_ends_that_no_result_brings_count(end: str) -> None:
 
 
 def test_what_a_limit_holds_back_is_passed() -> None:
-    """A tenant that waits for its own limit keeps nobody else waiting, and waits itself for as long as that takes."""
+    """A tenant that waits for its own limit delays no other tenant, and waits itself for as long as that takes."""
     stack, session = stack_with_runner(tenant_limits={"capped": {"running": 1}})
     for _ in range(60):
         stack.submit([1, 2], 40, tenant="capped")
@@ -102,7 +101,7 @@ def test_what_a_limit_holds_back_is_passed() -> None:
 
 
 def test_a_free_slot_means_no_wait() -> None:
-    """However long it will take: what comes until its deadline is the client's."""
+    """Whatever its duration: a client decides which output before its deadline is enough."""
     stack, session = stack_with_runner()
     for _ in range(30):
         stack.submit([1, 2], 100)

@@ -1,6 +1,6 @@
-"""What limits are held against is rebuilt by a takeover, however many follow each other.
+"""The counts behind tenants' limits are rebuilt by each of any number of successive takeovers.
 
-`check` proves after every step that the shares are what a count over all sequences comes to.
+After every step `check` compares the shares with a count over all sequences.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_a_tenant_runs_as_many_as_it_may_over_takeovers(kind: str, choices: int)
 
 
 def test_a_limit_that_was_lowered_holds_at_once() -> None:
-    """Who runs beyond it keeps its tokens, and waits."""
+    """A sequence beyond the limit keeps its tokens, and waits."""
     stack = stack_with_runners(4)
     requests = [submit(stack, "plain", number) for number in range(4)]
     advance(stack, 10)
@@ -103,7 +103,7 @@ def test_a_limit_that_was_lowered_holds_at_once() -> None:
 
 
 def test_a_late_runner_does_not_add_to_what_runs() -> None:
-    """Its sequence is held by then: another choice of the request has begun under the limit."""
+    """Its sequence must wait, because another choice of the request has started under the limit by then."""
     stack = stack_with_runners(1, 1, 1, tenant_limits={"capped": {"running": 2}})
     request = submit(stack, "plain", 7, n=3)
     advance(stack, 8)
@@ -125,7 +125,7 @@ def test_a_late_runner_does_not_add_to_what_runs() -> None:
 
 
 def test_what_waits_counts_against_its_limits() -> None:
-    """Choices that begin again wait: a newcomer of the tenant finds the limit taken."""
+    """Choices that start again wait, and count against the limit for a new request of the tenant."""
     limits = {"capped": {"waiting": 3, "running": 1}}
     stack = stack_with_runners(4, tenant_limits=limits)
     first = submit(stack, "logprobs", 1, n=3)
@@ -142,7 +142,7 @@ def test_what_waits_counts_against_its_limits() -> None:
 
 
 def test_what_runs_is_charged_to_its_tenant() -> None:
-    """The ledger begins with what was served to those that run on."""
+    """The ledger starts with the tokens already served to the sequences that resume."""
     stack = stack_with_runners(4)
     for number in range(2):
         submit(stack, "plain", number)
@@ -151,13 +151,13 @@ def test_what_runs_is_charged_to_its_tenant() -> None:
     stack.restart_scheduler()
     after = stack.engine.ledger.account("capped")
     assert before.prompt_tokens == after.prompt_tokens == 6
-    assert 0 < before.sampled_tokens <= after.sampled_tokens <= before.sampled_tokens + 4  # and those never told
+    assert 0 < before.sampled_tokens <= after.sampled_tokens <= before.sampled_tokens + 4  # and those not sent yet
     advance_until_idle(stack)
     assert stack.engine.ledger.account("capped").sampled_tokens == 80
 
 
 def test_what_was_taken_over_is_not_shed() -> None:
-    """Its client has tokens of it, though all of it waits."""
+    """Its client has received tokens, though all its sequences wait."""
     stack = stack_with_runners(1, max_waiting_requests=2)
     request = submit(stack, "logprobs", 1)
     advance(stack, 6)

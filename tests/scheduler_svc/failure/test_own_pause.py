@@ -1,4 +1,4 @@
-"""A scheduler that was stopped ends nothing for what could not come meanwhile."""
+"""After a pause of its own process, the scheduler ends nothing that timed out because nothing could arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOP_PAUSE_S = LEAST_PAUSE_S + 0.2
 
 
 def test_runners_clients_and_plans_get_the_time_again() -> None:
-    """What was due within the pause is due as long after it; a deadline is a promise, and passes."""
+    """Timeouts within the pause are extended by it; a deadline is a promise, and passes."""
     stack = Stack(no_runner_s=5, attach_s=5, stall_s=5)
     stack.add_runner(HashBackend())
     sampling = plan_pb2.Sampling(top_p=1, repetition_penalty=1)
@@ -51,7 +51,7 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
     stack.now_s += PAUSE_S
     forgive(stack.engine.lifecycle, stack.engine.requests, stack.engine.pool, PAUSE_S)
     stack.step()
-    assert kept.streams[0].end is None, "no runner was there for 4 s, not for 64"
+    assert kept.streams[0].end is None, "there was no runner for 4 s, not for 64"
     stack.add_runner(HashBackend())
     stack.attach(kept)
     advance(stack, 2)
@@ -60,7 +60,7 @@ def test_runners_clients_and_plans_get_the_time_again() -> None:
 
 
 def test_the_loop_notices_its_own_pause(tmp_path: Path) -> None:
-    """A turn that takes as long looks the same from inside."""
+    """A turn of the loop that takes as long is indistinguishable from within the process."""
     settings = SchedulerSettings(link="tcp://127.0.0.1:*", metrics_listen="", no_runner_s=60)
     loop = EngineLoop(settings, f"ipc://{tmp_path}/engine")
     step, since_at = loop.engine.step, loop.engine.lifecycle.alone_since_at

@@ -1,6 +1,6 @@
 """Pairs of features under every event (see `tests/support/pair_table.py`).
 
-`ROSTER_TEST_FULL=1` tries all of them, in about a minute; CI a part, each feature with each event among them.
+`ROSTER_TEST_FULL=1` tests all pairs, in about a minute; CI tests some, which include each feature with each event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An ill runner harms no request: it is held back and probed, and serves again when it is well."""
+"""A faulty runner harms no request: it is held back and probed, and serves again once it works."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from scheduler_svc.model.suspicion import STRIKES
 from tests.support.hospital import FATAL, Hospital, served
 from tests.support.thoroughness import count
 
-# ---------------------------------------------------------------------- an ill runner among others
+# ---------------------------------------------------------------------- a faulty runner among others
 
 
 def test_of_two_thousand_requests_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `python -m bench.trust --only ill_runner` measures; and without probation it would be far from it."""
+    """`python -m bench.trust --only ill_runner` measures the same. Without probation it would be far off."""
     from bench.trust.lines.ill_runner import ILLNESSES, serve
 
     requests = count(2000, in_ci=100)
@@ -39,7 +39,7 @@ def test_of_two_thousand_requests_none_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE, Loss.HUNG, Loss.SILENT, Loss.UNSOUND, Loss.MEMORY])
-def test_an_ill_runner_gets_no_work_and_no_trial(loss: Loss) -> None:
+def test_a_faulty_runner_gets_no_work_and_no_isolation(loss: Loss) -> None:
     hospital = Hospital("a", "b", "ill")
     hospital.ill["ill"] = loss
     requests = [hospital.submit(number, 20) for number in range(30)]
@@ -47,10 +47,10 @@ def test_an_ill_runner_gets_no_work_and_no_trial(loss: Loss) -> None:
     assert served(*requests)
     assert set(hospital.losses) == {"ill"} and len(hospital.losses) < 8
     assert not hospital.engine.quarantine.active
-    assert hospital.engine.requests.totals.recomputed <= 4, "the requests of its first plan, once"
+    assert hospital.engine.requests.totals.recomputed <= 4, "only the requests of its first plan, once"
 
 
-def test_who_is_held_back_is_told_and_serves_again_when_it_is_well() -> None:
+def test_a_held_back_runner_is_reported_and_serves_again_once_it_works() -> None:
     hospital = Hospital("a", "ill")
     hospital.ill["ill"] = Loss.FAULT
     requests = [hospital.submit(number) for number in range(8)]
@@ -70,11 +70,11 @@ def test_who_is_held_back_is_told_and_serves_again_when_it_is_well() -> None:
     assert served(*requests)
     hospital.lose("ill", Loss.GONE)
     hospital.turn()
-    assert hospital.engine.probation.illness.of("ill") is None, "what it has finished since ended the row"
+    assert hospital.engine.probation.illness.of("ill") is None, "a plan that it finished resets its losses"
 
 
 def test_a_runner_that_computes_probes_only_is_held_back_too() -> None:
-    """Each real plan is lost: the row goes on, whatever probes come back in between."""
+    """Each plan of requests is lost: passed probes in between do not reset the count."""
     hospital = Hospital("a", "ill")
     losses_s: list[float] = []
     requests = [hospital.submit(number, 90) for number in range(18)]
@@ -92,8 +92,8 @@ def test_a_runner_that_computes_probes_only_is_held_back_too() -> None:
     assert len(gaps) >= 3 and all(gap >= 0.5 * 2**place for place, gap in enumerate(gaps[1:]))
 
 
-def test_an_ill_machine_with_a_new_name_each_time_harms_nobody() -> None:
-    """As the pods of a Deployment: what comes while plans are being lost is probed before it gets any."""
+def test_a_faulty_machine_with_a_new_name_each_time_harms_no_request() -> None:
+    """Like the pods of a Deployment: a runner that joins while plans are being lost is probed first."""
 
     class Deployment(Hospital):
         def lose(self, name: str, loss: Loss) -> None:
@@ -113,7 +113,7 @@ def test_an_ill_machine_with_a_new_name_each_time_harms_nobody() -> None:
 
 
 class NotANumber(HashBackend):
-    """Its logits are not finite: none of them, or (`picky`) those of sequences with the token `FATAL`."""
+    """A backend with non-finite logits: all of them, or (`picky`) those of sequences with the token `FATAL`."""
 
     def __init__(self, picky: bool) -> None:
         super().__init__(num_slots=4, block_size=4, num_blocks=64, context_length=128, eos_probability=0)
@@ -130,7 +130,7 @@ class NotANumber(HashBackend):
 
 
 class Arithmetic(Hospital):
-    """Runners that answer; of some it is worth nothing."""
+    """Runners that answer; the results of those in `broken` are not finite."""
 
     def __init__(self, *names: str, broken: set[str], picky: bool = False) -> None:
         self.broken, self.picky = broken, picky
@@ -152,8 +152,8 @@ class Arithmetic(Hospital):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_runner_whose_answers_are_not_finite_is_ill(at_once: bool) -> None:
-    """Also where each request is alone in its step, and might be to blame itself."""
+def test_a_runner_whose_answers_are_not_finite_is_faulty(at_once: bool) -> None:
+    """Also if each request is alone in its step, and might have caused it itself."""
     hospital = Arithmetic("nan", "a", "b", broken={"nan"})
     requests = []
     for number in range(20):
@@ -170,7 +170,7 @@ def test_a_runner_whose_answers_are_not_finite_is_ill(at_once: bool) -> None:
 @pytest.mark.parametrize("runners", [1, 2])
 @pytest.mark.parametrize("number", [1, 3])
 def test_requests_whose_answers_are_finite_nowhere_end_with_an_error(number: int, runners: int) -> None:
-    """Not with INTERNAL: the runner survives one that is alone, once that had a second opinion."""
+    """Not with INTERNAL: once a request alone in its step has failed on two runners, it ends and the second stays."""
     names = ("a", "b")[:runners]
     hospital = Arithmetic(*names, broken=set(names), picky=True)
     fatal = [hospital.fatal_request() for _ in range(number)]
@@ -190,7 +190,7 @@ def test_requests_whose_answers_are_finite_nowhere_end_with_an_error(number: int
 
 
 def on_probation(**settings: object) -> Hospital:
-    """One runner that has lost a plan and is back; the probe is under way, and one request waits."""
+    """Returns one runner that has lost a plan and is back; its probe is in flight, and one request waits."""
     hospital = Hospital("only", **settings)
     hospital.submit()
     hospital.stack.step()
@@ -215,7 +215,7 @@ def test_a_probe_is_in_no_count() -> None:
     assert engine.requests.measurements.step_s.state().total == 0 and not engine.requests.measurements.ends
     sent = sum(number > 2 for number, _ in hospital.stack.runners.plans[hospital.sessions["only"]])
     after = (totals.plans - sent, totals.sampled_tokens, totals.prefill_tokens, totals.requests, totals.finished)
-    assert sent and after == before, "only the request's own plans, which left in the same turn"
+    assert sent and after == before, "only the request's own plans, which were sent in the same turn"
     hospital.run()
     (request,) = hospital.stack.requests.values()
     assert served(request) and not hospital.stack.others
@@ -234,7 +234,7 @@ def test_a_probe_is_in_no_count() -> None:
     ],
 )
 def test_a_probe_without_a_token_is_lost(result: plan_pb2.Result) -> None:
-    """Not a number, say: the runner computes, and what comes of it is worth nothing."""
+    """For example, if the logits are not finite: the runner computes, but its result is useless."""
     hospital = on_probation()
     runners, session = hospital.stack.runners, hospital.sessions["only"]
     runners.execute(session)
@@ -295,8 +295,8 @@ def test_a_cancelled_request_leaves_the_probe_alone() -> None:
     hospital.stack.assert_clean()
 
 
-def test_who_comes_back_must_fit_those_that_came_meanwhile() -> None:
-    """Both are welcome while nobody serves; the first that has computed its probe decides."""
+def test_a_returning_runner_must_fit_those_that_joined_meanwhile() -> None:
+    """Both are welcome while no runner serves; the first that passes its probe decides."""
     hospital = on_probation()
     hospital.connect("other", block_size=8)
     hospital.stack.step()

@@ -1,4 +1,4 @@
-"""A request that kills runners is found and refused; whoever ran beside it never notices."""
+"""A request that crashes runners is found and refused; the requests that ran with it are not affected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_EOS = 0.0
 
 
 class Ward:
-    """Runners that poison kills and that come back, under one engine."""
+    """Runners of one engine that crash on the poison token and come back."""
 
     def __init__(self, runners: int, slots: int = 8, **settings: object) -> None:
         self.stack = Stack(**settings)
@@ -44,7 +44,7 @@ class Ward:
         self.stack.add_runner(backend)
 
     def probe(self) -> None:
-        """The runner that was added last computes its probe, if it gets one; the others do nothing."""
+        """Lets the runner that was added last compute its probe, if it gets one; the others do nothing."""
         self.stack.step()
         if self.stack.engine.probation.active:
             session = max(self.stack.runners.runners)
@@ -74,7 +74,7 @@ class Ward:
 
 
 def clean_prompt(rng: random.Random, max_tokens: int) -> list[int]:
-    """A prompt that never meets the poison, which any prompt may sample."""
+    """Returns a prompt whose output never contains the poison token."""
     while True:
         prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
         if POISON not in expected_tokens(prompt, max_tokens, eos_probability=NO_EOS):
@@ -82,7 +82,7 @@ def clean_prompt(rng: random.Random, max_tokens: int) -> list[int]:
 
 
 def poisoned_prompt(rng: random.Random, max_tokens: int, at_least: int) -> list[int]:
-    """One that samples it after some tokens."""
+    """Returns a prompt whose output contains the poison token after at least `at_least` tokens."""
     while True:
         prompt = [rng.randrange(70) for _ in range(rng.randrange(1, 20))]
         expected = expected_tokens(prompt, max_tokens, eos_probability=NO_EOS)
@@ -106,7 +106,7 @@ def test_only_the_poison_is_refused(seed: int, runners: int, loss: Loss) -> None
         (stream,) = request.streams
         expected = request.expected(0, NO_EOS)
         assert stream.tokens == expected[: len(stream.tokens)]
-    assert len(poison[1].streams[0].tokens) >= 5, "what it got before stays valid"
+    assert len(poison[1].streams[0].tokens) >= 5, "the tokens before stay valid"
     for request in neighbours + late:
         assert request.refused is None
         for index, stream in enumerate(request.streams):
@@ -116,8 +116,8 @@ def test_only_the_poison_is_refused(seed: int, runners: int, loss: Loss) -> None
     ward.stack.assert_clean()
 
 
-def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
-    """Every runner dies many times, whatever it runs."""
+def test_crashes_that_no_request_caused_affect_no_request() -> None:
+    """Every runner dies many times, regardless of its requests."""
     rng = random.Random(5)
     ward = Ward(2)
     requests = [ward.stack.submit(clean_prompt(rng, 40), 40) for _ in range(30)]
@@ -132,7 +132,7 @@ def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
             break
     ward.stack.step()
     refused = [request for request in requests if request.refused is not None]
-    # A crash in the very moment of an isolation of one rejects it: with crashes this dense that is luck.
+    # Crashes that happen to fall into the isolations of one request get it refused; with crashes this dense, some do.
     assert len(refused) <= 3
     for request in requests:
         if request not in refused:
@@ -141,7 +141,7 @@ def test_crashes_that_nobody_caused_cost_nobody_anything() -> None:
 
 
 class Line:
-    """One runner behind a network that can be cut: the process, and its session of the moment."""
+    """One runner behind a network that can be cut: the process and its present session."""
 
     def __init__(self) -> None:
         self.stack = Stack()
@@ -156,13 +156,13 @@ class Line:
             self.stack.runners.deliver(self.session)
 
     def lose(self, loss: Loss) -> None:
-        """The plans under way are lost, and the session with them."""
+        """Ends the session, with the plans in flight."""
         self.stack.step()
         self.stack.runners.kill(self.session, loss)
         self.stack.step()
 
     def come_back(self, unharmed: bool) -> None:
-        """The same process, or a new one; it computes the probe, after its hold."""
+        """Reconnects the same process, or a new one; it computes the probe after its hold."""
         former, self.session = self.session, self.session + 1
         self.stack.runners.connect(self.session, self.runner, former=former if unharmed else 0)
         self.stack.step()
@@ -181,8 +181,8 @@ class Line:
         raise AssertionError("never idle")
 
 
-def test_a_process_that_comes_back_absolves() -> None:
-    """The network was cut, again and again: nobody is tried for it."""
+def test_a_process_that_comes_back_clears_its_requests() -> None:
+    """The network was cut repeatedly: no request is isolated for it."""
     line = Line()
     request = line.stack.submit([1, 2, 3], 60)
     for _ in range(6):
@@ -196,8 +196,8 @@ def test_a_process_that_comes_back_absolves() -> None:
 
 
 @pytest.mark.parametrize("loss", [Loss.SILENT, Loss.GONE])
-def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> None:
-    """The runner of a request that is tried alone is out of reach, and comes back: many times."""
+def test_a_network_cut_during_an_isolation_refuses_no_request(loss: Loss) -> None:
+    """The runner of a request in isolation becomes unreachable and comes back, many times."""
     line = Line()
     request = line.stack.submit([1, 2, 3], 60)
     for _ in range(STRIKES):
@@ -208,7 +208,7 @@ def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> Non
         line.lose(loss)
         assert line.stack.engine.quarantine.active
         line.come_back(unharmed=True)
-        line.turns(2)  # it is cleared with the first token
+        line.turns(2)  # it is released with the first token
         (live,) = line.stack.engine.requests.book.live()
         assert not live.suspicion.lone_losses
     line.finish()
@@ -216,8 +216,8 @@ def test_a_network_that_is_cut_during_a_trial_convicts_nobody(loss: Loss) -> Non
     assert request.streams[0].tokens == request.expected(0, NO_EOS)
 
 
-def test_two_survivable_losses_of_a_trial_convict() -> None:
-    """It may have been the network once; a process that does not come back from the second either was crashed."""
+def test_two_survivable_losses_of_an_isolation_refuse_the_request() -> None:
+    """The first may have been the network; if the process does not come back from the second either, it has crashed."""
     line = Line()
     request = line.stack.submit([1, 2, 3], 60)
     line.turns(3)
@@ -229,8 +229,8 @@ def test_two_survivable_losses_of_a_trial_convict() -> None:
     assert line.stack.engine.requests.idle and not line.stack.engine.quarantine.active
 
 
-def test_a_verdict_does_not_wait_for_the_process() -> None:
-    """Three processes were killed under it, and it got no further: that the fourth would come back saves it no more."""
+def test_a_refusal_does_not_wait_for_the_process() -> None:
+    """Three processes died with it, and it made no progress: that the fourth would come back no longer matters."""
     line = Line()
     request = line.stack.submit([1, 2, 3], 60)
     line.turns(3)
@@ -243,15 +243,15 @@ def test_a_verdict_does_not_wait_for_the_process() -> None:
 
 
 @pytest.mark.parametrize("last", [Loss.FAULT, Loss.GONE])
-def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss) -> None:
-    """Its isolation began, on the other runner, before the process that made it a suspect was back."""
+def test_a_request_cleared_during_its_isolation_is_refused_no_sooner(last: Loss) -> None:
+    """Its isolation began, on the other runner, before the process whose loss implicated it was back."""
     losses = STRIKES + LONE_LOSSES
     ward = Ward(2)
     runners, engine = ward.stack.runners, ward.stack.engine
     request = ward.stack.submit(clean_prompt(random.Random(1), 60), 60)
 
     def lose(loss: Loss) -> tuple[int, Runner]:
-        """The runner that computes it."""
+        """Ends the session of the runner that computes it, and returns that runner."""
         (session,) = (session for session, one in engine.pool.schedulers.items() if one.table.num_running)
         lost = runners.kill(session, loss)
         ward.stack.step()
@@ -276,8 +276,8 @@ def test_who_is_absolved_in_its_trial_is_convicted_no_sooner(last: Loss) -> None
     assert request.refused is not None and request.refused.code == grpc.StatusCode.INTERNAL.value[0]
 
 
-def test_a_request_that_makes_its_runner_silent_is_not_tried_for_ever() -> None:
-    """The process comes back unharmed each time, after the silence that the request causes at the same token."""
+def test_a_request_that_makes_its_runner_silent_is_not_isolated_forever() -> None:
+    """The process comes back unharmed each time, after the request has made it unresponsive at the same token."""
     line = Line()
     request = line.stack.submit([1, 2, 3], 60)
     line.turns(3)
@@ -292,7 +292,7 @@ def test_a_request_that_makes_its_runner_silent_is_not_tried_for_ever() -> None:
     assert request.streams[0].tokens == request.expected(0, NO_EOS)[: len(request.streams[0].tokens)]
 
 
-def test_who_is_held_can_be_cancelled() -> None:
+def test_a_quarantined_request_can_be_cancelled() -> None:
 
     ward = Ward(1)
     suspects = [ward.stack.submit([number, POISON], 20) for number in range(6)]

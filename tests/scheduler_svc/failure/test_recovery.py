@@ -1,4 +1,4 @@
-"""A new engine takes over what runners hold: every stream goes on as if the old one had never died."""
+"""A new engine takes over the sequences of runners: every stream continues as if the old engine had never died."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_whole(requests: list[Submitted]) -> None:
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> None:
-    """Also what was sampled and never told, plans that were under way, choices that had ended or were waiting."""
+    """This includes tokens that were sampled but not sent, plans in flight, and choices that had ended or waited."""
     rng = random.Random(seed)
     stack = Stack(depth=rng.randrange(1, 4), prefix_sharing=sharing)
     for _ in range(rng.randrange(1, 3)):
@@ -66,7 +66,7 @@ def test_streams_go_on_over_restarts_at_any_moment(seed: int, sharing: bool) -> 
         )
         for _ in range(12)
     ]
-    stack.step()  # what was never accepted is the client's to send again
+    stack.step()  # a request that was never accepted must be sent again by its client
     for _ in range(5):
         for _ in range(rng.randrange(1, 40)):
             stack.turn(rng)
@@ -105,8 +105,8 @@ def test_prefixes_are_found_after_a_restart() -> None:
     assert_whole([first, second])
 
 
-def test_nobody_attaches() -> None:
-    """The request runs for the time that its client has to come back, then it is cancelled."""
+def test_no_client_attaches() -> None:
+    """The request runs until its client's time to attach is over, then it is cancelled."""
     stack = Stack(attach_s=5.0)
     stack.add_runner(backend())
     stack.submit([1, 2, 3], 200, sampling=sampling(), seed=1)
@@ -124,7 +124,7 @@ def test_nobody_attaches() -> None:
 
 
 def test_time_goes_on() -> None:
-    """A deadline stays where it was, and the arrival too."""
+    """Deadline and arrival keep their times."""
     stack = Stack()
     stack.add_runner(backend())
     stack.submit([1, 2, 3], 200, timeout_ms=60_000, keep_ms=7_000, tenant="t", priority=5, sampling=sampling())
@@ -147,7 +147,7 @@ def test_time_goes_on() -> None:
 
 
 def test_a_runner_that_comes_later_is_not_computed_twice() -> None:
-    """A request whose choices were on two runners is put together again; the copy that knows less is dropped."""
+    """A request whose choices were on two runners is reassembled; the copy with fewer tokens is dropped."""
     stack = Stack()
     stack.add_runner(backend(slots=2))
     stack.add_runner(backend(slots=2))
@@ -167,7 +167,7 @@ def test_a_runner_that_comes_later_is_not_computed_twice() -> None:
 
 
 class Convoy:
-    """A request of two choices on two runners, each of one slot, whose second runner comes late to a new scheduler."""
+    """A request with two choices on two one-slot runners, the second of which joins a new scheduler late."""
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.stack = Stack(**settings)
@@ -184,7 +184,7 @@ class Convoy:
         return session
 
     def restart(self) -> Runner:
-        """A new scheduler, with the first choice's runner only; returns the second's."""
+        """Starts a new scheduler with the first choice's runner only; returns the second's."""
         late = self.stack.runners.dismiss(self.sessions[1])
         assert late is not None
         self.stack.restart_scheduler()
@@ -192,19 +192,19 @@ class Convoy:
 
     def arrives(self, late: Runner) -> None:
         self.stack.runners.connect(99, late, former=self.sessions[1], holds=True)
-        self.stack.step()  # it is asked
-        self.stack.step()  # and answers
+        self.stack.step()  # requests its snapshot
+        self.stack.step()  # takes the snapshot
 
 
-def test_who_waits_for_one_runner_is_not_taken_up_on_another_too() -> None:
-    """The late runner's sequence has been placed on one that was busy: it leaves that one's queue."""
+def test_a_sequence_placed_on_one_runner_is_not_resumed_on_another_too() -> None:
+    """The late runner's sequence has been placed on a busy runner: it leaves that one's queue."""
     convoy = Convoy(seed=9)
     stack = convoy.stack
     stack.add_runner(backend(slots=2))
     neighbours = [stack.submit([1, 1, number], 50, seed=2) for number in range(2)]  # no stop tokens
     advance(stack, 3)
     late = convoy.restart()
-    for _ in range(2):  # until it has as many plans as it may
+    for _ in range(2):  # until it has the maximum number of plans in flight
         stack.step()
     stack.requests.pop(neighbours[0].handle)
     stack.front.put(cancel=engine_pb2.Cancel(handle=neighbours[0].handle))
@@ -217,8 +217,8 @@ def test_who_waits_for_one_runner_is_not_taken_up_on_another_too() -> None:
     stack.assert_clean()
 
 
-def test_what_was_sampled_behind_an_end_is_not_told() -> None:
-    """The late runner has executed rows behind a stop token; the choice has begun again, and its client listens."""
+def test_tokens_sampled_after_an_end_are_not_sent() -> None:
+    """The late runner has executed rows after a stop token; the choice has started again, and its client listens."""
     for seed in range(200):
         convoy = Convoy(seed, depth=3)
         expected = convoy.request.expected(1, EOS_PROBABILITY)
@@ -230,7 +230,7 @@ def test_what_was_sampled_behind_an_end_is_not_told() -> None:
         stack.step()
         stack.runners.execute(session)
         stack.runners.deliver(session)
-    while stack.runners.execute(session):  # the end and what is behind it, and nobody hears of it
+    while stack.runners.execute(session):  # the end and the rows after it; no result is delivered
         pass
     late = convoy.restart()
     stack.step()
@@ -243,7 +243,7 @@ def test_what_was_sampled_behind_an_end_is_not_told() -> None:
 
 
 class LosesPrecision(HashBackend):
-    """Its logits for one context are not finite."""
+    """A backend whose logits for one context are not finite."""
 
     def __init__(self, at_position: int) -> None:
         super().__init__(num_slots=4, block_size=4, num_blocks=64, context_length=256, eos_probability=0.0)
@@ -258,7 +258,7 @@ class LosesPrecision(HashBackend):
 
 
 def test_a_sequence_that_failed_unheard_fails_again() -> None:
-    """The old scheduler died before the bad status reached it. The new one must not wait for a row that never comes."""
+    """The old scheduler died before the status reached it. The new one must not wait for a row that never comes."""
     stack = Stack()
     stack.add_runner(LosesPrecision(at_position=8))
     request = stack.submit([1, 2, 3], 20, sampling=sampling())
@@ -276,8 +276,8 @@ def test_a_sequence_that_failed_unheard_fails_again() -> None:
 
 
 def test_a_client_that_is_ahead_of_a_copy_that_is_lost() -> None:
-    """It attached to a runner's stale copy, which is lost again on the way to what the client has: it sends all that
-    it has, and the stream goes on behind it."""
+    """It attached to a runner's stale copy, which is lost before it has caught up with the client. The client sends all
+    its tokens, and the stream continues after them."""
     stack = Stack()
     session = stack.add_runner(backend())
     request = stack.submit([1, 2, 3], 40, seed=3, sampling=sampling(1.0))
@@ -300,7 +300,7 @@ def test_a_client_that_is_ahead_of_a_copy_that_is_lost() -> None:
 
 
 def test_an_id_that_was_used_again_is_the_later_request() -> None:
-    """A runner that was out of reach still holds the request that the client has cancelled."""
+    """A runner that was unreachable still holds the request that the client has cancelled."""
     stack = Stack(no_runner_s=1e6)
     session = stack.add_runner(backend())
     former = stack.submit([1, 2, 3], 90, request_id="same", seed=3, sampling=sampling(1.0))
@@ -314,7 +314,7 @@ def test_an_id_that_was_used_again_is_the_later_request() -> None:
     second = stack.runners.dismiss(max(stack.runners.runners))
     assert second is not None
     stack.runners.connect(51, unreachable)
-    stack.restart_scheduler()  # it is back, and is the first to tell
+    stack.restart_scheduler()  # that runner is back, and is the first to send its snapshot
     stack.runners.connect(60, second, former=2, holds=True)
     advance_until_idle(stack)
     assert_whole([later])
@@ -363,7 +363,7 @@ def test_received_tokens_stay_received() -> None:
 
 
 def test_ids_are_greater_than_those_of_a_scheduler_whose_clock_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two requests of one id the one with the greater sequence ids is the later one."""
+    """Of two requests with one id, the one with the greater sequence ids is the later one."""
     stack = Stack()
     stack.add_runner(backend())
     request = stack.submit([1, 2, 3], 60, sampling=sampling(), seed=1)

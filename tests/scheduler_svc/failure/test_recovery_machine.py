@@ -1,12 +1,12 @@
-"""The state model of recovery: results, deaths, returns, leaves, cancels, swaps and new schedulers, in any order.
+"""State machine test of recovery: results, deaths, returns, leaves, cancels, swaps and new schedulers, in any order.
 
-The real engine, schedulers and hash runners, under the rules of `EngineMachine` and those below. What holds in every
-state: `check_scheduler` after each plan, no stream gets a token that differs from, repeats or skips what its slow twin
-says. What holds in the end: every stream is whole or was cancelled, and pools, queues and quarantine are empty.
+Runs the real engine, schedulers and hash runners under the rules of `EngineMachine` and those below. Invariants in
+every state: `check_scheduler` passes after each plan, and no stream gets a token that differs from, repeats or skips
+its slow twin's. At the end every stream is complete or was cancelled, and pools, queues and quarantine are empty.
 
     ROSTER_TEST_EXAMPLES=5000 pytest tests/scheduler_svc/failure/test_recovery_machine.py
 
-runs more of it.
+runs more examples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CRASHES = [Loss.FAULT, Loss.MEMORY, Loss.HUNG, Loss.REPLACED]
 
 
 class RecoveryMachine(EngineMachine):
-    """Stop strings are left out: it is the front that finds them, again after a restart."""
+    """The machine. Stop strings are omitted, because the front finds them, again after a restart."""
 
     cut = None  # type: ignore[assignment]
 
@@ -42,13 +42,13 @@ class RecoveryMachine(EngineMachine):
 
     @rule()
     def restart(self) -> None:
-        """The scheduler dies; its successor takes over, and the clients attach."""
+        """Kills the scheduler; its successor takes over, and the clients attach."""
         self.stack.restart_scheduler()
 
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False))
     def restart_without_a_runner(self, rng: random.Random) -> None:
-        """One runner comes later than the others, when its sequences may have begun again."""
+        """Restarts the scheduler; one runner joins after the others, when its sequences may have started again."""
         session = self._some_runner(rng)
         late = self.stack.runners.runners[session]
         self.stack.runners.dismiss(session)
@@ -63,13 +63,13 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False))
     def network_cut(self, rng: random.Random) -> None:
-        """A runner is given up, and comes back as it was."""
+        """Ends a runner's session; the runner comes back unchanged."""
         session = self._some_runner(rng)
         runner = self.stack.runners.kill(session, Loss.SILENT)
         num_convicted = self._num_convicted()
         self.stack.step()
         if self._num_convicted() > num_convicted:
-            self.kills += 1  # the verdict fell before the process was back: the loss that rejects is never forgiven
+            self.kills += 1  # refused before the process was back: the loss that causes a refusal is never discounted
         else:
             self.cuts += 1
         self._return(runner, session, holds=False)
@@ -81,7 +81,7 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False), loss=st.sampled_from(CRASHES))
     def crash(self, rng: random.Random, loss: Loss) -> None:
-        """A runner is lost in a way that proves something; a new process comes."""
+        """Loses a runner in a way that counts as evidence; a new process joins."""
         self.stack.runners.kill(self._some_runner(rng), loss)
         self.crashes += 1
         self._add_runner()
@@ -89,9 +89,9 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False), plans=st.integers(1, 5))
     def fall_ill(self, rng: random.Random, plans: int) -> None:
-        """A runner answers its next plans, probes among them, with a fault each, and heals.
+        """Lets a runner answer its next plans, including probes, with a fault each, and recover then.
 
-        However long that takes, it costs a request one loss at most: behind it the runner computes probes only.
+        However long that takes, it costs a request at most one loss: after it the runner computes probes only.
         """
         runner = self.stack.runners.runners[self._some_runner(rng)]
         if not self.stack.runners.ill.get(runner):
@@ -101,7 +101,7 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: any(self.stack.runners.results.values()))
     @rule(rng=st.randoms(use_true_random=False), column=st.sampled_from(["tokens", "statuses", "token_counts"]))
     def truncated(self, rng: random.Random, column: str) -> None:
-        """A result is cut short on its way: the session ends, and the runner begins another."""
+        """Truncates a result in transit: the session ends, and the runner begins another."""
         runners = self.stack.runners
         session = rng.choice(sorted(session for session, queue in runners.results.items() if queue))
         runner = runners.runners[session]
@@ -114,7 +114,7 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: any(self.stack.runners.results.values()))
     @rule(rng=st.randoms(use_true_random=False))
     def doubled(self, rng: random.Random) -> None:
-        """A result comes twice."""
+        """Delivers a result twice."""
         runners = self.stack.runners
         session = rng.choice(sorted(session for session, queue in runners.results.items() if queue))
         runners.deliver(session)
@@ -122,12 +122,12 @@ class RecoveryMachine(EngineMachine):
 
     @rule(role=st.sampled_from(["grammars", "masks"]), after=st.integers(0, 5))
     def mask_process_dies(self, role: str, after: int) -> None:
-        """A mask process is killed over one of the next frames."""
+        """Kills a mask process at one of the next frames."""
         self.stack.fate = dies_once(role, after)
 
     @rule(rng=st.randoms(use_true_random=False), sees_results=st.booleans())
     def wakes_after_its_successor_took_over(self, rng: random.Random, sees_results: bool) -> None:
-        """A scheduler is stopped, another one takes over, and it wakes: what it still tells is right, then it ends."""
+        """Stops a scheduler until another has taken over: what it sends after it wakes is correct, then it ends."""
         former = self.stack.succeed()
         for session in list(former.runners.results) if sees_results else ():
             while former.runners.deliver(session):
@@ -157,7 +157,7 @@ class RecoveryMachine(EngineMachine):
     @precondition(lambda self: self.stack.runners.runners)
     @rule(rng=st.randoms(use_true_random=False))
     def leave(self, rng: random.Random) -> None:
-        """A runner says goodbye and finishes what it has; another one comes."""
+        """Lets a runner leave after it has finished its plans; another one joins."""
         self.stack.runners.leave(self._some_runner(rng))
         self._add_runner()
 

@@ -1,7 +1,7 @@
-"""A new scheduler goes on within a second of a runner's connection, with every slot of a large runner occupied.
+"""A new scheduler resumes within a second of a runner's connection, with every slot of a large runner occupied.
 
-Time is that of this process on a processor, so that a busy machine does not count. The runner's steps are left out: it
-computes what it would have computed anyway.
+Time is this process's CPU time, so that a busy machine has no influence. The runner's steps are left out, because it
+computes the same steps without a restart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT_S = 1.0
 
 
 def test_every_stream_goes_on_within_a_second() -> None:
-    """From Hello to the first new token of each of 256 streams: three turns of the engine, which fit into a second."""
+    """From Hello to the first new token of each of 256 streams: three turns of the engine within a second."""
     stack = Stack(prefix_sharing=True, check=False)
     stack.add_runner(
         HashBackend(
@@ -39,14 +39,14 @@ def test_every_stream_goes_on_within_a_second() -> None:
     former = max(stack.runners.runners)
     runner = stack.runners.runners[former]
     stack.runners.dismiss(former)
-    stack.restart_scheduler()  # no runner is there: the clients attach, and are told to wait
+    stack.restart_scheduler()  # without a runner: the clients attach, and are asked to wait
     stack.runners.connect(99, runner, former=former, holds=True)
 
     spent_s = -time.process_time()
-    stack.engine.step()  # Hello is answered with a Welcome and the question what it holds
+    stack.engine.step()  # answers Hello with a Welcome and a request for a snapshot
     (event,) = stack.runners.events
     assert isinstance(event, GotSnapshot) and len(event.snapshot.sequences) == NUM_SLOTS
-    stack.engine.step()  # the snapshot is taken over, and the first plan goes out
+    stack.engine.step()  # takes the snapshot over and sends the first plan
     spent_s += time.process_time()
     scheduler = stack.engine.pool.schedulers[99]
     assert scheduler.table.num_running == NUM_SLOTS and scheduler.prefill_tokens == 0
@@ -54,7 +54,7 @@ def test_every_stream_goes_on_within_a_second() -> None:
     stack.runners.deliver(99)
     before = stack.engine.requests.totals.sampled_tokens
     spent_s -= time.process_time()
-    stack.engine.step()  # and its result is published
+    stack.engine.step()  # publishes its result
     spent_s += time.process_time()
     assert stack.engine.requests.totals.sampled_tokens - before == NUM_SLOTS
     assert spent_s < LIMIT_S, f"{spent_s:.2f} s"

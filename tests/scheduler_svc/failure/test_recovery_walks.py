@@ -1,10 +1,10 @@
-"""Long random walks by the rules of the recovery machine: no search, no shrinking, and several times as many a second.
+"""Long random walks with the rules of the recovery machine: no search, no shrinking, and several times the rate.
 
-A walk is its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS=1` repeats one, and
+A walk is determined by its seed: `ROSTER_TEST_FIRST_WALK=SEED ROSTER_TEST_WALKS=1` repeats one, and
 
     ROSTER_TEST_WALKS=20000 pytest --timeout=0 tests/scheduler_svc/failure/test_recovery_walks.py
 
-runs many. What holds in every state and in the end is what holds for the machine.
+runs many. The invariants are those of the machine.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ RULES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "mask_process_dies": (2, lambda rng: {"role": rng.choice(["grammars", "masks"]), "after": rng.randrange(6)}),
     "wakes_after_its_successor_took_over": (2, lambda rng: {"rng": rng, "sees_results": rng.random() < 0.5}),
 }
-"""Weight of each rule, and how its arguments are drawn."""
+"""Weight of each rule, and the function that draws its arguments."""
 
 
 def _possible(machine: RecoveryMachine, name: str) -> bool:
-    """The rules' preconditions."""
+    """Returns whether the rule's preconditions are met."""
     if name == "cancel":
         return bool(machine.stack.requests)
     if name in ("truncated", "doubled"):
@@ -101,7 +101,7 @@ def _possible(machine: RecoveryMachine, name: str) -> bool:
 
 
 def walk(seed: int) -> None:
-    """One walk of 20 to 120 rules, and all that has begun in it finished."""
+    """Runs one walk of 20 to 120 rules, and finishes all requests that it started."""
     rng = random.Random(seed)
     machine = RecoveryMachine()
     machine.start(
@@ -121,7 +121,7 @@ def walk(seed: int) -> None:
 
 
 def test_walks() -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # by the thousand
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # for less output
     for seed in range(FIRST_WALK, FIRST_WALK + NUM_WALKS):
         try:
             walk(seed)
@@ -130,7 +130,7 @@ def test_walks() -> None:
 
 
 def test_walks_find_a_late_token_in_anothers_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless rows are checked before they are drawn: as many walks as usual come upon a wrong answer then."""
+    """Without the check of rows before sampling, the usual number of walks finds a wrong answer."""
     monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
     with pytest.raises(AssertionError, match=r"walk \d+: AssertionError"):
         test_walks()

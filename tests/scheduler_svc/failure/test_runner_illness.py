@@ -1,4 +1,4 @@
-"""Losses of runners in a row: how long each is held back, and how many are remembered."""
+"""Consecutive losses of runners: how long each runner is held back, and how many records are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_holds_double_up_to_the_longest() -> None:
     assert runners.is_held("r") and not runners.is_held("another")
 
 
-def test_an_ill_runner_gets_several_chances_before_streams_end_for_want_of_one() -> None:
+def test_a_faulty_runner_gets_several_probes_before_streams_end_for_want_of_one() -> None:
     runners, now_s, probes = RunnerIllness(), 0.0, 0
     runners.lost("r", "a fault", now_s)
     while (now_s := runners.lost("r", "a fault", now_s).until_at) < SchedulerSettings().no_runner_s:
@@ -36,7 +36,7 @@ def test_a_finished_plan_ends_the_row() -> None:
     for _ in range(4):
         illness = runners.lost("r", "a fault", 0.0)
     runners.recovered("r")
-    assert runners.of("r") is None and illness.hold_s == 0.0, "whoever still knows the record holds nothing back"
+    assert runners.of("r") is None and illness.hold_s == 0.0, "the dropped record holds nothing back either"
     assert runners.lost("r", "a fault", 1.0).losses == 1
     runners.recovered("unknown")
 

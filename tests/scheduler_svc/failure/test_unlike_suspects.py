@@ -1,4 +1,4 @@
-"""Runners of unlike sizes that are lost or ill: suspects are tried where they fit, nothing hangs or is misjudged."""
+"""Lost or faulty runners of different sizes: requests are isolated where they fit, none hangs or is refused wrongly."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.lockstep import advance, advance_until_idle
 from tests.support.policies import policy_named
 from tests.support.unlike_pools import JudgedStack, pool_backend
 
-# ---------------------------------------------------------------------- suspects
+# ---------------------------------------------------------------------- quarantined requests
 
 
 def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> None:
-    """Twice a runner is lost with the requests in flight: they are held. The runners that come have these sizes."""
+    """Loses a runner twice with the requests in flight, so that they are quarantined, and adds runners of `sizes`."""
     for size in sizes:
         session = next(s for s, scheduler in stack.engine.pool.schedulers.items() if scheduler.table.num_running)
         assert len(running(stack, session)) == len(requests)
@@ -44,7 +44,7 @@ def suspect(stack: JudgedStack, requests: list[Submitted], sizes: list[int]) -> 
 
 
 def compute_probe(stack: JudgedStack, session: int) -> None:
-    """A runner that came after a loss serves once it has computed the scheduler's probe; the others do nothing."""
+    """Computes the probe of a runner that joined after a loss, so that it serves; the others do nothing."""
     stack.step()
     assert session not in stack.engine.pool.schedulers
     stack.runners.execute(session)
@@ -53,7 +53,7 @@ def compute_probe(stack: JudgedStack, session: int) -> None:
     assert session in stack.engine.pool.schedulers
 
 
-def test_a_suspect_is_tried_on_a_runner_that_holds_it() -> None:
+def test_a_request_is_isolated_on_a_runner_that_can_hold_it() -> None:
     stack = stack_of(LARGE)
     long = stack.submit([1] * 20, 100)
     advance(stack, 5)
@@ -64,7 +64,7 @@ def test_a_suspect_is_tried_on_a_runner_that_holds_it() -> None:
     finish(stack, long)
 
 
-def test_a_suspect_that_no_runner_holds_keeps_no_other_from_its_trial() -> None:
+def test_a_quarantined_request_that_no_runner_can_hold_blocks_no_isolation() -> None:
     stack = stack_of(LARGE)
     long, short = stack.submit([1] * 20, 100), stack.submit([2], 30)
     advance(stack, 5)
@@ -77,7 +77,7 @@ def test_a_suspect_that_no_runner_holds_keeps_no_other_from_its_trial() -> None:
     assert end_of(long).reason == FinishReason.UNAVAILABLE and not stack.engine.quarantine.active
 
 
-def test_a_suspect_that_no_runner_holds_is_tried_when_one_comes() -> None:
+def test_a_quarantined_request_that_no_runner_can_hold_is_isolated_when_one_joins() -> None:
     stack = stack_of(LARGE)
     long = stack.submit([1] * 20, 100)
     advance(stack, 5)
@@ -91,8 +91,8 @@ def test_a_suspect_that_no_runner_holds_is_tried_when_one_comes() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_suspect_is_as_long_as_those_of_its_choices_that_wait(left: int) -> None:
-    """One choice has ended, when the other is shortened to what nearly equal runners hold."""
+def test_a_quarantined_request_is_as_long_as_its_waiting_choices(left: int) -> None:
+    """One choice has ended when the other is shortened to the capacity of nearly equal runners."""
     stack = stack_of(LARGE)
     sampling = plan_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1)
     alone = [
@@ -114,7 +114,7 @@ def test_a_suspect_is_as_long_as_those_of_its_choices_that_wait(left: int) -> No
     stack.assert_clean()
 
 
-def test_suspects_that_no_runner_holds_are_ranked_by_the_policy_in_force() -> None:
+def test_quarantined_requests_that_no_runner_can_hold_are_ranked_by_the_policy_in_force() -> None:
     stack = stack_of(LARGE, policy="fcfs")
     long = stack.submit([1] * 20, 100, priority=5)
     advance(stack, 5)
@@ -126,7 +126,7 @@ def test_suspects_that_no_runner_holds_are_ranked_by_the_policy_in_force() -> No
     finish(stack, long)
 
 
-def test_a_suspect_that_no_runner_holds_is_absolved_when_its_runner_comes_back() -> None:
+def test_a_quarantined_request_that_no_runner_can_hold_is_cleared_when_its_runner_is_back() -> None:
     stack = stack_of(LARGE)
     long = stack.submit([1] * 20, 100)
     advance(stack, 5)
@@ -144,8 +144,8 @@ def test_a_suspect_that_no_runner_holds_is_absolved_when_its_runner_comes_back()
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_a_request_that_waits_for_the_runner_of_a_trial_is_not_given_up_when_that_ends(turns: int) -> None:
-    """Its time is up in any turn of the isolation, also in the one that brings the last token of whoever is tried."""
+def test_a_request_that_waits_for_the_runner_of_an_isolation_is_not_given_up_when_that_ends(turns: int) -> None:
+    """Its time is up in any turn of the isolation, also in the one with the last token of the isolated request."""
     stack = stack_of(SMALL, LARGE)
     tried = stack.submit([1] * 40, 1)
     stack.step()
@@ -156,8 +156,8 @@ def test_a_request_that_waits_for_the_runner_of_a_trial_is_not_given_up_when_tha
     finish(stack, tried, waits)
 
 
-def test_who_waits_for_a_larger_runner_keeps_no_suspect_from_its_trial() -> None:
-    """Others go first to a runner that was lost to the suspect, but only those that it can hold."""
+def test_a_request_that_waits_for_a_larger_runner_blocks_no_isolation() -> None:
+    """Others go first to a runner that was lost with the quarantined request, but only those that it can hold."""
     stack = stack_of(SMALL, policy="fcfs")
     session = 100
     fatal = stack.submit([1] * 20, 100, timeout_ms=60_000)
@@ -176,12 +176,12 @@ def test_who_waits_for_a_larger_runner_keeps_no_suspect_from_its_trial() -> None
             ill = add(stack, 2 * LARGE)
             stack.step()
             longest = stack.submit([2] * 20, 200)
-            stack.runners.plans[ill].clear()  # its probe is lost on its way
+            stack.runners.plans[ill].clear()  # its probe is lost in transit
     assert longest is not None and longest.refused is None and stack.now_s < NO_RUNNER_S
     assert fatal.refused is not None and fatal.refused.code == grpc.StatusCode.INTERNAL.value[0]
 
 
-# ---------------------------------------------------------------------- ill runners
+# ---------------------------------------------------------------------- faulty runners
 
 
 @pytest.mark.parametrize("recovers", [True, False])
@@ -208,7 +208,7 @@ def test_a_request_that_only_a_runner_on_probation_holds_waits_for_it(recovers: 
     stack.step()
     for request in (long, later):
         assert end_of(request).reason == FinishReason.UNAVAILABLE
-        assert "that holds its 100 tokens (prompt and max_tokens) loses every plan" in end_of(request).message
+        assert "that can hold its 100 tokens (prompt and max_tokens) loses every plan" in end_of(request).message
     stack.runners.kill(ill)
     stack.step()
     assert stack.model.pool_tokens == 33

@@ -1,4 +1,4 @@
-"""A request that ends runners is found, an ill runner alone rejects nobody, and clients hear what happened."""
+"""A request that crashes runners is found, a faulty runner alone gets no request refused, and refusals say why."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
 @pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE, Loss.SILENT, Loss.MEMORY])
-def test_the_only_runner_is_ill_and_nobody_is_accused(loss: Loss) -> None:
-    """Requests wait, readiness is gone, and both are back with the runner."""
+def test_the_only_runner_is_faulty_and_no_request_is_refused(loss: Loss) -> None:
+    """Requests wait and the service is not ready; both recover with the runner."""
     hospital = Hospital("ill")
     hospital.ill["ill"] = loss
     requests = [hospital.submit(number) for number in range(6)]
@@ -38,20 +38,20 @@ def test_the_only_runner_is_ill_and_nobody_is_accused(loss: Loss) -> None:
     hospital.stack.assert_clean()
 
 
-def test_streams_end_in_time_where_all_runners_stay_ill() -> None:
+def test_streams_end_in_time_if_all_runners_stay_faulty() -> None:
     hospital = Hospital("ill", no_runner_s=20)
     hospital.ill["ill"] = Loss.FAULT
     request = hospital.submit()
     hospital.run(40.0)
     (stream,) = request.streams
     assert stream.end is not None and stream.end.reason == FinishReason.UNAVAILABLE
-    assert stream.end.message == "the runners that are there lose every plan"
+    assert stream.end.message == "all connected runners lose every plan"
 
 
 @pytest.mark.parametrize("neighbours", [0, 12])
 @pytest.mark.parametrize("loss", [Loss.FAULT, Loss.GONE])
 def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbours: int) -> None:
-    """Where others wait they are computed between its isolations; else the probe is."""
+    """If others wait, they are computed between its isolations; otherwise the probe is."""
     hospital = Hospital("only")
     hospital.fatal = loss
     beside = [hospital.submit(number) for number in range(neighbours)]
@@ -60,7 +60,7 @@ def test_one_runner_suffices_to_find_a_request_that_ends_it(loss: Loss, neighbou
     assert fatal.refused is not None and fatal.refused.code == INTERNAL
     assert served(*beside)
     assert len(hospital.losses) <= STRIKES + LONE_LOSSES + 2
-    assert hospital.engine.probation.illness.of("only") is None, "its losses are explained"
+    assert hospital.engine.probation.illness.of("only") is None, "the request explains its losses"
     assert not hospital.engine.reports.status().held_back
     hospital.stack.assert_clean()
 
@@ -74,8 +74,8 @@ def test_two_that_end_the_only_runner_do_not_shield_each_other() -> None:
     assert len(hospital.losses) <= STRIKES + 2 * LONE_LOSSES + 2
 
 
-def test_two_runners_are_both_tried() -> None:
-    """A conviction needs both, though one of them is emptier each time."""
+def test_a_refusal_needs_losses_of_both_runners() -> None:
+    """A refusal needs a loss on both, though one of them is less loaded each time."""
     hospital = Hospital("a", "b")
     hospital.fatal = Loss.FAULT
     long = [hospital.submit(number, 60) for number in range(3)]
@@ -88,7 +88,7 @@ def test_two_runners_are_both_tried() -> None:
 
 
 def test_a_request_alone_with_a_lack_of_memory_waits_for_its_deadline() -> None:
-    """The probe needs none: that it comes back proves nothing against the request."""
+    """The probe needs next to no memory, so a passed probe is no evidence against the request."""
     hospital = Hospital("only")
     hospital.fatal = Loss.MEMORY
     request = hospital.stack.submit([1, FATAL, 2], 8, timeout_ms=100_000)
@@ -98,8 +98,8 @@ def test_a_request_alone_with_a_lack_of_memory_waits_for_its_deadline() -> None:
     assert len(hospital.losses) <= PARDONS + STRIKES + 8, "held back for longer each time"
 
 
-def test_a_lack_of_memory_that_others_do_not_have_convicts() -> None:
-    """The same, but others come: those are computed, between two losses of this one alone."""
+def test_a_lack_of_memory_that_others_do_not_have_is_attributed() -> None:
+    """The same, but other requests are computed between two losses of this one in isolation."""
     hospital = Hospital("only")
     hospital.fatal = Loss.MEMORY
     request = hospital.stack.submit([1, FATAL, 2], 8)
@@ -115,17 +115,17 @@ def test_a_lack_of_memory_that_others_do_not_have_convicts() -> None:
     assert served(*beside)
 
 
-# ---------------------------------------------------------------------- what happened, in words
+# ---------------------------------------------------------------------- messages
 
 
 WORDS = {
     Loss.GONE: "the process that computed it ended, or its connection broke",
-    Loss.SILENT: "fell silent",
+    Loss.SILENT: "stopped responding",
     Loss.HUNG: "did not end its step in time",
     Loss.FAULT: "answered with a fault",
     Loss.MEMORY: "ran out of memory",
     Loss.REPLACED: "replaced by a new one",
-    Loss.UNSOUND: "answered what can't be",
+    Loss.UNSOUND: "sent an impossible answer",
 }
 
 
@@ -162,7 +162,7 @@ def test_a_refusal_says_both_things_that_happened() -> None:
         "plan 3 failed in the backend: DriverError: CUDA_ERROR_OUT_OF_MEMORY",
     ],
 )
-def test_a_lack_of_memory_is_told_by_the_fault(reason: str) -> None:
+def test_a_lack_of_memory_is_recognised_by_the_fault(reason: str) -> None:
     assert Loss.of_fault(reason) is Loss.MEMORY
 
 

@@ -1,4 +1,4 @@
-"""The pool against a model of it: no block lost or owned twice, only READY content hit, LRU and deepest first."""
+"""The pool against a model: no block lost or owned twice, only READY content hit, eviction LRU and deepest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [chain_hash(root_hash("test"), bytes([number])) for number in range(6)]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Tables hold blocks; names are announced, confirmed and hit in any order."""
+    """Tables own blocks; names are announced, confirmed and hit in any order."""
 
     def __init__(self) -> None:
         super().__init__()

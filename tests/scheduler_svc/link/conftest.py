@@ -1,4 +1,4 @@
-"""A link whose clock stands still unless the test moves it."""
+"""A link whose clock only the test advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CURVE on the link: an allowed key gets in, encrypted; another key, none, and a wrong server do not."""
+"""CURVE on the link: an allowed key connects, encrypted; another key, no key, or a wrong server key does not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def link(keys: Keys) -> Iterator[RunnerLink]:
 
 
 def knock(link: RunnerLink, curve: CurveClient | None, wait_s: float) -> list[RunnerEvent]:
-    """What the scheduler hears of a runner with these keys within `wait_s`."""
+    """Returns the events of a runner with these keys within `wait_s`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -72,7 +72,7 @@ def test_an_allowed_key_gets_in(link: RunnerLink, keys: Keys) -> None:
 def test_strangers_do_not(link: RunnerLink, keys: Keys) -> None:
     assert knock(link, CurveClient.read(keys.stranger, keys.scheduler_public), NOTHING_S) == []
     assert knock(link, None, NOTHING_S) == []
-    # A runner that takes somebody else for its scheduler tells that one nothing.
+    # A runner that has another server's key sends nothing to this one.
     assert knock(link, CurveClient.read(keys.allowed, keys.stranger_public), NOTHING_S) == []
 
 

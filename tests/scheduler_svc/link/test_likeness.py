@@ -1,4 +1,4 @@
-"""A runner that would answer in another way is refused with a sentence; what is only its size is its own."""
+"""A runner that would answer differently is refused with a reason; capacities may differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Change = Callable[[plan_pb2.Hello], Any]
 
 
 def hello() -> plan_pb2.Hello:
-    """Of a runner with everything that can be told."""
+    """Returns the Hello of a runner that reports everything."""
     hello = Runner(HashBackend(num_slots=4, num_blocks=64), "first").hello()
     hello.fingerprints.update({"rope": "default, theta 10000", "kv": "bfloat16", "numerics": "sm_90 bfloat16"})
     hello.model.special_tokens["eos_token"] = "<|im_end|>"
@@ -77,13 +77,13 @@ def test_what_is_its_own_may_differ(what: str) -> None:
 
 
 def test_every_field_of_hello_and_model_is_decided_on() -> None:
-    """A new field has its place here before it is served."""
+    """A new field must be added here before it is served."""
     about_the_link = {"protocol_version", "term", "term_id", "features", "fingerprints", "model", "longest_context"}
     fields = {field.name for message in (plan_pb2.Hello, plan_pb2.Model) for field in message.DESCRIPTOR.fields}
     assert fields == about_the_link | (set(UNLIKE) | set(OWN)) & fields
 
 
-def test_what_the_first_does_not_tell_is_that_of_the_first_who_does() -> None:
+def test_what_the_first_does_not_report_is_that_of_the_first_to_report_it() -> None:
     likeness, silent = Likeness(), hello()
     silent.fingerprints.clear()
     for one in (silent, hello()):
@@ -98,7 +98,7 @@ def test_what_the_first_does_not_tell_is_that_of_the_first_who_does() -> None:
 
 
 def test_of_two_that_resume_at_once_the_second_is_checked_against_the_first() -> None:
-    """Neither is there yet when they say hello to a new scheduler."""
+    """Neither has joined when both say hello to a new scheduler."""
     stack = Stack()
     first, second = (Runner(HashBackend(vocab_size=size), f"r{size}") for size in (259, 300))
     stack.runners.connect(1, first, former=77, holds=True)

@@ -1,7 +1,7 @@
-"""Scheduler and runner are upgraded one at a time: each of today understands, and is understood by, one of before.
+"""Scheduler and runner are upgraded one at a time: the current version of each works with an earlier one.
 
-What was said then is in tests/link_frames, recorded by `tests/support/record_frames.py` at the commit in its name. A
-field of the link that is newer goes only to a peer that has named its feature.
+The earlier frames are in tests/link_frames, recorded by `tests/support/record_frames.py` at the commit in their name. A
+newer field of the link is sent only to a peer that has named its feature.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.replayed_runner import ReplayedRunner
 ROOT = Path(__file__).parents[3]
 LEAST_REPLAYED = 8
 NEW_IN_HELLO = {f"ToScheduler.hello.{number}" for number in (12, 13, 14)}
-"""Said before the peer is known; an older scheduler drops it."""
+"""Sent before the peer is known; an older scheduler drops it."""
 
 
 @pytest.fixture(params=VERSIONS)
@@ -50,7 +50,7 @@ def stack() -> Iterator[LinkedStack]:
 
 
 def sessions(frames: list[Frame]) -> list[list[Frame]]:
-    """The frames of each session, from its Hello on."""
+    """Returns the frames of each session, from its Hello on."""
     parts: list[list[Frame]] = []
     for frame in frames:
         if frame.from_runner and frame.to_scheduler.HasField("hello"):
@@ -114,7 +114,7 @@ def test_todays_scheduler_goes_on_with_an_earlier_runners_results(
 def test_todays_scheduler_recovers_from_an_earlier_ones_snapshot(
     folder: Path, schema: RecordedSchema, stack: LinkedStack
 ) -> None:
-    """Constrained sequences among it: their matchers are made anew from what the snapshot says."""
+    """Includes constrained sequences: their matchers are rebuilt from the snapshot."""
     before, after = sessions(read_frames(folder / "constrained.frames"))
     runner = Runner(backend())
     execute(runner, before)
@@ -129,7 +129,7 @@ def test_todays_scheduler_recovers_from_an_earlier_ones_snapshot(
 
 
 def execute(runner: Runner, frames: list[Frame]) -> None:
-    """A session; a plan whose masks never came has computed what needs none."""
+    """Executes a session; a plan whose masks never arrived has computed what needs none."""
     runner.reset()
     masks = {m.number: m.masks for f in frames if not f.from_runner and (m := f.to_runner).HasField("masks")}
     for frame in frames:
@@ -155,7 +155,7 @@ def test_todays_scheduler_turns_an_earlier_runner_away(
 def test_todays_runner_executes_an_earlier_schedulers_frames(
     folder: Path, schema: RecordedSchema, scene: str, tmp_path: Path
 ) -> None:
-    """It answers each with what was answered then, and with nothing that was not known then."""
+    """It answers each frame as the earlier runner did, with no field that was unknown then."""
     parts = sessions(read_frames(folder / f"{scene}.frames"))
     scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
     link = PlanSocket(Runner(backend(), "recorded"), scheduler.endpoint)
@@ -163,7 +163,7 @@ def test_todays_runner_executes_an_earlier_schedulers_frames(
     thread.start()
     try:
         for index, frames in enumerate(parts):
-            if index and scene == "constrained":  # the scheduler dies, once all that it sent is there
+            if index and scene == "constrained":  # the scheduler dies once everything it sent has arrived
                 scheduler.send(session=parts[0][-1].to_runner.session, ping=plan_pb2.Ping())
                 scheduler.expect("pong")
                 scheduler.close()
@@ -191,7 +191,7 @@ def hear(scheduler: FakeScheduler, wanted: plan_pb2.ToScheduler, schema: Recorde
 
 
 def comparable(frame: bytes, schema: RecordedSchema) -> Any:
-    """The message as that version reads it, without times."""
+    """Returns the message as that version reads it, without times."""
     message: Any = schema.parse("ToScheduler", frame)
     message.result.ClearField("timings")
     message.DiscardUnknownFields()

@@ -1,4 +1,4 @@
-"""Two processes of one runner id: the one that is there stays, and one that is gone is replaced."""
+"""Two processes with one runner id: a live holder stays, and a lost one is replaced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ping_of(runner: FakeRunner) -> int:
 def test_a_newcomer_is_refused_while_the_other_answers(
     link: RunnerLink, clock: Clock, holder: FakeRunner, newcomer: FakeRunner
 ) -> None:
-    """Hours long, if it comes again and again: the one that is there loses nothing."""
+    """However often the newcomer tries, for hours: the holder loses nothing."""
     session = join(link, holder)
     link.send_plan(session, 1, plan_pb2.Plan())
     holder.hear()
@@ -59,7 +59,7 @@ def test_a_newcomer_is_refused_while_the_other_answers(
 def test_a_silent_one_is_replaced_in_time(
     link: RunnerLink, clock: Clock, holder: FakeRunner, newcomer: FakeRunner
 ) -> None:
-    """An answer to an earlier ping proves nothing, nor does a result."""
+    """Neither an answer to an earlier ping nor a result is evidence."""
     session = join(link, holder)
     link.send_plan(session, 1, plan_pb2.Plan())
     holder.hear()
@@ -121,7 +121,7 @@ def test_two_that_come_at_once(link: RunnerLink, clock: Clock, holder: FakeRunne
 def test_one_that_leaves_is_waited_for(
     link: RunnerLink, clock: Clock, holder: FakeRunner, newcomer: FakeRunner
 ) -> None:
-    """A rolling restart whose new process is quicker than the last plans of the old one."""
+    """A rolling restart whose new process starts before the old one has finished its last plans."""
     session = join(link, holder)
     link.send_plan(session, 1, plan_pb2.Plan())
     holder.hear()
@@ -137,7 +137,7 @@ def test_one_that_leaves_is_waited_for(
     assert isinstance(joined, Joined) and newcomer.hears_nothing()
 
 
-def test_the_schedulers_own_pause_replaces_nobody(
+def test_the_schedulers_own_pause_replaces_no_runner(
     link: RunnerLink, clock: Clock, holder: FakeRunner, newcomer: FakeRunner
 ) -> None:
     session = join(link, holder)

@@ -49,7 +49,7 @@ def test_a_fault_ends_the_session(context: zmq.Context, link: RunnerLink) -> Non
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
     runner.say(session, event=plan_pb2.Event(fault="slot 9"))
-    assert await_events(link) == [Lost(session, "it refused a plan or failed half way: slot 9", Loss.FAULT)]
+    assert await_events(link) == [Lost(session, "it refused a plan or failed while executing it: slot 9", Loss.FAULT)]
     link.send_plan(session, 1, plan_pb2.Plan())
     assert runner.hears_nothing()
 
@@ -71,7 +71,7 @@ def test_results_are_handed_on_once_and_in_order(
     context: zmq.Context,
     link: RunnerLink,  # type: ignore[type-arg]
 ) -> None:
-    """One that was overtaken or lost is asked for by sending its plan again, which the runner answers."""
+    """A result that was overtaken or lost is requested by sending its plan again, which the runner answers."""
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
     for number in (1, 2, 3):
@@ -115,13 +115,13 @@ def test_a_runner_of_an_earlier_scheduler_is_asked_what_it_holds(
     welcome = runner.hear().welcome
     assert welcome.resume and welcome.term == link.term.number > 9
     assert runner.hear().HasField("snapshot_request")
-    clock.now_s += 1.5  # the request, or its answer, was lost
+    clock.now_s += 1.5  # the request or its answer was lost
     settle(link)
     assert runner.hear().HasField("ping") and runner.hear().HasField("snapshot_request")
     for _ in range(2):
         runner.say(joined.session, snapshot=plan_pb2.Snapshot(last_plan=3))
     assert await_events(link) + settle(link) == [GotSnapshot(joined.session, plan_pb2.Snapshot(last_plan=3))]
-    # After the loss of this session, which was ours, nothing is left to resume.
+    # This scheduler opened the lost session, so no state is left to resume.
     runner.say(joined.session, event=plan_pb2.Event(fault="x"))
     await_events(link)
     runner.say(joined.session, hello=plan_pb2.Hello(protocol_version=1, runner_id="r", term=link.term.number))
@@ -135,7 +135,7 @@ def test_once_it_has_sent_a_plan_a_later_term_fences_it(context: zmq.Context, li
     link.send_plan(session, 1, plan_pb2.Plan())
     runner.hear()
     number = link.term.number
-    runner.say(session, event=plan_pb2.Event(fenced=number, fenced_id=link.term.id))  # an old message of our own
+    runner.say(session, event=plan_pb2.Event(fenced=number, fenced_id=link.term.id))  # an old message of its own term
     assert settle(link) == []
     runner.say(session, event=plan_pb2.Event(fenced=number + 1))
     fenced, lost = await_events(link, 2)
@@ -151,7 +151,7 @@ def test_a_runner_that_went_into_another_session_begins_anew(
 ) -> None:
     runner = FakeRunner(context, link.endpoint)
     session = join(link, runner)
-    runner.hello(session=0)  # it crossed our Welcome
+    runner.hello(session=0)  # it crossed the Welcome
     settle(link)
     assert runner.hear().HasField("welcome")
     runner.say(session, pong=plan_pb2.Pong())
@@ -178,11 +178,11 @@ def test_silence_and_a_plan_held_too_long_end_the_session(
         lost += link.receive()
     reasons = {event.session: event.reason for event in lost if isinstance(event, Lost)}
     assert set(reasons) == {first, second}
-    assert "silent" in reasons[first] and "held a plan" in reasons[second]
+    assert "silent" in reasons[first] and "owed a result" in reasons[second]
     assert silent.hear().HasField("ping")
 
 
-def test_the_schedulers_own_pause_kills_nobody(
+def test_the_schedulers_own_pause_ends_no_session(
     context: zmq.Context,
     link: RunnerLink,
     clock: Clock,  # type: ignore[type-arg]

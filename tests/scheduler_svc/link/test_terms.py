@@ -1,4 +1,4 @@
-"""Which scheduler is the later one: no clock is asked, and of two that start at once exactly one goes on."""
+"""Terms decide without a clock which scheduler is later: of two that start at once exactly one continues."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.record_frames import backend
 Context = zmq.Context  # type: ignore[type-arg]
 DAY_NS = 86_400 * 10**9
 LEGACY = 1_790_000_000_000_000_000
-"""A term of a scheduler that took the time for it."""
+"""Term of an older scheduler that used its clock for it."""
 
 
 @pytest.fixture
 def connect(context: Context) -> Callable[[RunnerLink], FakeRunner]:
-    """Makes a runner, which is there until the test ends."""
+    """Returns a function that connects a runner, which stays until the test ends."""
     there: list[FakeRunner] = []
 
     def make(link: RunnerLink) -> FakeRunner:
@@ -55,7 +55,7 @@ def test_terms_are_compared_as_pairs() -> None:
 def test_a_successor_whose_clock_is_a_day_off_is_the_later_one(
     context: Context, connect: Connect, monkeypatch: pytest.MonkeyPatch, skew_ns: int
 ) -> None:
-    """Also where it meets a fresh runner first: the others tell it of its predecessor later."""
+    """Also if it meets a fresh runner first: the others report its predecessor later."""
     now_ns, now_s = time.time_ns, time.time
     former = make_link(context)
     join(former, connect(former))
@@ -74,12 +74,12 @@ def test_a_successor_whose_clock_is_a_day_off_is_the_later_one(
 
 
 def test_pings_tell_of_the_longest_context_that_any_scheduler_met(connect: Connect, link: RunnerLink) -> None:
-    """To runners that can tell it on, which of them the next scheduler meets first."""
+    """To runners that can report it to the next scheduler, whichever it meets first."""
     small, old = connect(link), connect(link)
     join(link, connect(link), "large", model=plan_pb2.Model(context_length=500))
     old_session = join(link, old, "old", features=[TERMS])
     session = join(link, small, "small", model=plan_pb2.Model(context_length=64), features=[CONTEXTS])
-    small.hello("small", session=session)  # it has not heard of the scheduler for a while
+    small.hello("small", session=session)  # it has not heard from the scheduler for a while
     settle(link)
     assert small.hear().ping.longest_context == 500
     join(link, connect(link), "told", model=plan_pb2.Model(context_length=64), longest_context=900)
@@ -113,7 +113,7 @@ def test_runners_that_were_welcomed_before_hear_of_the_raised_term(connect: Conn
     assert old.hears_nothing()
 
 
-def test_one_that_is_fenced_says_by_whom(connect: Connect, link: RunnerLink) -> None:
+def test_a_fenced_scheduler_reports_the_fencing_term(connect: Connect, link: RunnerLink) -> None:
     """So that the next process, whichever runner it meets first, is not fenced by the same term again."""
     first = connect(link)
     link.send_plan(join(link, first, "fresh", features=[TERMS]), 1, plan_pb2.Plan())
@@ -125,14 +125,14 @@ def test_one_that_is_fenced_says_by_whom(connect: Connect, link: RunnerLink) -> 
 
 
 def test_before_its_first_plan_it_raises_its_term_instead(connect: Connect, link: RunnerLink) -> None:
-    """Whether a newcomer tells of a greater one, or a runner that another scheduler has taken meanwhile."""
+    """Whether a newcomer reports a greater one, or a runner that another scheduler has taken in the meantime."""
     runner = connect(link)
     session = join(link, runner)
     runner.say(session, event=plan_pb2.Event(fenced=9))
     (lost,) = await_events(link)
     assert link.term.number == 10 and not isinstance(lost, Fenced)
     other = connect(link)
-    other.hello("other", term=10, term_id=(1 << 64) - 1)  # the same number, and a greater id
+    other.hello("other", term=10, term_id=(1 << 64) - 1)  # the same number and a greater id
     (joined,) = await_events(link)
     assert isinstance(joined, Joined) and link.term.number == 11
 
@@ -173,9 +173,9 @@ def port_of(stack: LinkedStack) -> int:
 
 @pytest.mark.parametrize("serving", [False, True])
 def test_of_two_schedulers_that_start_at_once_exactly_one_serves(serving: bool) -> None:
-    """Each has met a runner of its own; then both runners come to one of them, and back to the other.
+    """Each has met a runner of its own; then both runners move to one of them, and then to the other.
 
-    `serving`: both have sent plans by then; else each raises its term above the other's until it has.
+    `serving`: both have sent plans by then; otherwise each raises its term above the other's until it has.
     """
     stacks = [LinkedStack(), LinkedStack()]
     ports = [port_of(stack) for stack in stacks]
@@ -183,7 +183,7 @@ def test_of_two_schedulers_that_start_at_once_exactly_one_serves(serving: bool) 
     def until(done: Callable[[], object]) -> None:
         deadline = time.monotonic() + 20
         while not done():
-            assert time.monotonic() < deadline, "it does not come"
+            assert time.monotonic() < deadline, "it did not connect"
             for stack in stacks:
                 stack.now_s += 0.02
                 stack.step()
@@ -199,7 +199,7 @@ def test_of_two_schedulers_that_start_at_once_exactly_one_serves(serving: bool) 
         until(lambda: all(map(running, stacks)))
         assert [stack.link.term.number for stack in stacks] == [1, 1]
         if not serving:
-            for _ in range(2):  # they change places
+            for _ in range(2):  # they swap places
                 for index, proxy in enumerate((second, first)):
                     proxy.retarget(ports[index])
                 until(lambda: not any(map(running, stacks)))

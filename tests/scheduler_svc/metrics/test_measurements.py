@@ -1,4 +1,4 @@
-"""Histograms and what they are fed with."""
+"""Histograms and the measurements they count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invented tenants don't fill the ledger."""
+"""Invented tenants do not fill the ledger."""
 
 from __future__ import annotations
 

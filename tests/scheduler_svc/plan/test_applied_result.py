@@ -1,4 +1,4 @@
-"""Results that do not fit their plan: the runner starts a new session, and its sequences go on."""
+"""Results that do not fit their plan: the runner starts a new session, and its sequences continue."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_a_result_that_does_not_fit_its_plan_ends_the_session(
     runners.connect(served.session, runner)
     served.finish()
     for request in requests:
-        served.cached(request)  # the stream is right
+        served.cached(request)  # the stream is correct
     served.stack.assert_clean()

@@ -1,4 +1,4 @@
-"""Steps that follow from the one before are the very steps that the scheduler would have planned from its columns."""
+"""Steps derived from the previous plan equal those that the scheduler would have planned from its columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_REQUESTS = count(40, in_ci=24)
 
 
 def plans_of(setup: Setup, trace: Trace) -> list[bytes]:
-    """All plans, without what differs from one engine to the next: ids and contexts of the admissions."""
+    """Returns all plans, without what differs between engines: ids and contexts of the admissions."""
     plans = []
     simulation = Simulation(trace, setup)
     send = simulation.runners.send_plan
@@ -74,7 +74,7 @@ def test_the_same_plans_without_the_fast_path(policy: str, kv_tokens: int, monke
 
 @pytest.mark.parametrize("kv_tokens", [1024, 16384])
 def test_the_same_victims_if_all_are_looked_at(kv_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound on the ranks that run only spares looking at them."""
+    """The bound on running ranks only saves comparisons."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     trace, setup = random_trace(seed, NUM_REQUESTS), random_setup(seed, "priority", kv_tokens)

@@ -1,4 +1,4 @@
-"""Forecasts of step times, and plans that are held back by them."""
+"""Predicted step times, and plans that are delayed by them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_shortest_of_the_last_steps_of_about_that_size_counts() -> None:
     assert clock.least_s(2000) == clock.least_s(500) == 0.0
     for _ in range(8):
         clock.record(1010, 0.6)
-    assert clock.least_s(1000) == 0.6, "what is long ago is forgotten"
+    assert clock.least_s(1000) == 0.6, "old steps are forgotten"
 
 
 def test_small_sizes_have_classes_of_their_own() -> None:
@@ -45,7 +45,7 @@ class Timed:
         return len(scheduler.in_flight)
 
     def finish_step(self) -> None:
-        """The oldest plan's time is over."""
+        """Advances the clock to the end of the oldest plan."""
         self.stack.now_s += STEP_S
         self.stack.runners.execute(self.session)
         self.stack.runners.deliver(self.session)
@@ -67,11 +67,11 @@ def test_a_plan_is_held_back_until_shortly_before_the_runner_runs_dry() -> None:
     stack.submit([1, 2, 3], 40)
     stack.step()
     for _ in range(3):
-        timed.finish_step()  # nothing is known of such steps yet: at once
+        timed.finish_step()  # no such step is known yet: at once
     begin_at = stack.now_s
     assert timed.in_flight == 1, "held back"
     assert stack.engine.wake_at == pytest.approx(begin_at + 0.9 * STEP_S - 0.005)
-    late = stack.submit([4, 5], 2)  # comes while the plan is held back, and is in it
+    late = stack.submit([4, 5], 2)  # arrives while the plan is delayed, and is in it
     stack.now_s = begin_at + 0.9 * STEP_S - 0.006
     stack.step()
     assert timed.in_flight == 1

@@ -1,4 +1,4 @@
-"""Stop tokens of many against looking each token up, as sequences come and go."""
+"""Stop tokens of many sequences against a look-up per token, as sequences join and leave."""
 
 from __future__ import annotations
 

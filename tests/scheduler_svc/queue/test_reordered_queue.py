@@ -1,4 +1,4 @@
-"""A policy swap with many waiting: no turn is held up, and the order is right once all are ranked."""
+"""A policy swap with many waiting sequences: no turn is delayed, and the order is right once all are ranked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.swap_gaps import SwapTrial
 
 
 class ByTuple(Policy):
-    """Keys that compare with no other policy's."""
+    """Its keys do not compare with those of other policies."""
 
     def key(self, request: RequestView, ledger: object) -> Any:
         return (-request.prompt_tokens, request.arrival_s)
 
 
 class Slow(Policy):
-    """A key that takes its time."""
+    """Its key takes time."""
 
     def key(self, request: RequestView, ledger: object) -> Any:
         begin_at = time.monotonic()
@@ -37,7 +37,7 @@ class Slow(Policy):
 
 
 class OneSlot:
-    """A stack with one slot, taken, and `waiting` behind it, of which nobody is shared or held."""
+    """A stack with one slot, occupied, and `waiting` requests behind it, none of them placed elsewhere or held."""
 
     def __init__(self, waiting: int, **settings: object) -> None:
         self.stack = Stack(**{"prefix_sharing": False, **settings})
@@ -57,7 +57,7 @@ class OneSlot:
         return self.stack.submit(prompt, max_tokens, priority=self.rng.randrange(-3, 4), **fields)
 
     def finish(self) -> list[int]:
-        """Ends the first, and all others one after the other; their handles in order."""
+        """Ends the first request and all others one after the other; returns their handles in order."""
         self.stack.front.put(cancel=engine_pb2.Cancel(handle=self.first.handle))
         order: list[int] = []
         while not self.stack.engine.requests.idle:
@@ -72,7 +72,7 @@ class OneSlot:
 
 
 def ranked(stack: Stack, policy: Policy, requests: list[Submitted]) -> list[int]:
-    """Handles in the policy's order."""
+    """Returns the handles in the policy's order."""
     views = {}
     for request in requests:
         known = stack.engine.requests.book.by_handle(request.handle)
@@ -114,7 +114,7 @@ def test_the_order_is_the_new_policys_whatever_happens_meanwhile(target: str) ->
 
 
 def test_the_best_of_those_that_are_ranked_is_seated_meanwhile() -> None:
-    """Nobody waits for the reordering to end."""
+    """No sequence waits for the reordering to end."""
     case = OneSlot(40)
     stack = case.stack
     stack.engine.swap.most_ranked = 1
@@ -128,7 +128,7 @@ def test_the_best_of_those_that_are_ranked_is_seated_meanwhile() -> None:
 
 
 def test_its_order_is_that_of_the_new_queue() -> None:
-    """Whoever compares its head with a sequence elsewhere, or keeps some of it aside in the same order."""
+    """For callers that compare its head with a sequence elsewhere, or park some of it in the same order."""
     case = OneSlot(10)
     case.stack.engine.swap.most_ranked = 3
     case.stack.engine.change_policy(policy_named("fair"))
@@ -141,7 +141,7 @@ def test_its_order_is_that_of_the_new_queue() -> None:
 
 @pytest.mark.parametrize("most_ranked", [1, 7])
 def test_held_sequences_stay_held(most_ranked: int) -> None:
-    """Of tenants at their limit, over two swaps to policies whose keys don't compare; `check` proves the shares."""
+    """For tenants at their limit, over two swaps to policies whose keys do not compare; `check` verifies the shares."""
     case = OneSlot(0, tenant_limits={"capped": {"running": 1}})
     stack = case.stack
     capped = [case.submit(tenant="capped") for _ in range(30)]
@@ -158,7 +158,7 @@ def test_held_sequences_stay_held(most_ranked: int) -> None:
         stack.step()
     rest = ranked(stack, stack.engine.policy.policy, capped[1:])
     order = case.finish()
-    # One of them had entered already, under whatever order was known then.
+    # One of them had already entered, under the order known then.
     entered = order[0]
     assert order[1:] == [handle for handle in rest if handle != entered]
     assert stack.engine.requests.shares.num_tenants == 0
@@ -184,7 +184,7 @@ def test_a_slow_key_costs_a_turn_one_call() -> None:
 def test_no_turn_is_held_up() -> None:
     """The longest turn with swaps among 10,000 is at most 3 times the longest without."""
     trial, gaps = SwapTrial(10_000), []
-    for _ in range(3):  # a single turn that the machine holds up makes a run worthless
+    for _ in range(3):  # a single turn delayed by the machine invalidates a run
         gaps.append(trial.measure(200))
         assert gaps[-1].turns_reordering > 40
         if gaps[-1].ratio <= 3:

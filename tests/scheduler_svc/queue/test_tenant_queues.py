@@ -1,4 +1,4 @@
-"""The two queues against a list that is sorted each time, under random operations."""
+"""Both queues against a list that is sorted each time, under random operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sequence(number: int, tenant: str, key: float) -> Sequence:
 
 
 class Model:
-    """What the queues promise, by sorting."""
+    """Reference for the queues, by sorting."""
 
     def __init__(self, counters: dict[str, float]) -> None:
         self.counters = counters
@@ -111,7 +111,7 @@ def test_a_tenant_that_comes_back_is_lifted_to_the_least_that_waits() -> None:
 
     queue = TenantQueues(counters.__getitem__, lift)
     queue.arrive("busy")
-    assert not lifts, "the first one ever has nobody to be compared with"
+    assert not lifts, "the first tenant ever has no other to compare with"
     queue.push(sequence(1, "busy", 0))
     queue.arrive("busier")
     queue.push(sequence(2, "busier", 0))
@@ -123,4 +123,4 @@ def test_a_tenant_that_comes_back_is_lifted_to_the_least_that_waits() -> None:
     while queue:
         queue.pop()
     queue.arrive("later")
-    assert counters["later"] == 130.0, "nobody waits: lifted to the one that left last"
+    assert counters["later"] == 130.0, "no tenant waits: lifted to the one that left last"

@@ -1,4 +1,4 @@
-"""The model behind early refusals, on a clock of the test's."""
+"""The model behind early refusals, on the test's clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWENTY = work(20)
 
 
 def steady(rate: ServiceRate, start_s: float, seconds: float, *, early: bool, step_s: float = 0.1) -> float:
-    """Every slot decodes, and every tenth token ends a sequence, on which another takes the slot; the time then."""
+    """Every slot decodes, and every tenth token ends a sequence, whose slot the next takes; returns the time then."""
     for step in range(round(seconds / step_s)):
         for _ in range(SLOTS if step % 10 == 9 else 0):
             rate.ended(in_slot=True, early=early)
@@ -46,13 +46,13 @@ def test_a_slot_is_held_until_the_limit_or_as_long_as_others_held_it(early: bool
     few, many = rate.hold_s(work(2, 1000))
     assert few == pytest.approx(0.2, rel=0.1)
     if early:
-        assert many == pytest.approx(1.0, rel=0.1)  # ten tokens, whatever was allowed
+        assert many == pytest.approx(1.0, rel=0.1)  # ten tokens, whatever the limit
     else:
         assert many > 50
 
 
 def test_what_was_known_for_long_needs_little_that_is_seen() -> None:
-    """After the first few tokens answers are thought to be short: nobody is refused for want of evidence."""
+    """After the first few tokens answers are assumed to be short: no request is refused for lack of evidence."""
     rate = ServiceRate()
     rate.stepped(0.1, 0.1, 4, 4, 20)
     assert rate.hold_s(work(1000))[0] < 0.5
@@ -78,7 +78,7 @@ def test_a_free_slot_means_no_wait_and_no_slot_means_no_end() -> None:
 
 def test_slots_that_end_together_serve_in_turns() -> None:
     rate = ServiceRate()
-    steady(rate, 0, 600, early=False)  # they all go to their limits
+    steady(rate, 0, 600, early=False)  # all of them reach their limits
     running = work(*[5] * SLOTS)
     first_s = rate.wait_s(running, 0, TWENTY, 0)
     assert first_s == pytest.approx(0.5, rel=0.01) == rate.wait_s(running, 0, TWENTY, SLOTS - 1)
@@ -101,11 +101,11 @@ def test_a_long_row_does_not_hold_up_the_others() -> None:
 
 
 def test_those_that_give_up_make_the_wait_shorter() -> None:
-    """As far as they are still to do so: those that have waited for longer than any gave up after will stay."""
+    """As far as they have yet to give up: those that have waited longer than any that gave up will stay."""
     patient, impatient, hasty = ServiceRate(), ServiceRate(), ServiceRate()
     for rate in (patient, impatient, hasty):
         steady(rate, 0, 30, early=True)
-    for _ in range(15):  # a tenth of those that wait, each second
+    for _ in range(15):  # a tenth of the waiting sequences, each second
         impatient.ended(in_slot=False, early=True, age_s=20.0)
         hasty.ended(in_slot=False, early=True, age_s=1.0)
     running = work(*[100] * SLOTS)
@@ -129,7 +129,7 @@ def test_idle_times_and_outages_do_not_count() -> None:
     rate = ServiceRate()
     now_s = steady(rate, 0, 60, early=True)
     before_at = float(rate.hold_s(work(1000))[0])
-    now_s = steady(rate, now_s + 3600, 0.1, early=True)  # an hour in which nothing came
+    now_s = steady(rate, now_s + 3600, 0.1, early=True)  # an hour without requests
     assert rate.hold_s(work(1000))[0] == pytest.approx(before_at, rel=0.05)
     rate.stepped(now_s + 3600, 3600, SLOTS, SLOTS, waiting=5)  # a step that took an hour
     assert rate.token_s < LONGEST_STEP_S

@@ -1,4 +1,4 @@
-"""Where sequences go when there are several runners, and that none is lost on the way."""
+"""Placement of sequences on several runners; no sequence gets lost."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_new_work_spreads_by_load() -> None:
     finish(stack, requests)
 
 
-def test_nobody_waits_behind_a_long_prompt_where_another_runner_is_free() -> None:
-    """By slots alone the runner with the long prompt would be the less loaded one."""
+def test_no_sequence_waits_behind_a_long_prompt_if_another_runner_is_free() -> None:
+    """By slots alone the runner with the long prompt would be the less loaded."""
     stack = stack_with(2, policy_parameters={"step_tokens": 16})
     requests = [stack.submit([number], 60) for number in range(4)]
     advance(stack, 3)
@@ -116,7 +116,7 @@ def test_the_sequences_of_a_runner_that_goes_run_elsewhere(how: str) -> None:
         assert plans
         stack.runners.leave(gone)
         stack.step()
-        assert not stack.runners.plans[gone] or gone in stack.engine.pool.schedulers, "what it has, it finishes"
+        assert not stack.runners.plans[gone] or gone in stack.engine.pool.schedulers, "it finishes its plans in flight"
     advance(stack, 3)
     assert list(stack.engine.pool.schedulers) == [stays]
     finish(stack, requests)
@@ -142,7 +142,7 @@ def test_runners_come_and_go_all_the_time() -> None:
 
 
 def test_placing_costs_the_same_with_a_thousand_runners() -> None:
-    """Counted, not timed: how many runners are asked for room."""
+    """Counts the runners that are checked for room, instead of measuring time."""
     queue = WaitingQueue()
     placement = Placement(lambda: queue, lambda session: None)
     asked = 0

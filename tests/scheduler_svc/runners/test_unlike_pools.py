@@ -1,4 +1,4 @@
-"""Runners of unlike sizes: each request runs where it can end, comes back for a bounded time, or ends told why.
+"""Runners of different sizes: each request runs where it fits, waits for a bounded time, or ends with the reason.
 
     ROSTER_TEST_WALKS=5000 pytest --timeout=0 tests/scheduler_svc/runners/test_unlike_pools.py -k walks
 
@@ -30,7 +30,7 @@ from tests.support.unlike_pools import MODEL, JudgedStack, PoolWalk, pool_backen
 NUM_WALKS = int(os.environ.get("ROSTER_TEST_WALKS", "0")) or count(150, in_ci=10)
 FIRST_WALK = int(os.environ.get("ROSTER_TEST_FIRST_WALK", "1"))
 SMALL, LARGE = 8, 40
-"""Blocks of 4 tokens: sequences of 33 and of 161 tokens."""
+"""Numbers of blocks of 4 tokens, for sequences of 33 and of 161 tokens."""
 NO_EOS = 0.0
 NO_RUNNER_S = 5.0
 LETTERS = ("regex", "[a-d]{90,200}")
@@ -49,7 +49,7 @@ def add(stack: JudgedStack, num_blocks: int, slots: int = 2, context_length: int
 
 
 def finish(stack: JudgedStack, *requests: Submitted) -> None:
-    """All requests come to their own end, with the tokens that they get alone."""
+    """Runs until all requests have ended, and asserts that each got the tokens that it gets alone."""
     advance_until_idle(stack)
     for request in requests:
         for index in range(request.submit.n):
@@ -92,7 +92,7 @@ def test_a_head_that_waits_for_the_larger_runner_holds_up_nothing_that_the_small
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_the_larger_runner_is_kept_for_the_first_that_needs_it(policy: str) -> None:
-    """More short requests come than both runners can do: the long one would never find the larger one empty."""
+    """More short requests arrive than both runners can serve: the long one would never find the larger runner empty."""
     stack = stack_of(SMALL, LARGE, slots=4, policy=policy)
     large = list(stack.runners.runners)[1]
     short = [stack.submit([number], 5 + 7 * number % 17) for number in range(16)]  # they end one after the other
@@ -106,7 +106,7 @@ def test_the_larger_runner_is_kept_for_the_first_that_needs_it(policy: str) -> N
     finish(stack, long, *short)
 
 
-def test_who_waits_for_the_larger_runner_gets_it_in_order_of_rank() -> None:
+def test_sequences_get_the_larger_runner_in_order_of_rank() -> None:
     stack = stack_of(SMALL, LARGE, slots=1, policy="priority")
     large = list(stack.runners.runners)[1]
     stack.submit([1] * 40, 40)
@@ -143,7 +143,7 @@ def test_the_long_sequence_of_a_runner_that_a_smaller_one_replaces_ends_with_the
     advance(stack, 2)
     for index in range(2):
         end, tokens = end_of(long, index), long.streams[index].tokens
-        assert end.reason == FinishReason.UNAVAILABLE and "holds its 120 tokens" in end.message
+        assert end.reason == FinishReason.UNAVAILABLE and "hold its 120 tokens" in end.message
         assert 0 < len(tokens) < 100 and tokens == long.expected(index, NO_EOS)[: len(tokens)]
     finish(stack, short)
 
@@ -169,7 +169,7 @@ def test_the_long_sequence_goes_on_when_a_runner_comes_that_holds_it(how: str, f
     if grammar:
         long.allowed = allowed_after(MODEL, *LETTERS, stop_ids=[IM_END_ID])
     advance(stack, 8)
-    if how == "scheduler":  # its successor finds the long sequences on a runner that can't hold them to their end
+    if how == "scheduler":  # its successor finds the long sequences on a runner that can't hold their maximum length
         next(iter(stack.runners.runners.values()))._backend.num_blocks = 19  # type: ignore[misc]
         stack.restart_scheduler()
         (scheduler,) = stack.engine.pool.schedulers.values()
@@ -250,7 +250,7 @@ def test_a_closed_runner_that_does_nothing_is_not_waited_for_longer() -> None:
 
 
 def test_a_request_that_no_runner_holds_is_refused_and_the_largest_says_what_is_announced() -> None:
-    """The context is the runner's own: a large pool does not make up for it."""
+    """Each runner has its own context length; a large pool does not extend it."""
     stack = stack_of(SMALL)
     assert stack.model is not None and stack.model.pool_tokens == 33
     add(stack, LARGE, context_length=100)
@@ -275,7 +275,7 @@ def test_the_longest_context_is_announced() -> None:
 
 
 def test_a_new_scheduler_that_meets_the_smaller_runner_first_knows_the_longest_context() -> None:
-    """Or it would cut the same request shorter than its predecessor did."""
+    """Otherwise it would cut the same request shorter than its predecessor did."""
     stack = JudgedStack(no_runner_s=NO_RUNNER_S)
     add(stack, LARGE, context_length=64)
     (joined,) = stack.runners.events
@@ -304,7 +304,7 @@ def test_what_was_begun_and_is_sent_to_a_new_scheduler_waits_for_a_runner_that_h
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_deadline_is_judged_by_the_runner_that_the_request_gets(gone: bool) -> None:
-    """However many wait for the larger runner, there or gone, the smaller one is idle."""
+    """The smaller runner is idle, however many requests wait for the larger one, connected or gone."""
     stack = stack_of(SMALL, LARGE, slots=1)
     large = list(stack.runners.runners)[1]
     long = [stack.submit([number] * 40, 8) for number in range(30)]
@@ -339,7 +339,7 @@ def test_free_slots_that_a_request_can_not_have_do_not_shorten_its_wait(other: s
 
 
 def test_those_that_smaller_runners_serve_too_count_partly() -> None:
-    """The larger runner serves half of the short requests that go first."""
+    """The larger runner serves half of the short requests ahead of the long one."""
     stack = stack_of(SMALL, LARGE, slots=1)
     short = [stack.submit([number], 20) for number in range(70)]
     advance(stack, 300, turn_s=0.05)
@@ -354,7 +354,7 @@ def test_those_that_smaller_runners_serve_too_count_partly() -> None:
 
 
 def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> None:
-    """Runners of one kind differ by a few blocks: it must not be bound to the one that has more of them."""
+    """Runners of one kind differ by a few blocks; the request must not be bound to the one that has more."""
     stack = stack_of(LARGE, LARGE - 3, SMALL)
     assert stack.model is not None and (stack.model.pool_tokens, stack.model.usual_tokens) == (161, 149)
     stack.runners.kill(list(stack.runners.runners)[1])
@@ -364,7 +364,7 @@ def test_a_request_without_max_tokens_gets_what_nearly_equal_runners_hold() -> N
 
 @pytest.mark.parametrize(("size", "waits"), [(LARGE - 3, False), (24, True)])
 def test_a_request_without_max_tokens_makes_do_with_a_smaller_runner(size: int, waits: bool) -> None:
-    """At once where that is nearly as large; else when no other has come in time."""
+    """At once if that runner is nearly as large; otherwise if no other has joined in time."""
     stack = stack_of(LARGE)
     open_ended = stack.submit([1] * 20, 141, open_ended=True, n=2)
     advance(stack, 10)
@@ -392,7 +392,7 @@ def test_a_request_without_max_tokens_that_has_outgrown_all_runners_ends_with_th
 
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_preempted_for_a_sequence_that_the_runner_can_not_hold(first: bool) -> None:
-    """Whether it goes first, or behind one that makes room for itself."""
+    """Also if it is behind a sequence that makes room for itself by preemption."""
     stack = stack_of(LARGE, slots=1, policy="priority", policy_parameters={"preempt": True})
     long = stack.submit([1] * 20, 100, priority=7)
     advance(stack, 5)

@@ -1,4 +1,4 @@
-"""Grammars are compiled or refused with a sentence, whatever is in them, and never cost more than they may."""
+"""Any grammar is compiled, or refused with a sentence, within the limits on its cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compiler() -> GrammarCompiler:
 
 
 def matches(compiler: GrammarCompiler, kind: str, text: str, output: str) -> bool:
-    """Whether the whole output may come, and may end there."""
+    """Returns whether the whole output is allowed and may end there."""
     matcher = compiler.compile(grammar_text(kind, text))
     tokens = list(output.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
@@ -93,7 +93,7 @@ def test_what_can_not_be_used_is_refused_with_a_sentence(
     ],
 )
 def test_what_explodes_is_bounded(compiler: GrammarCompiler, kind: str, text: str) -> None:
-    """Compiled or refused, and its first mask is there, in seconds of this thread's own time."""
+    """It is refused, or compiled with its first mask, within seconds of this thread's CPU time."""
     began = time.thread_time()
     try:
         compiler.compile(grammar_text(kind, text)).compute_bitmask()
@@ -102,7 +102,7 @@ def test_what_explodes_is_bounded(compiler: GrammarCompiler, kind: str, text: st
     assert time.thread_time() - began < 10
 
 
-def test_a_grammar_is_compiled_once_and_shared_by_nobody(compiler: GrammarCompiler) -> None:
+def test_a_grammar_is_compiled_once_and_its_matchers_are_not_shared(compiler: GrammarCompiler) -> None:
     first, second = (compiler.compile(grammar_text("regex", "ab")) for _ in range(2))
     assert first.consume_token(ord("a"))
     assert second.try_consume_tokens([ord("b")]) == 0

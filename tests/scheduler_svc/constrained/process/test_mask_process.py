@@ -1,4 +1,4 @@
-"""Real mask processes: killed at a compile, at a mask and between; what breaks the grammar library; limits."""
+"""Real mask processes: killed during a compile, during a mask and in between; crashes of the library; limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOLD = list(b"aab, bba, a")
 
 
 class Processes:
-    """A client with both of its processes."""
+    """A client with its two processes."""
 
     def __init__(self, grammars: Limits = GRAMMAR_LIMITS, masks: Limits = MASK_LIMITS) -> None:
         self.server = ForkServer(MODEL)
@@ -53,10 +53,10 @@ class Processes:
         return pid
 
     def while_stopped(self, role: str, ask: Callable[[], object], then: signal.Signals) -> object:
-        """What `ask` returns when the process is stopped until it waits for an answer, and gets this signal then."""
+        """Stops the process, calls `ask`, sends the signal once `ask` waits for an answer, and returns its result."""
         process, outcome = psutil.Process(self.pid(role)), []
         process.suspend()
-        while process.status() != psutil.STATUS_STOPPED:  # else it may answer before it is
+        while process.status() != psutil.STATUS_STOPPED:  # otherwise it may answer before it stops
             time.sleep(0.001)
         thread = threading.Thread(target=lambda: outcome.append(ask()))
         thread.start()
@@ -86,7 +86,7 @@ def processes() -> Iterator[Processes]:
 
 
 def masks_of(client: MaskClient, disturb: Callable[[int], None] = lambda step: None) -> list[plan_pb2.Masks]:
-    """A bystander's masks, token by token."""
+    """Returns the masks of an unrelated sequence, token by token."""
     grammar, _ = client.check("regex", BYSTANDER, [])
     outputs = client.open(grammar, 2, 0, [IM_END_ID])
     masks = []
@@ -125,7 +125,7 @@ def test_killed_at_a_mask(processes: Processes) -> None:
 
 
 def test_one_that_hangs_at_a_mask_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own timer can't end it while it is stopped; the rows have their masks from the next one."""
+    """Its own timer can't end it while it is stopped. The next process makes the rows' masks."""
     monkeypatch.setattr(mask_handle, "GRACE_S", 0.1)
     with started(masks=Limits(MASK_LIMITS.spare_bytes, limit_s=2.0)) as processes:
         client, twin, stopped = processes.client, local_client(MODEL, 1), processes.pid("masks")
@@ -143,7 +143,7 @@ def test_one_that_hangs_at_a_mask_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_killed_at_a_compile(processes: Processes) -> None:
-    """Once it is tried again; and the masks' process does not notice."""
+    """After one death the compile is repeated; the process for masks is not affected."""
     client, masks = processes.client, processes.pid("masks")
     checked = processes.while_stopped("grammars", lambda: client.check("regex", "[cd]{3}", [99]), signal.SIGKILL)
     assert isinstance(checked, tuple) and checked[1] == 1
@@ -158,10 +158,10 @@ def test_killed_at_a_compile(processes: Processes) -> None:
     ],
 )
 def test_what_ends_the_library_is_refused(processes: Processes, schema: str) -> None:
-    """No check of literals stands before it here."""
+    """Here the schema's literals are not checked first."""
     client, pids = processes.client, {role: processes.pid(role) for role in processes.handles}
     deaths = client.deaths["grammars"]
-    with pytest.raises(UnusableGrammar, match="breaks the grammar library"):
+    with pytest.raises(UnusableGrammar, match="crashes the grammar library"):
         client.check("json_schema", schema, [])
     assert client.deaths["grammars"] == deaths + 1
     assert processes.pid("masks") == pids["masks"]
@@ -169,7 +169,7 @@ def test_what_ends_the_library_is_refused(processes: Processes, schema: str) -> 
 
 
 def test_an_engine_outlives_what_ends_the_library() -> None:
-    """As if the front had let it through: it is refused at its field, and a bystander has its exact tokens."""
+    """If the front let it through, the engine refuses it with its field; an unrelated request gets its exact tokens."""
     stack = Stack()
     constraints = stack.engine.constraints
     constraints.work_in(Background(), Background(), MaskClient.of, time.monotonic)
@@ -200,7 +200,7 @@ def test_an_engine_outlives_what_ends_the_library() -> None:
     ids=["time", "memory"],
 )
 def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str, deaths: int) -> None:
-    """One that takes too much memory is tried once more: others may have had it before."""
+    """A grammar that takes too much memory gets one more attempt: earlier ones may have used it."""
     properties = {f"p{number}": {"type": "string", "pattern": "[a-z]{1,40}"} for number in range(900)}
     with started(grammars=limits) as small:
         with pytest.raises(UnusableGrammar, match=why):
@@ -210,7 +210,7 @@ def test_the_kernel_bounds_what_a_grammar_takes(limits: Limits, why: str, deaths
 
 def test_limits_are_set(processes: Processes) -> None:
     grammar, _ = processes.client.check("regex", "a", [])
-    processes.client.open(grammar, 1, 0, [])  # nothing is answered before they are
+    processes.client.open(grammar, 1, 0, [])  # the process answers only once they are set
     for role in processes.handles:
         process = psutil.Process(processes.pid(role))
         assert process.rlimit(psutil.RLIMIT_CORE) == process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
@@ -219,7 +219,7 @@ def test_limits_are_set(processes: Processes) -> None:
 
 
 def test_many_tokens_and_rows_fit(processes: Processes) -> None:
-    """Frames beyond a socket's buffer, and masks beyond the first mapping."""
+    """Frames larger than a socket's buffer, and masks beyond the first mapping."""
     client = processes.client
     grammar, taken = client.check("regex", "[ab]*", [97] * 100_000)
     assert taken == 100_000
@@ -230,7 +230,7 @@ def test_many_tokens_and_rows_fit(processes: Processes) -> None:
         assert len({row.bits for row in made.masks.rows}) == 1
 
 
-def test_it_ends_with_whoever_started_it() -> None:
+def test_it_ends_with_the_process_that_started_it() -> None:
     with started() as processes:
         assert processes.server.process is not None
         pids = [processes.server.process.pid, *(processes.pid(role) for role in processes.handles)]
@@ -265,7 +265,7 @@ def test_serving_processes_never_import_the_library() -> None:
 
 
 def test_killed_while_it_starts() -> None:
-    """What all are forked from, twice; and once more while they live."""
+    """Kills the fork server twice while it starts, and once more while mask processes live."""
     processes, killed = Processes(), list[int]()
     server = processes.server
 
@@ -294,7 +294,7 @@ def test_killed_while_it_starts() -> None:
 
 
 def test_closed_while_it_starts() -> None:
-    """Nobody waits until it is up."""
+    """Closing does not wait for the start to finish."""
     processes, ended = Processes(), []
 
     def start() -> None:

@@ -1,4 +1,4 @@
-"""The masks of one plan: bits as the runner reads them, rows that fail, stop tokens that are put off, drafts."""
+"""The masks of one plan: bits as the runner reads them, rows that fail, deferred stop tokens, drafts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def output(compiler: GrammarCompiler, regex: str, min_tokens: int = 0) -> Output
 
 @dataclass(slots=True)
 class AskedRow:
-    """Whose masks are asked for: the tokens that its matcher lacks, and draft tokens that may come after them."""
+    """A row whose masks are requested: its matcher, the tokens that it lacks, and draft tokens after them."""
 
     output: OutputMatcher
     tokens: list[int]
@@ -35,7 +35,7 @@ class AskedRow:
 
 
 def made(maker: MaskMaker, rows: list[AskedRow]) -> tuple[list[list[set[int]]], list[tuple[int, str]]]:
-    """By row, what each of its masks allows; and the failures."""
+    """Returns the allowed tokens of each row's masks, and the failures."""
     places = sum(1 + len(row.draft) for row in rows)
     bits = np.zeros((places, maker.words), np.uint32)
     drafts = [row.draft for row in rows] if any(row.draft for row in rows) else ()
@@ -82,7 +82,7 @@ def test_stop_tokens_are_put_off_unless_nothing_else_may_come(compiler: GrammarC
 
 
 def test_a_draft_has_the_masks_of_its_tokens_one_by_one(compiler: GrammarCompiler) -> None:
-    """Right drafts, drafts that go wrong at each place, and ends among them; the matcher stays where it is."""
+    """Correct drafts, drafts that go wrong at each position, and ends within them; the matcher does not advance."""
     rng = random.Random(7)
     maker = MaskMaker(NUM_TOKENS, 2)
     for regex in ("[ab]{4,6}", "(foo|ba+r)[0-9]{1,3}", '"[a-c]*"(, "[a-c]*"){0,3}'):
