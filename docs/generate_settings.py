@@ -24,7 +24,7 @@ the file are field names, for example `max_waiting_tokens`; a service does not s
 COMMANDS: dict[str, type[BaseSettings]] = {"scheduler": SchedulerSettings, "runner": RunnerSettings}
 LEVELS = {
     "everyone": ("Basic", "What a first service needs."),
-    "operators": ("Operation", "What a shared service needs: addresses, TLS, authentication, limits, logs and metrics."),
+    "operators": ("Operation", "What a shared service needs: addresses, TLS, authentication, limits, logs, metrics."),
     "tuning": ("Tuning", "Settings that few services need to change, and when to change each."),
 }
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
