@@ -1,4 +1,4 @@
-"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+"""The kernel launchers of one model, compiled for the current GPU on construction (seconds at first, then cached)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from runner_svc.model.families.description import NormKind
 class CudaLaunchers:
     """Implements `runner_svc.interface.launchers.Launchers`.
 
-    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor.
+    `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
+    rows, by their blocks per multiprocessor.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CudaLaunchers:
         self._skinny_blocks = skinny_blocks
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
-        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
         config = self._config
         return DecoderLaunchers(
             norm=self._norm(),
@@ -63,7 +63,7 @@ class CudaLaunchers:
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
-        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
         config = self._config
         if not is_hopper() or not fits(*matrices):
             return []
@@ -83,7 +83,7 @@ class CudaLaunchers:
         ]
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
-        """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
+        """Compiles attention over `cache`. Raises ValueError for sizes that the kernels do not support."""
         config, scores = self._config, {(layer.scale, layer.soft_cap) for layer in self._config.layers}
         if len(scores) > 1:
             raise ValueError("the GPU kernels need the same scale and soft cap of attention in all layers")
@@ -92,19 +92,19 @@ class CudaLaunchers:
         )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
-        """Inputs from a token buffer and block tables."""
+        """Gathers a step's inputs from the token buffer and the block tables."""
         return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
 
     def copy(self) -> CopyWords:
-        """Between host and device."""
+        """Copies words between host and device."""
         return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
-        """Changes into the slots."""
+        """Applies changes to the slots."""
         return ScatterSegments()
 
     def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Draws from float32 logits, written into a token buffer."""
+        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
     def _norm(self) -> NormLauncher:
