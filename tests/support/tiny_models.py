@@ -121,6 +121,10 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 """Name to configuration class and the differences from `SIZES`."""
 
+LIKE_OTHERS = {"gemma", "glm", "cohere-qk-norm", "cohere2", "gpt2-scaled-by-layer", "opt-without-biases"}
+"""Families that CI leaves out of tests of all families, since others have most of what they have."""
+IN_CI = [family for family in FAMILIES if family not in LIKE_OTHERS]
+
 KERNEL_SIZES = {
     "llama": {"hidden_size": 256},
     "llama-tied": {"hidden_size": 256},

@@ -22,7 +22,8 @@ from tests.support.host_backend import host_backend, no_progress
 from tests.support.host_device import HostDevice
 from tests.support.host_layers import HostGated
 from tests.support.plans import AWAIT, SAMPLE, admission, ints, masks, plan, sampling
-from tests.support.tiny_models import FAMILIES, NUM_TOKENS, make_tiny_model
+from tests.support.thoroughness import choice
+from tests.support.tiny_models import FAMILIES, IN_CI, NUM_TOKENS, make_tiny_model
 
 BLOCK_SIZE = 8
 
@@ -52,7 +53,7 @@ def torch_backend(folder: Path) -> TorchBackend:
     )
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", choice(list(FAMILIES), in_ci=IN_CI))
 def test_random_plans_give_the_torch_backends_tokens(family: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
