@@ -32,7 +32,7 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedModule:
-    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu, whose kernel has that name.
+    """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu.
 
     `change` is made to its preprocessed text. It is compiled when it is first launched: a test that launches one of a
     model's kernels need not wait for the others.
@@ -48,10 +48,12 @@ class EmulatedModule:
         self._name, self._defines, self._change, self._arch = name, defines, change, arch
 
     @cached_property
-    def library(self) -> ctypes.CDLL:
-        """Compiled, with the function `emulate`."""
-        text = self._change(translated(self._name, self._defines, self._arch))
-        return _library("\n".join((f'#include "{_HEADER}"', text, _ENTRY.format(name=self._name))))
+    def _text(self) -> str:
+        return self._change(translated(self._name, self._defines, self._arch))
+
+    def library(self, kernel: str) -> ctypes.CDLL:
+        """Compiled, with the function `emulate` for one of its kernels."""
+        return _library("\n".join((f'#include "{_HEADER}"', self._text, _ENTRY.format(name=kernel))))
 
 
 class EmulatedKernel:
@@ -70,7 +72,7 @@ class EmulatedKernel:
         shared_bytes: int = 0,
         overlap: bool = False,
     ) -> None:
-        self._module, self._block = module, block
+        self._module, self._name, self._block = module, name, block
         self._struct = struct.Struct("@" + arguments)
         self._buffer = ctypes.create_string_buffer(self._struct.size)
         self._pointers = argument_pointers(self._buffer, arguments)
@@ -79,7 +81,7 @@ class EmulatedKernel:
         """Raises EmulationError."""
         self._struct.pack_into(self._buffer, 0, *arguments)
         fault = ctypes.create_string_buffer(2000)
-        emulate = self._module.library.emulate
+        emulate = self._module.library(self._name).emulate
         if emulate(self._pointers, grid, self._block, self.orders.randrange(2**31), fault):
             raise EmulationError(fault.value.decode())
 

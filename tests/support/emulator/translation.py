@@ -74,7 +74,8 @@ def translated(name: str, defines: Mapping[str, int | str], arch: str) -> str:
     text = re.sub(
         r"extern __shared__ [^;]*?(\w+) (\w+)\[\];", r"\1* \2 = reinterpret_cast<\1*>(emulator::shared_memory());", text
     )
-    return _without_ptx(text)
+    # Blocks run one after the other.
+    return _without_ptx(re.sub(r"\b__shared__\b", "static", text))
 
 
 def _without_ptx(text: str) -> str:
