@@ -129,9 +129,7 @@ def check_plan(tensors: ExpertTensors, plan: ExpertPlan, job_rows: int) -> None:
     assert torch.equal(plan.ends.long(), counts.cumsum(0))
     expected = []
     for expert, (end, count) in enumerate(zip(counts.cumsum(0).tolist(), counts.tolist(), strict=True)):
-        expected += [
-            [expert, begin, min(job_rows, end - begin)] for begin in range(end - count, end, job_rows)
-        ]
+        expected += [[expert, begin, min(job_rows, end - begin)] for begin in range(end - count, end, job_rows)]
     assert int(plan.jobs[0]) == len(expected)
     assert plan.jobs[4 : 4 + 4 * len(expected)].view(-1, 4)[:, :3].tolist() == expected
     assert int(plan.arrived) == 0
