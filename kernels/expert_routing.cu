@@ -114,15 +114,15 @@ __device__ __forceinline__ void sort(const int* experts, int num_pairs, const So
     }
 }
 
-// logits [rows, width], of which the first EXPERTS of a row count; bias [EXPERTS] or null. `arrived` is 0 and becomes it.
+// logits [rows, EXPERTS], rows `stride` apart; bias [EXPERTS] or null. `arrived` is 0 and becomes it.
 extern "C" __global__ void __launch_bounds__(kThreads) expert_routing(
     const float* logits, const float* bias, int* experts, float* weights, int* places, int* pairs, int* ends, int* jobs,
-    int* arrived, int width, int num_rows, int job_rows) {
+    int* arrived, int stride, int num_rows, int job_rows) {
     release_successors();
     wait_for_predecessors();
     const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row < num_rows) {
-        const Choice choice(logits + static_cast<long long>(row) * width, bias);
+        const Choice choice(logits + static_cast<long long>(row) * stride, bias);
         if (lane < TOP_K) {
             experts[row * TOP_K + lane] = choice.expert;
             weights[row * TOP_K + lane] = choice.weight;

@@ -13,22 +13,24 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bench.common.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
-from runner_svc.cuda.experts.expert_plan import ExpertPlan
-from runner_svc.cuda.experts.expert_product import FEW_ROWS, ExpertProducts, product_defines
+from runner_svc.cuda.experts.expert_product import ExpertProducts, product_defines
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
 from runner_svc.cuda.experts.expert_variant import ExpertVariant
 from runner_svc.cuda.module import load
-from runner_svc.model.experts_config import ClampedGate, ExpertsConfig
+from runner_svc.decoder.cuda_experts import grouped_product
+from runner_svc.interface.expert_launchers import FEW_ROWS
+from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 
 BF16 = torch.bfloat16
 ROWS = (1, 8, 64, 256, 1024, 4096)
@@ -86,13 +88,13 @@ class Layer:
 def make_layers(shape: Shape) -> list[Layer]:
     """Random weights, of as many layers as fit."""
     config, hidden = shape.config, shape.hidden
-    size = 3 * config.num_experts * config.intermediate_size * hidden * BF16.itemsize
+    size = 3 * config.num_experts * config.width * hidden * BF16.itemsize
     count = max(_FEW_LAYERS, min(_MANY_LAYERS, _WEIGHTS_BYTES // size))
 
     def matrix(*sizes: int) -> Tensor:
         return torch.empty(*sizes, dtype=BF16, device="cuda").normal_(0, 0.02)
 
-    experts, inner = config.num_experts, config.intermediate_size
+    experts, inner = config.num_experts, config.width
     return [
         Layer(
             matrix(experts, hidden),
@@ -114,13 +116,6 @@ def make_logits(rows: int, experts: int, routing: str) -> Tensor:
     return noise - ranks.log()
 
 
-def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Torch's, of sorted rows with [experts, out, in]."""
-    multiply = getattr(functional, "grouped_mm", None) or torch._grouped_mm
-    product: Tensor = multiply(x, weight.transpose(1, 2), offs=ends)
-    return product
-
-
 class Case:
     """One shape, number of rows and routing."""
 
@@ -131,10 +126,10 @@ class Case:
         self._logits = [make_logits(rows, config.num_experts, routing) for _ in layers]
         chosen = [logits.topk(config.top_k).indices for logits in self._logits]
         self.active = sum(len(each.unique()) for each in chosen) / len(chosen)
-        self._matrix_bytes = config.intermediate_size * shape.hidden * BF16.itemsize
+        self._matrix_bytes = config.width * shape.hidden * BF16.itemsize
         self._x = torch.randn(rows, shape.hidden, device="cuda", dtype=BF16)
         self._sorted = torch.randn(pairs, shape.hidden, device="cuda", dtype=BF16)
-        self._activated = torch.randn(pairs, config.intermediate_size, device="cuda", dtype=BF16)
+        self._activated = torch.randn(pairs, config.width, device="cuda", dtype=BF16)
         self._y = torch.empty(pairs, shape.hidden, device="cuda", dtype=BF16)
         self._out = torch.empty_like(self._x)
         self._scores = torch.empty(rows, config.num_experts, device="cuda")
@@ -143,7 +138,7 @@ class Case:
         ]
         self._routing = ExpertRouting(config, overlap=True)
         self._moving = ExpertRows(config, shape.hidden, BF16, overlap=True)
-        self._products = ExpertProducts(config, BF16, overlap=True)
+        self._products = cache(partial(ExpertProducts, config, BF16, overlap=True))
         self._is_sorted = rows > FEW_ROWS
 
     def time(self, part: str, variant: str, run: Callable[[int, int], None], matrices: int = 0) -> ExpertTime:
@@ -185,13 +180,12 @@ class Case:
         def run(stream: int, layer: int) -> None:
             own = self._layers[layer]
             x = self._sorted if self._is_sorted else self._x
-            self._products.gated(
+            self._products(variant).gated(
                 stream,
                 x,
                 own.gate_up,
                 own.gate_up_bias,
                 self._plans[layer],
-                variant,
                 self._activated,
                 is_sorted=self._is_sorted,
             )
@@ -200,8 +194,8 @@ class Case:
 
     def down(self, variant: ExpertVariant) -> Callable[[int, int], None]:
         def run(stream: int, layer: int) -> None:
-            self._products.store(
-                stream, self._activated, self._layers[layer].down, self._plans[layer], variant, self._y
+            self._products(variant).store(
+                stream, self._activated, self._layers[layer].down, self._plans[layer], self._y
             )
 
         return run

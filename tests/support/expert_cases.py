@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.cuda.experts.expert_plan import ExpertPlan
 from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
-from runner_svc.model.experts_config import ClampedGate, ExpertsConfig
+from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 
 QWEN = ExpertsConfig(16, 4, 64, softmax_first=True, normalize=True, activation="silu")
+TINY = ExpertsConfig(5, 2, 64, softmax_first=True, normalize=False, activation="gelu")
 GPT_OSS = ExpertsConfig(
     8, 3, 128, softmax_first=False, normalize=False, activation="silu", bias=True, clamp=ClampedGate(1.702, 2.0)
 )
@@ -47,10 +48,12 @@ class ExpertTensors:
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(*shape, generator=generator) * scale).to(self.device)
 
-        experts, inner, hidden = config.num_experts, config.intermediate_size, case.hidden
+        experts, inner, hidden = config.num_experts, config.width, case.hidden
         self.x = normal(case.rows, hidden).to(case.dtype)
-        self.logits = normal(case.rows, experts + case.extra_logits)
-        self.logits[:, :experts] -= case.skew * torch.arange(experts, device=self.device)
+        wide = normal(case.rows, experts + case.extra_logits)
+        self.logits = wide[:, :experts] - case.skew * torch.arange(experts, device=self.device)
+        wide[:, :experts] = self.logits
+        self.logits = wide[:, :experts]
         self.router_bias = normal(experts) if config.bias else None
         self.gate_up = normal(experts, 2 * inner, hidden, scale=hidden**-0.5).to(case.dtype)
         self.down = normal(experts, hidden, inner, scale=inner**-0.5).to(case.dtype)
@@ -70,7 +73,7 @@ class ExpertTensors:
     def routed(self) -> tuple[Tensor, Tensor]:
         """Experts int64 and weights float32, [rows, k], the likeliest first."""
         config = self.case.config
-        logits = self.logits[:, : config.num_experts]
+        logits = self.logits
         if self.router_bias is not None:
             logits = logits + self.router_bias
         values, experts = logits.topk(config.top_k)

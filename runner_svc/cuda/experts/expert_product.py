@@ -7,26 +7,29 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from runner_svc.cuda.experts.expert_plan import ExpertPlan, max_jobs
 from runner_svc.cuda.experts.expert_rows import gating_defines
 from runner_svc.cuda.experts.expert_variant import BOX_ROWS, STEP, THREADS, TILE_ROWS, ExpertVariant, num_tiles
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import PLANE, heads_map
-from runner_svc.model.experts_config import ExpertsConfig
+from runner_svc.interface.expert_plan import ExpertPlan, max_jobs
+from runner_svc.model.families.experts_config import ExpertsConfig
 
-FEW_ROWS = BOX_ROWS
-"""So many rows of x need not be sorted: every job multiplies all of them, which costs no more than its own."""
 # Maps of a model's weights, and of a decoder's workspace for every number of rows.
 _MAX_MAPS = 16384
 
 
 class ExpertProducts:
-    """The products of one model. Weights [num_experts, out, in], contiguous; jobs have up to a variant's rows."""
+    """One variant of the products of one model. Weights are [num_experts, out, in], contiguous."""
 
-    def __init__(self, config: ExpertsConfig, dtype: torch.dtype, *, overlap: bool = False) -> None:
+    def __init__(
+        self, config: ExpertsConfig, dtype: torch.dtype, variant: ExpertVariant, *, overlap: bool = False
+    ) -> None:
+        self.name = f"{variant.job_rows} x {variant.blocks}"
+        self.job_rows = variant.job_rows
         self._config = config
         self._dtype = dtype
+        self._variant = variant
         self._overlap = overlap
         self._kernel = lru_cache(None)(self._compile)
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
@@ -42,29 +45,27 @@ class ExpertProducts:
         weight: Tensor,
         bias: Tensor | None,
         plan: ExpertPlan,
-        variant: ExpertVariant,
         out: Tensor,
         *,
         is_sorted: bool,
     ) -> None:
         """`out` [T * k, inner], sorted, from `x` and `weight` [num_experts, 2 * inner, width], gate above up.
 
-        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most FEW_ROWS and at most the variant's
-        rows. `bias` is [num_experts, 2 * inner].
+        `x` is [T * k, width] where it `is_sorted`; else [T, width], and T is at most `expert_launchers.FEW_ROWS`.
+        `bias` is [num_experts, 2 * inner].
         """
-        kernel = self._kernel(variant, True, is_sorted)
-        self._launch(stream, kernel, x, weight, bias, plan, variant, out, 0 if is_sorted else len(x))
+        self._launch(
+            stream, self._kernel(True, is_sorted), x, weight, bias, plan, out, all_rows=0 if is_sorted else len(x)
+        )
 
-    def store(
-        self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, variant: ExpertVariant, out: Tensor
-    ) -> None:
+    def store(self, stream: int, x: Tensor, weight: Tensor, plan: ExpertPlan, out: Tensor) -> None:
         """`out` [T * k, n], sorted, from `x` [T * k, width], sorted, and `weight` [num_experts, n, width]."""
-        self._launch(stream, self._kernel(variant, False, True), x, weight, None, plan, variant, out, 0)
+        self._launch(stream, self._kernel(False, True), x, weight, None, plan, out, all_rows=0)
 
-    def prepare(self, variant: ExpertVariant) -> None:
-        """Compiles a variant's kernels."""
+    def prepare(self) -> None:
+        """Compiles the kernels."""
         for gated, early in ((True, False), (True, True), (False, True)):
-            self._kernel(variant, gated, early)
+            self._kernel(gated, early)
 
     def _launch(
         self,
@@ -74,17 +75,17 @@ class ExpertProducts:
         weight: Tensor,
         bias: Tensor | None,
         plan: ExpertPlan,
-        variant: ExpertVariant,
         out: Tensor,
+        *,
         all_rows: int,
     ) -> None:
         num_experts, num_rows, width = weight.shape
         pairs, outputs = out.shape
         tiles = num_tiles(outputs, num_rows != outputs)
-        most = max_jobs(num_experts, pairs, variant.job_rows) * tiles
+        most = max_jobs(num_experts, pairs, self.job_rows) * tiles
         kernel(
             stream,
-            min(most, variant.blocks * num_multiprocessors()),
+            min(most, self._variant.blocks * num_multiprocessors()),
             self._map(weight.data_ptr(), num_experts * num_rows, width, num_rows // outputs),
             self._map(x.data_ptr(), len(x), width, TILE_ROWS // BOX_ROWS),
             plan.jobs.data_ptr(),
@@ -98,15 +99,15 @@ class ExpertProducts:
             outputs,
         )
 
-    def _compile(self, variant: ExpertVariant, gated: bool, early: bool) -> Kernel:
-        defines = product_defines(self._config, variant, self._dtype, gated=gated, early=early)
+    def _compile(self, gated: bool, early: bool) -> Kernel:
+        defines = product_defines(self._config, self._variant, self._dtype, gated=gated, early=early)
         return Kernel(
             load("expert_product", defines),
             "expert_product",
             # maps of weights and x; jobs, pairs, bias, out; k, rows of unsorted x, steps, tiles, outputs
             "128s128sPPPPiiiii",
             THREADS,
-            shared_bytes=variant.shared_bytes,
+            shared_bytes=self._variant.shared_bytes,
             overlap=self._overlap,
         )
 

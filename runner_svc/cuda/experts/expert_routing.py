@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runner_svc.cuda.experts.expert_plan import ExpertPlan
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import load
-from runner_svc.model.experts_config import ExpertsConfig
+from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 1024
 _ROWS = _THREADS // 32
@@ -39,11 +39,11 @@ class ExpertRouting:
         self._kernel = Kernel(module, "expert_routing", "PPPPPPPPPiii", _THREADS, overlap=overlap)
 
     def __call__(self, stream: int, logits: Tensor, bias: Tensor | None, plan: ExpertPlan, job_rows: int) -> None:
-        """Fills `plan` from float32 `logits` [T, num_experts or more], jobs of up to `job_rows` pairs.
+        """Fills `plan`, with jobs of up to `job_rows` pairs, from float32 `logits` [T, num_experts].
 
-        `bias`, float32 [num_experts], is added to the logits.
+        Rows of the logits may be far apart. `bias`, float32 [num_experts], is added to them.
         """
-        rows, width = logits.shape
+        rows = len(logits)
         self._kernel(
             stream,
             -(-rows // _ROWS),
@@ -56,7 +56,7 @@ class ExpertRouting:
             plan.ends.data_ptr(),
             plan.jobs.data_ptr(),
             plan.arrived.data_ptr(),
-            width,
+            logits.stride(0),
             rows,
             job_rows,
         )

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from runner_svc.cuda.activation import ACTIVATIONS
-from runner_svc.cuda.experts.expert_plan import ExpertPlan
 from runner_svc.cuda.kernel import Kernel
 from runner_svc.cuda.module import DTYPE_DEFINES, load, num_multiprocessors
-from runner_svc.model.experts_config import ExpertsConfig
+from runner_svc.interface.expert_plan import ExpertPlan
+from runner_svc.model.families.experts_config import ExpertsConfig
 
 _THREADS = 256
 _VECTOR = 8
@@ -38,9 +38,9 @@ class ExpertRows:
 
     def __init__(self, config: ExpertsConfig, hidden_size: int, dtype: torch.dtype, *, overlap: bool = False) -> None:
         """Raises ValueError for sizes that the kernels lack, KeyError for an unknown activation."""
-        self._hidden, self._inner = hidden_size // _VECTOR, config.intermediate_size // _VECTOR
+        self._hidden, self._inner = hidden_size // _VECTOR, config.width // _VECTOR
         outer = load("expert_rows", rows_defines(config, hidden_size, dtype))
-        inner = load("expert_rows", rows_defines(config, config.intermediate_size, dtype))
+        inner = load("expert_rows", rows_defines(config, config.width, dtype))
         self._gather = Kernel(outer, "expert_gather", "PPPi", _THREADS, overlap=overlap)
         self._activate = Kernel(inner, "expert_activate", "PPPPPi", _THREADS, overlap=overlap)
         # y, places, weights, experts, bias, shared, gates, out; stride of the gates, whether to add, rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import re
 import struct
 import subprocess
 import tempfile
@@ -18,8 +19,9 @@ from tests.support.emulator.translation import translated
 
 _HEADER = Path(__file__).with_name("emulator.hpp")
 _OPTIONS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fPIC"]
+_KERNEL = re.compile(r'extern "C"[^;{(]*?(\w+)\s*\(')
 _ENTRY = """
-extern "C" int emulate(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{
+extern "C" int emulate_{name}(void** arguments, unsigned grid, unsigned threads, unsigned seed, char* fault) {{
     std::string said = emulator::launch({name}, arguments, grid, threads, seed);
     snprintf(fault, 2000, "%s", said.c_str());
     return said.empty() ? 0 : 1;
@@ -48,12 +50,11 @@ class EmulatedModule:
         self._name, self._defines, self._change, self._arch = name, defines, change, arch
 
     @cached_property
-    def _text(self) -> str:
-        return self._change(translated(self._name, self._defines, self._arch))
-
-    def library(self, kernel: str) -> ctypes.CDLL:
-        """Compiled, with the function `emulate` for one of its kernels."""
-        return _library("\n".join((f'#include "{_HEADER}"', self._text, _ENTRY.format(name=kernel))))
+    def library(self) -> ctypes.CDLL:
+        """Compiled, with a function `emulate_NAME` for each kernel."""
+        text = self._change(translated(self._name, self._defines, self._arch))
+        entries = [_ENTRY.format(name=name) for name in _KERNEL.findall(text)]
+        return _library("\n".join((f'#include "{_HEADER}"', text, *entries)))
 
 
 class EmulatedKernel:
@@ -81,7 +82,7 @@ class EmulatedKernel:
         """Raises EmulationError."""
         self._struct.pack_into(self._buffer, 0, *arguments)
         fault = ctypes.create_string_buffer(2000)
-        emulate = self._module.library(self._name).emulate
+        emulate = getattr(self._module.library, f"emulate_{self._name}")
         if emulate(self._pointers, grid, self._block, self.orders.randrange(2**31), fault):
             raise EmulationError(fault.value.decode())
 
