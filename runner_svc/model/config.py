@@ -1,8 +1,8 @@
 """The shape of a decoder-only model, read from its Hugging Face configuration.
 
-One `ModelConfig` covers every supported architecture: what tells them apart is a handful of fields (biases, QK-norm,
-windows, RoPE), so the decoder never asks for an architecture's name. Works on plain dicts, because importing
-transformers only to parse a small JSON file would cost seconds at each start.
+One `ModelConfig` covers every supported architecture: sizes, and a description of each layer and of what stands around
+the layers (`runner_svc.model.families`), so that the decoder never asks for an architecture's name. Works on plain
+dicts, because importing transformers only to parse a small JSON file would cost seconds at each start.
 """
 
 from __future__ import annotations
@@ -13,40 +13,13 @@ from typing import Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.rope_config import RopeConfig
+from runner_svc.model.families.description import LayerDescription, ModelDescription, NormKind
+from runner_svc.model.families.family import Family
+from runner_svc.model.families.registry import ARCHITECTURES
+from runner_svc.model.families.tensor_names import TensorNames
+from runner_svc.model.rope_config import RopeConfig, RopeType
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What an architecture fixes, as opposed to what its configuration says."""
-
-    model_type: str
-    # None: the configuration's `attention_bias` decides.
-    qkv_bias: bool | None = None
-    output_bias: bool | None = None
-    qk_norm: bool = False
-    # A checkpoint that already holds merged qkv_proj and gate_up_proj.
-    merged_weights: bool = False
-    # The configuration's `use_sliding_window` must be set for a window to count.
-    window_needs_flag: bool = False
-    # Values of fields that older configurations leave out.
-    defaults: tuple[tuple[str, Any], ...] = ()
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama"),
-    "MistralForCausalLM": Architecture("mistral", qkv_bias=False, output_bias=False),
-    "MinistralForCausalLM": Architecture("ministral", qkv_bias=False, output_bias=False),
-    "Phi3ForCausalLM": Architecture("phi3", qkv_bias=False, output_bias=False, merged_weights=True),
-    "Qwen2ForCausalLM": Architecture("qwen2", qkv_bias=True, output_bias=False, window_needs_flag=True),
-    "Qwen3ForCausalLM": Architecture("qwen3", qk_norm=True, window_needs_flag=True, defaults=(("head_dim", 128),)),
-    "SmolLM3ForCausalLM": Architecture(
-        "smollm3", window_needs_flag=True, defaults=(("rope_theta", 2_000_000.0), ("tie_word_embeddings", True))
-    ),
-}
-"""Supported architectures by the name in a configuration's `architectures`. SmolLM and SmolLM2 are Llama."""
 
 
 class HuggingFaceConfig(Protocol):
@@ -57,43 +30,77 @@ class HuggingFaceConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and switches of a decoder; immutable."""
+    """Sizes and descriptions of a decoder; immutable."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    activation: str
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    # Of all norms.
+    norm_eps: float
+    layers: tuple[LayerDescription, ...]
+    model: ModelDescription
+    # The rotary embeddings that layers name by index.
+    ropes: tuple[RopeConfig, ...]
+    names: TensorNames
     tied_embeddings: bool
-    merged_weights: bool
-    rope: RopeConfig
-    # Per layer: tokens that a query sees, itself included; None sees all.
-    windows: tuple[int | None, ...]
-    # Per layer: whether it rotates queries and keys (SmolLM3 leaves every fourth layer out).
-    rotary_layers: tuple[bool, ...]
     # Most positions of one sequence.
     context_length: int
     eos_token_ids: tuple[int, ...]
 
     @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
+    def norm(self) -> NormKind:
+        """Kind of the norms of all layers, and of the last one."""
+        return self.layers[0].norm
+
+    @property
+    def multiplier(self) -> float:
+        """Factor of what attention and MLP of each layer add to the residual stream."""
+        return self.layers[0].multiplier
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all but attention is Llama's without biases."""
+        return self.model.is_plain and all(layer.is_plain for layer in self.layers)
+
+    @property
+    def activation(self) -> str:
+        """Name of the activation of all MLPs."""
+        return self.layers[0].mlp.activation
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the widest MLP."""
+        return max(layer.mlp.width for layer in self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer, the tokens that a query sees, itself included; None sees all."""
+        return tuple(layer.window for layer in self.layers)
+
+    @property
     def num_layer_weights(self) -> int:
         """Elements of the matrices of all layers (embeddings and head not counted)."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        return self.num_layers * (attention + 3 * self.intermediate_size * self.hidden_size)
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        mlp = sum((2 + layer.mlp.gated) * layer.mlp.width for layer in self.layers)
+        return (self.num_layers * attention + mlp) * self.hidden_size
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """Attention of each layer."""
-        return tuple(AttentionLayer(window) for window in self.windows)
+        return tuple(AttentionLayer(layer.window, layer.scale, layer.soft_cap) for layer in self.layers)
+
+    @property
+    def prefix_positions(self) -> int | None:
+        """Longest prompt whose KV another may share, where frequencies depend on the length of a sequence."""
+        return next((rope.original_positions for rope in self.ropes if rope.type is RopeType.DYNAMIC), None)
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
@@ -103,8 +110,8 @@ class ModelConfig:
         for a configuration that misses a size.
         """
         raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
-        name, architecture = _architecture(raw)
-        raw = {**dict(architecture.defaults), **{key: value for key, value in raw.items() if value is not None}}
+        name, family = _family(raw)
+        raw = _renamed(raw, family)
         if "quantization_config" in raw:
             raise UnsupportedModel(
                 f"{name} is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
@@ -116,33 +123,28 @@ class ModelConfig:
             raise UnsupportedModel(f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
-        activation = raw.get("hidden_act", "silu")
-        if activation not in ACTIVATIONS:
-            raise UnsupportedModel(f"Activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")
-        attention_bias = bool(raw.get("attention_bias", False))
+        _size(raw, "intermediate_size")
         max_positions = _size(raw, "max_position_embeddings")
-        rope = RopeConfig.from_hugging_face(raw, head_dim, max_positions)
+        try:
+            layers, model = tuple(family.layers(raw, num_layers)), family.model(raw)
+            ropes = tuple(RopeConfig.from_hugging_face(each, head_dim, max_positions) for each in family.ropes(raw))
+        except (ValueError, KeyError) as error:
+            raise error if isinstance(error, UnsupportedModel) else UnsupportedModel(f"{name}: {error}.") from error
+        _check_activations(layers)
         return cls(
             architecture=name,
             vocab_size=_size(raw, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=_size(raw, "intermediate_size"),
-            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            activation=activation,
-            qkv_bias=attention_bias if architecture.qkv_bias is None else architecture.qkv_bias,
-            output_bias=attention_bias if architecture.output_bias is None else architecture.output_bias,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
-            qk_norm=architecture.qk_norm,
+            norm_eps=float(raw.get(family.norm_eps, 1e-6)),
+            layers=layers,
+            model=model,
+            ropes=ropes,
+            names=family.names,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            merged_weights=architecture.merged_weights,
-            rope=rope,
-            windows=_windows(raw, architecture, num_layers),
-            rotary_layers=_rotary_layers(raw, architecture, num_layers),
-            context_length=rope.context_length(max_positions),
+            context_length=ropes[0].context_length(max_positions) if family.stretches and ropes else max_positions,
             eos_token_ids=token_ids(raw.get("eos_token_id")),
         )
 
@@ -154,15 +156,22 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _architecture(raw: Mapping[str, Any]) -> tuple[str, Architecture]:
+def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
     names = raw.get("architectures") or [
-        name for name, architecture in ARCHITECTURES.items() if architecture.model_type == raw.get("model_type")
+        name for name, family in ARCHITECTURES.items() if family.model_type == raw.get("model_type")
     ]
     for name in names:
         if name in ARCHITECTURES:
             return name, ARCHITECTURES[name]
     asked = ", ".join(names) or raw.get("model_type") or "unnamed"
     raise UnsupportedModel(f"Architecture {asked} is not supported; supported: {', '.join(ARCHITECTURES)}.")
+
+
+def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Returns the configuration under Llama's keys, without nulls, with the family's defaults."""
+    own = dict(family.renamed)
+    given = {own.get(key, key): value for key, value in raw.items() if value is not None}
+    return {**dict(family.defaults), **given}
 
 
 def _size(raw: Mapping[str, Any], key: str) -> int:
@@ -172,24 +181,7 @@ def _size(raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _windows(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: by `layer_types` where given, else by `max_window_layers` (Qwen), else in all."""
-    window = raw.get("sliding_window")
-    if window is None or (architecture.window_needs_flag and not raw.get("use_sliding_window", False)):
-        return (None,) * num_layers
-    if "layer_types" in raw:
-        return tuple(window if kind == "sliding_attention" else None for kind in raw["layer_types"])
-    if architecture.model_type == "smollm3":
-        rotary = _rotary_layers(raw, architecture, num_layers)
-        return tuple(None if rotates else window for rotates in rotary)
-    first = raw.get("max_window_layers", 28) if architecture.window_needs_flag else 0
-    return tuple(window if layer >= first else None for layer in range(num_layers))
-
-
-def _rotary_layers(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    if architecture.model_type != "smollm3":
-        return (True,) * num_layers
-    if "no_rope_layers" in raw:  # named after its zeros: 1 rotates, 0 does not
-        return tuple(bool(rotates) for rotates in raw["no_rope_layers"][:num_layers])
-    interval = raw.get("no_rope_layer_interval", 4)
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+def _check_activations(layers: tuple[LayerDescription, ...]) -> None:
+    for activation in {layer.mlp.activation for layer in layers}:
+        if activation not in ACTIVATIONS:
+            raise UnsupportedModel(f"Activation {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}.")

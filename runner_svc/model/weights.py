@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.layer_reader import LayerReader, base_name
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -29,35 +30,6 @@ FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """One layer; matrices are [out, in], as torch.nn.functional.linear takes them."""
-
-    attention_norm: Tensor  # [hidden_size]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    qkv_bias: Tensor | None
-    output: Tensor  # [hidden_size, num_heads * head_dim]
-    output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden_size]
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden_size, intermediate_size]
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelWeights:
-    """A whole model."""
-
-    embeddings: Tensor  # [vocab_size, hidden_size]
-    head: Tensor  # [vocab_size, hidden_size]; the embeddings themselves where they are tied
-    norm: Tensor  # [hidden_size]
-    # To be read once.
-    layers: Iterator[LayerWeights]
 
 
 class Checkpoint:
@@ -120,7 +92,8 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    embeddings = read("model.embed_tokens.weight")
+    reader = LayerReader(config, base_name(config.names, checkpoint.__contains__), read)
+    embeddings = read(reader.name(config.names.embeddings, "weight"))
     if embeddings.shape != (config.vocab_size, config.hidden_size):
         raise UnsupportedModel(
             f"The checkpoint's embeddings are {tuple(embeddings.shape)}, its config.json says "
@@ -128,39 +101,18 @@ def load_weights(
         )
     return ModelWeights(
         embeddings=embeddings,
-        head=embeddings if config.tied_embeddings else read("lm_head.weight"),
-        norm=read("model.norm.weight"),
-        layers=_layers(read, config, progress),
+        head=embeddings if config.tied_embeddings else read(f"{config.names.head}.weight"),
+        norm=reader.norm(config.names.norm, config.norm),
+        layers=_layers(reader, progress),
+        positions=reader.positions(),
     )
 
 
-def _layers(read: Callable[[str], Tensor], config: ModelConfig, progress: Progress) -> Iterator[LayerWeights]:
-    for index in range(config.num_layers):
-        yield _layer(read, config, f"model.layers.{index}")
-        progress("loading weights", (index + 1) / config.num_layers)
-
-
-def _layer(read: Callable[[str], Tensor], config: ModelConfig, prefix: str) -> LayerWeights:
-    def merged(module: str, whole: str, parts: tuple[str, ...], kind: str) -> Tensor:
-        names = (whole,) if config.merged_weights else parts
-        return torch.cat([read(f"{prefix}.{module}.{name}.{kind}") for name in names])
-
-    qkv = ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"))
-    gate_up = ("mlp", "gate_up_proj", ("gate_proj", "up_proj"))
-    return LayerWeights(
-        attention_norm=read(f"{prefix}.input_layernorm.weight"),
-        q_norm=read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm=read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-        qkv=merged(*qkv, "weight"),
-        qkv_bias=merged(*qkv, "bias") if config.qkv_bias else None,
-        output=read(f"{prefix}.self_attn.o_proj.weight"),
-        output_bias=read(f"{prefix}.self_attn.o_proj.bias") if config.output_bias else None,
-        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=merged(*gate_up, "weight"),
-        gate_up_bias=merged(*gate_up, "bias") if config.mlp_bias else None,
-        down=read(f"{prefix}.mlp.down_proj.weight"),
-        down_bias=read(f"{prefix}.mlp.down_proj.bias") if config.mlp_bias else None,
-    )
+def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
+    num_layers = reader.config.num_layers
+    for index in range(num_layers):
+        yield reader.layer(index)
+        progress("loading weights", (index + 1) / num_layers)
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Stands in for the driver: kernels are compiled by g++ and launched on the CPU, tensor maps are what it reads."""
+"""Replaces the CUDA driver: g++ compiles kernels, which run on the CPU, and tensor maps have the emulator's format."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ extern "C" int emulate_{name}(void** arguments, unsigned grid, unsigned threads,
 
 
 class EmulationError(RuntimeError):
-    """What a kernel did that no kernel may."""
+    """Raised when a kernel did something that no kernel may do."""
 
 
 class EmulatedModule:
     """`runner_svc.cuda.module.load` for the CPU: kernels/NAME.cu.
 
-    `change` is made to its preprocessed text. It is compiled when it is first launched: a test that launches one of a
+    `change` is applied to its preprocessed text. It is compiled at its first launch: a test that launches one of a
     model's kernels need not wait for the others.
     """
 
@@ -51,7 +51,7 @@ class EmulatedModule:
 
     @cached_property
     def library(self) -> ctypes.CDLL:
-        """Compiled, with a function `emulate_NAME` for each kernel."""
+        """The compiled library, with a function `emulate_NAME` for each kernel."""
         text = self._change(translated(self._name, self._defines, self._arch))
         entries = [_ENTRY.format(name=name) for name in _KERNEL.findall(text)]
         return _library("\n".join((f'#include "{_HEADER}"', text, *entries)))
@@ -61,7 +61,7 @@ class EmulatedKernel:
     """`runner_svc.cuda.kernel.Kernel` on the CPU."""
 
     orders = random.Random()
-    """Of each launch's own order of things; seed it to repeat them."""
+    """Draws each launch's order of execution; seed it to repeat a run."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EmulatedKernel:
         self._pointers = argument_pointers(self._buffer, arguments)
 
     def __call__(self, stream: int, grid: int, *arguments: Any) -> None:
-        """Raises EmulationError."""
+        """Launches the kernel. Raises EmulationError."""
         self._struct.pack_into(self._buffer, 0, *arguments)
         fault = ctypes.create_string_buffer(2000)
         emulate = getattr(self._module.library, f"emulate_{self._name}")
@@ -94,7 +94,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _precompiled_header() -> Path:
-    """What every kernel includes: a third of the time that a kernel would take is for parsing it."""
+    """Returns a precompiled header with what every kernel includes; parsing it would take a third of compilation."""
     header = Path(_folder().name, "precompiled.hpp")
     header.write_text(f'#include "{_HEADER}"\n', "utf-8")
     subprocess.run(["g++", *_OPTIONS, "-x", "c++-header", str(header), "-o", f"{header}.gch"], check=True)
@@ -116,10 +116,10 @@ class MapEncoder:
 
     _FORMAT = struct.Struct("@q3q2qi3ii")
 
-    def cuTensorMapEncodeTiled(  # as the driver names it
+    def cuTensorMapEncodeTiled(  # the driver's name
         self, target, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
     ) -> int:
-        element_bytes = dtype + 1  # 8 and 16 bits
+        element_bytes = dtype + 1  # for types of 8 and 16 bits
         packed = self._FORMAT.pack(address.value, *sizes, *strides, element_bytes, *box, swizzle == 3)
         ctypes.memmove(target, packed, len(packed))
         return 0
