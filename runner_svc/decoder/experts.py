@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
 from runner_svc.decoder.linear import Linear
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
+from runner_svc.weights.linear_weights import LinearWeights
 
 
 class ExpertMlp:
@@ -24,7 +25,7 @@ class ExpertMlp:
     def __init__(self, config: ExpertsConfig, weights: ExpertWeights, *, keep_plain: bool) -> None:
         """`keep_plain` is as in `Linear`."""
         self._config = config
-        self._router = Linear(weights.router.weight, weights.router.bias, keep_plain=keep_plain)
+        self._router = Linear(weights.router, keep_plain=keep_plain)
         self._experts = [Expert(config, weights, index, keep_plain=keep_plain) for index in range(config.num_experts)]
         self._shared: SharedExpert | None = None
         if weights.shared is not None:
@@ -48,7 +49,9 @@ class Expert:
 
     def __init__(self, config: ExpertsConfig, weights: ExpertWeights, index: int, *, keep_plain: bool) -> None:
         def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-            return Linear(weight[index], bias[index] if bias is not None else None, keep_plain=keep_plain)
+            return Linear(
+                LinearWeights(weight[index], bias[index] if bias is not None else None), keep_plain=keep_plain
+            )
 
         self._gate = gate_function(config)
         self._gate_up = linear(weights.gate_up, weights.gate_up_bias)
@@ -64,8 +67,8 @@ class SharedExpert:
 
     def __init__(self, activation: str, weights: SharedExpertWeights, *, keep_plain: bool) -> None:
         self._activation = ACTIVATION_FUNCTIONS[activation]
-        self._gate_up = Linear(weights.gate_up.weight, keep_plain=keep_plain)
-        self._down = Linear(weights.down.weight, keep_plain=keep_plain)
+        self._gate_up = Linear(weights.gate_up, keep_plain=keep_plain)
+        self._down = Linear(weights.down, keep_plain=keep_plain)
         self._gate = weights.gate
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -7,34 +7,15 @@ Each expert's tensors are copied to their place as they are read, so that no sec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.families.expert_names import ExpertNames
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of a layer's modules, the first that the checkpoint has; defaults are those of Qwen's."""
-
-    blocks: tuple[str, ...] = ("mlp",)
-    """What the others' names begin with."""
-    router: str = "gate"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    interleaved: bool = False
-    """Tensors of all experts are [experts, in, out], and rows of gate and up take turns (gpt-oss)."""
-
-
-QWEN_NAMES = ExpertNames()
-MIXTRAL_NAMES = ExpertNames(("block_sparse_moe", "mlp"), gate="w1", up="w3", down="w2")
-GPT_OSS_NAMES = ExpertNames(router="router", interleaved=True)
 
 
 class ExpertReader:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
+from runner_svc.model.families.description import LayerDescription, MlpDescription, NormKind, QkNorm
+from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
@@ -33,6 +35,31 @@ def random_weights(
         weights = torch.full((size,), float(kind is not NormKind.RMS_PLUS_ONE), dtype=dtype, device=device)
         return torch.stack((weights, torch.zeros_like(weights))) if kind is NormKind.LAYER else weights
 
+    def mlp(described: MlpDescription) -> MlpWeights:
+        return MlpWeights(
+            gate_up=linear((1 + described.gated) * described.width, hidden, described.bias),
+            down=linear(hidden, described.width, described.bias),
+        )
+
+    def experts(described: ExpertsConfig) -> ExpertWeights:
+        count, width = described.num_experts, described.width
+        shared = None
+        if described.shared_width is not None:
+            inner = mlp(MlpDescription(described.shared_width, described.activation))
+            shared = SharedExpertWeights(inner.gate_up, inner.down, matrix(1, hidden))
+
+        def bias(rows: int) -> Tensor | None:
+            return torch.zeros(count, rows, dtype=dtype, device=device) if described.bias else None
+
+        return ExpertWeights(
+            router=linear(count, hidden, described.bias),
+            gate_up=matrix(count * 2 * width, hidden).view(count, 2 * width, hidden),
+            gate_up_bias=bias(2 * width),
+            down=matrix(count * hidden, width).view(count, hidden, width),
+            down_bias=bias(hidden),
+            shared=shared,
+        )
+
     def layer(described: LayerDescription) -> LayerWeights:
         qk_norms = _qk_norm_sizes(config, described)
         qk_kind = described.norm if described.qk_norm is QkNorm.HEAD else NormKind.RMS
@@ -46,10 +73,8 @@ def random_weights(
             output=linear(hidden, query_width, described.output_bias),
             mlp_norm=norm if described.pre_norms and not described.parallel else None,
             mlp_post_norm=norm if described.post_norms else None,
-            mlp=MlpWeights(
-                gate_up=linear((1 + described.mlp.gated) * described.mlp.width, hidden, described.mlp.bias),
-                down=linear(hidden, described.mlp.width, described.mlp.bias),
-            ),
+            mlp=experts(described.mlp) if isinstance(described.mlp, ExpertsConfig) else mlp(described.mlp),
+            sinks=torch.zeros(config.num_heads, device=device) if described.sinks else None,
         )
 
     hidden, query_width = config.hidden_size, config.num_heads * config.head_dim

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
 from runner_svc.interface.expert_plan import ExpertPlan
 from runner_svc.model.families.experts_config import ClampedGate, ExpertsConfig
 

@@ -39,6 +39,16 @@ class ExpertsConfig:
     shared_width: int | None = None
     """Of an expert that computes every row, whose output is multiplied by the sigmoid of a gate of its own."""
 
+    @property
+    def gated(self) -> bool:
+        """An expert is a gated MLP."""
+        return True
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the hidden size's width in all matrices."""
+        return self.num_experts * (1 + 3 * self.width) + 3 * (self.shared_width or 0)
+
     def __post_init__(self) -> None:
         """Raises ValueError for experts that no router can choose."""
         if not 1 <= self.top_k <= self.num_experts:

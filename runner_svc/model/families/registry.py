@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_svc.model.families import llama
+from runner_svc.model.families import llama, mixtures
 from runner_svc.model.families.family import Family
 
 ARCHITECTURES: dict[str, Family] = {
@@ -13,4 +13,8 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2ForCausalLM": llama.QWEN2,
     "Qwen3ForCausalLM": llama.QWEN3,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
+    "MixtralForCausalLM": mixtures.MIXTRAL,
+    "Qwen2MoeForCausalLM": mixtures.QWEN2_MOE,
+    "Qwen3MoeForCausalLM": mixtures.QWEN3_MOE,
+    "GptOssForCausalLM": mixtures.GPT_OSS,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner_svc.model.families.expert_names import QWEN_NAMES, ExpertNames
+
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
@@ -30,6 +32,9 @@ class TensorNames:
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    # Of layers with experts, below the layer as well.
+    experts: ExpertNames = QWEN_NAMES
+    sinks: str = "self_attn.sinks"
     # Whether layer norms have biases.
     norm_bias: bool = True
     # Whether a layer's matrices are stored [in, out].

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expert_reader import GPT_OSS_NAMES, MIXTRAL_NAMES, QWEN_NAMES, ExpertNames, ExpertReader
+from runner_svc.model.expert_reader import ExpertReader
 from runner_svc.model.families import experts_config
+from runner_svc.model.families.expert_names import GPT_OSS_NAMES, MIXTRAL_NAMES, QWEN_NAMES, ExpertNames
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 SIZES: dict[str, Any] = {
