@@ -9,10 +9,15 @@ from typing import Protocol
 from torch import Tensor
 
 from runner_svc.interface.expert_plan import ExpertPlan
-from runner_svc.interface.layer_launchers import ActivationLauncher
 
 FEW_ROWS = 8
 """So many rows need not be sorted by expert: a product multiplies all of them, which costs no more than its own."""
+
+
+class ActivationLauncher(Protocol):
+    """As `runner_svc.cuda.activation.ActivationMul`."""
+
+    def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None: ...
 
 
 class RoutingLauncher(Protocol):

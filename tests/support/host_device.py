@@ -26,6 +26,7 @@ from runner_svc.sampling.logit_adjustments import adjust_logits
 from runner_svc.sampling.noise import draw_keys
 from runner_svc.sampling.sample_records import SAMPLE_RECORD
 from tests.support.host_attention import HostAttention
+from tests.support.host_experts import host_experts
 from tests.support.host_layers import HostActivation, HostGated, HostNorm, HostProducts, HostRopeKv, host_embed
 
 
@@ -99,6 +100,7 @@ class HostLaunchers:
             gated=HostGated(config.activation),
             rotating=[HostRopeKv(config, rope.rotary_dim) for rope in config.ropes],
             plain=HostRopeKv(config, 0),
+            experts=host_experts(config.experts, HostActivation(config.activation)) if config.experts else None,
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:

@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_svc.decoder.experts import gate_function, route
-from runner_svc.interface.expert_launchers import ExpertLaunchers
+from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaunchers
 from runner_svc.interface.expert_plan import ExpertPlan
-from runner_svc.interface.layer_launchers import ActivationLauncher
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 
@@ -74,9 +73,8 @@ class HostExpertRows:
 
 
 class HostExpertProducts:
-    name = "host"
-
     def __init__(self, config: ExpertsConfig, job_rows: int) -> None:
+        self.name = f"of {job_rows} rows"
         self.job_rows = job_rows
         self._config = config
         self._gate = gate_function(config)
