@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.description import LayerDescription, ModelDescription, NormKind
+from runner_svc.model.families.description import LayerDescription, MlpDescription, ModelDescription, NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 from runner_svc.model.families.family import Family
 from runner_svc.model.families.registry import ARCHITECTURES
@@ -82,8 +82,9 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Width of the widest MLP or expert."""
-        return max(layer.mlp.width for layer in self.layers)
+        """Width of the widest MLP, or of an expert where no layer has an MLP."""
+        dense = [layer.mlp.width for layer in self.layers if isinstance(layer.mlp, MlpDescription)]
+        return max(dense or [layer.mlp.width for layer in self.layers])
 
     @property
     def experts(self) -> ExpertsConfig | None:
@@ -137,7 +138,6 @@ class ModelConfig:
             raise UnsupportedModel(f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
-        _size(raw, "intermediate_size")
         max_positions = _size(raw, "max_position_embeddings")
         try:
             layers, model = tuple(family.layers(raw, num_layers)), family.model(raw)
@@ -152,7 +152,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            norm_eps=float(raw.get(family.norm_eps, 1e-6)),
+            norm_eps=_norm_eps(raw, family.norm_eps),
             layers=layers,
             model=model,
             ropes=ropes,
@@ -184,8 +184,9 @@ def _family(raw: Mapping[str, Any]) -> tuple[str, Family]:
 def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Returns the configuration under Llama's keys, without nulls, with the family's defaults."""
     own = dict(family.renamed)
-    given = {own.get(key, key): value for key, value in raw.items() if value is not None}
-    return {**dict(family.defaults), **given}
+    read = {own.get(key, key): value for key, value in raw.items() if key not in family.unread}
+    given = {**dict(family.defaults), **read}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _size(raw: Mapping[str, Any], key: str) -> int:
@@ -193,6 +194,10 @@ def _size(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"The model's config.json needs a positive integer {key!r}, it has {value!r}.")
     return value
+
+
+def _norm_eps(raw: Mapping[str, Any], key: str | float) -> float:
+    return float(raw.get(key, 1e-6)) if isinstance(key, str) else key
 
 
 def _check_activations(layers: tuple[LayerDescription, ...]) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.families.expert_names import ExpertNames
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.tensor_names import ExpertNames
 from runner_svc.weights.expert_weights import ExpertWeights, SharedExpertWeights
 from runner_svc.weights.linear_weights import LinearWeights
 

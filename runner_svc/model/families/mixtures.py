@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription, QkNorm
-from runner_svc.model.families.expert_names import GPT_OSS_NAMES, MIXTRAL_NAMES
 from runner_svc.model.families.experts_config import (
     gpt_oss_experts,
     mixtral_experts,
@@ -15,7 +14,7 @@ from runner_svc.model.families.experts_config import (
     qwen3_experts,
 )
 from runner_svc.model.families.family import Config, Family, layer_kinds
-from runner_svc.model.families.tensor_names import TensorNames
+from runner_svc.model.families.tensor_names import ExpertNames, TensorNames
 
 
 def qwen3_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescription]:
@@ -91,6 +90,9 @@ def _dense(config: Config) -> MlpDescription:
     return MlpDescription(width=config["intermediate_size"], activation=config.get("hidden_act", "silu"))
 
 
+_MIXTRAL_NAMES = ExpertNames(("block_sparse_moe", "mlp"), gate="w1", up="w3", down="w2")
+_GPT_OSS_NAMES = ExpertNames(router="router", interleaved=True)
+
 QWEN3_MOE = Family(
     "qwen3_moe",
     qwen3_moe_layers,
@@ -104,7 +106,7 @@ QWEN2_MOE = Family(
 MIXTRAL = Family(
     "mixtral",
     mixtral_layers,
-    names=TensorNames(experts=MIXTRAL_NAMES),
+    names=TensorNames(experts=_MIXTRAL_NAMES),
     defaults=(
         ("intermediate_size", 14336),
         ("num_key_value_heads", 8),
@@ -117,7 +119,7 @@ GPT_OSS = Family(
     "gpt_oss",
     gpt_oss_layers,
     ropes=gpt_oss_ropes,
-    names=TensorNames(experts=GPT_OSS_NAMES),
+    names=TensorNames(experts=_GPT_OSS_NAMES),
     defaults=(
         ("intermediate_size", 2880),
         ("num_key_value_heads", 8),

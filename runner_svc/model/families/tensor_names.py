@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner_svc.model.families.expert_names import QWEN_NAMES, ExpertNames
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a layer's modules, the first that the checkpoint has; defaults are those of Qwen's."""
+
+    blocks: tuple[str, ...] = ("mlp",)
+    """What the others' names begin with."""
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    interleaved: bool = False
+    """Tensors of all experts are [experts, in, out], and rows of gate and up take turns (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class TensorNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     # Of layers with experts, below the layer as well.
-    experts: ExpertNames = QWEN_NAMES
+    experts: ExpertNames = ExpertNames()
     sinks: str = "self_attn.sinks"
     # Whether layer norms have biases.
     norm_bias: bool = True

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from runner_svc.decoder.experts import ExpertMlp
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.expert_reader import ExpertReader
-from runner_svc.model.families import experts_config
-from runner_svc.model.families.expert_names import GPT_OSS_NAMES, MIXTRAL_NAMES, QWEN_NAMES, ExpertNames
+from runner_svc.model.families import experts_config, mixtures
 from runner_svc.model.families.experts_config import ExpertsConfig
+from runner_svc.model.families.family import Family
 
 SIZES: dict[str, Any] = {
     "vocab_size": 16,
@@ -26,23 +26,23 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 1,
     "num_experts_per_tok": 3,
 }
-FAMILIES: dict[str, tuple[Any, dict[str, Any], ExpertNames]] = {
-    "qwen3": (transformers.Qwen3MoeConfig, {"num_experts": 8, "moe_intermediate_size": 24}, QWEN_NAMES),
+FAMILIES: dict[str, tuple[Any, dict[str, Any], Family]] = {
+    "qwen3": (transformers.Qwen3MoeConfig, {"num_experts": 8, "moe_intermediate_size": 24}, mixtures.QWEN3_MOE),
     "qwen3-normalized": (
         transformers.Qwen3MoeConfig,
         {"num_experts": 8, "moe_intermediate_size": 24, "norm_topk_prob": True},
-        QWEN_NAMES,
+        mixtures.QWEN3_MOE,
     ),
     "qwen2": (
         transformers.Qwen2MoeConfig,
         {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32},
-        QWEN_NAMES,
+        mixtures.QWEN3_MOE,
     ),
-    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 5}, MIXTRAL_NAMES),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 5}, mixtures.MIXTRAL),
     "gpt-oss": (
         transformers.GptOssConfig,
         {"num_local_experts": 7, "swiglu_limit": 1.0, "head_dim": 24},
-        GPT_OSS_NAMES,
+        mixtures.GPT_OSS,
     ),
 }
 
@@ -71,7 +71,9 @@ def random_model(name: str) -> Any:
 
 
 def reader(name: str, config: ExpertsConfig, tensors: dict[str, torch.Tensor]) -> ExpertReader:
-    return ExpertReader(config, SIZES["hidden_size"], FAMILIES[name][2], tensors.__getitem__, tensors.__contains__)
+    return ExpertReader(
+        config, SIZES["hidden_size"], FAMILIES[name][2].names.experts, tensors.__getitem__, tensors.__contains__
+    )
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["as saved", "as in memory"])
