@@ -72,6 +72,7 @@ test-compose: venv ## build the images, stream from real containers, take them d
 lint: venv ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/check_prose.py
 	$(BIN)/mypy
 
 format: venv ## rewrite the sources in the project's style

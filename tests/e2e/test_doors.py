@@ -182,7 +182,7 @@ def test_the_command_passes_them(fortress: Fortress) -> None:
     address, admin = fortress.processes.address, fortress.processes.admin_address
     assert roster("generate", "-s", address, "--raw", "-m", "2", "-q", "hello", token=ACME).returncode == 0
     refused = roster("generate", "-s", address, "--raw", "hello", token="")
-    assert refused.returncode == 1 and "this server wants a token" in refused.stderr
+    assert refused.returncode == 1 and "this server requires a token" in refused.stderr
     assert roster("health", "-s", address, token="").stdout == "SERVING\n"
     status = roster("status", "--admin", admin, "--json", token=ROOT)
     assert json.loads(status.stdout)["runners"][0]["device"] == "hash", status.stderr
@@ -225,12 +225,12 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(tmp_path: Path) -> No
     for run, flags, sentence in (
         (run_scheduler, [f"--tls-cert={cert}", f"--tls-key={other_key}"], "TLS can't be set up"),
         (run_scheduler, [f"--tls-cert={cert}", f"--tls-key={tmp_path}/none"], "TLS can't be set up"),
-        (run_scheduler, [*tls, f"--tokens={tmp_path}/empty"], "holds no token"),
+        (run_scheduler, [*tls, f"--tokens={tmp_path}/empty"], "contains no tokens"),
         (run_scheduler, [f"--tls-cert={cert}"], "tls_cert and tls_key belong together"),
-        (run_scheduler, ["--admin-listen=0.0.0.0:0"], "admin_listen is 0.0.0.0:0, where anyone in reach"),
-        (run_scheduler, ["--gateway-listen=0.0.0.0:0"], "gateway_listen is 0.0.0.0:0, where anyone in reach"),
+        (run_scheduler, ["--admin-listen=0.0.0.0:0"], "admin_listen is 0.0.0.0:0, which is open to the network"),
+        (run_scheduler, ["--gateway-listen=0.0.0.0:0"], "gateway_listen is 0.0.0.0:0, which is open to the network"),
         (run_scheduler, [f"--link-key={key}", f"--link-runners={tmp_path}/empty"], "a key has 40 characters"),
-        (run_runner, ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must hold one key"),
+        (run_runner, ["--device=hash", f"--runner-key={key}", f"--scheduler-key={key}"], "must contain one key"),
         (run_runner, ["--device=hash", f"--runner-key={key}"], "set both, or neither"),
     ):  # fmt: skip
         base = ["--listen=127.0.0.1:0", "--admin-listen=", "--metrics-listen="] if run is run_scheduler else []

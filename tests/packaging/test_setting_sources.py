@@ -21,7 +21,7 @@ BROKEN = {
     "empty": (b"", "which is not JSON (Expecting value, line 1 column 1): correct the file"),
     "too deep": (b"[" * 200_000, "which is not JSON (too deep): correct the file"),
     "endless number": (b'{"threads": ' + b"9" * 5000 + b"}", "which is not JSON (Exceeds the limit"),
-    "a list": (b'["info"]', 'which is JSON but not an object: write settings by their names, such as {"log_level":'),
+    "a list": (b'["info"]', 'which is JSON but not an object: write settings by name, for example {"log_level":'),
     "null": (b"null", "which is JSON but not an object"),
     "Latin-1": ('{"model": "Köln"}'.encode("latin-1"), "which is not UTF-8 (byte 12): save the file as UTF-8"),
     "UTF-16": ('{"log_level": "info"}'.encode("utf-16"), "which is not UTF-8 (byte 0): save the file as UTF-8"),
@@ -69,7 +69,7 @@ class TestBoth:
         monkeypatch.setenv("ROSTER_SETTINGS", path)
         assert refusal(service) == (
             f"ROSTER_SETTINGS names {path!r}, which can't be read ({reason}): "
-            "name a JSON file that can be, or unset ROSTER_SETTINGS"
+            "name a readable JSON file, or unset ROSTER_SETTINGS"
         )
 
     def test_a_file_of_another_user(self, service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ class TestBoth:
 
         monkeypatch.setattr(Path, "read_text", denied)
         monkeypatch.setenv("ROSTER_SETTINGS", str(tmp_path))
-        assert "which can't be read (Permission denied): name a JSON file that can be" in refusal(service)
+        assert "which can't be read (Permission denied): name a readable JSON file" in refusal(service)
 
     def test_help_beside_a_broken_file(
         self, service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -103,7 +103,7 @@ class Load:
         except InvalidRequestError as error:
             # The runners that hold it are away, and one is there that does not. What has tokens waits aside for them,
             # also where it is sent again to a new scheduler; unless there are several choices, which begin again.
-            about_size = any(reason in str(error) for reason in ("the largest", "the model's context holds"))
+            about_size = any(reason in str(error) for reason in ("the largest", "the model's context"))
             assert spec.is_large and about_size, f"{spec}: {error}"
             assert spec.n > 1 or not any(stream.received) or "context" in str(error), f"{spec}: {error}"
             self.outcome.too_large += 1

@@ -86,7 +86,7 @@ def test_a_newcomer_gets_into_a_plan_that_is_held_back(files: tuple[str, str], t
         (["--compare", "fcfs,nonsense"], "there is no policy 'nonsense'"),
         (["--parameters", "{"], "--parameters must be JSON"),
         (["--parameters", "[]"], "must be a JSON object"),
-        (["--parameters", '{"x": 1}'], "does not take these parameters"),
+        (["--parameters", '{"x": 1}'], "does not accept these parameters"),
         (["--cost", "h100-none"], "there is no cost model 'h100-none': give a JSON file, or one of cpu-smollm2, h200-"),
         (["--rate-scale", "0"], "choose a number above 0"),
         (["--plot", "plot.gif"], "a plot's file must end in .png, .svg, .pdf"),
@@ -104,14 +104,14 @@ def test_what_a_cost_model_lacks_is_one_line(files: tuple[str, str]) -> None:
     result = roster("simulate", "--trace", files[0], "--cost", files[1])
     assert result.exit_code == ExitCode.USAGE
     problem = "Input should be greater than or equal to 0"
-    assert result.stderr == f"{files[1]} is no cost model: token_s: {problem}; link_s: {problem}\n"
+    assert result.stderr == f"{files[1]} is not a cost model: token_s: {problem}; link_s: {problem}\n"
 
 
 def test_wrong_rows_are_named(files: tuple[str, str]) -> None:
     Path(files[0]).write_text(TRACE + "0.6,0,3,a\n")
     result = roster("simulate", "--trace", files[0], "--cost", files[1])
     assert result.exit_code == ExitCode.USAGE
-    assert "line 6: prompt_tokens is '0': it must be a whole number from 1 on" in result.stderr
+    assert "line 6: prompt_tokens is '0': it must be a whole number of at least 1" in result.stderr
 
 
 def test_missing_packages_are_named(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
