@@ -76,7 +76,8 @@ class CudaLaunchers:
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
+        layers = self._config.attention_layers
+        return CudaAttention(cache, tables, self._config.num_heads, layers, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""
