@@ -27,6 +27,7 @@ from runner_svc.cuda.residual_norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.expert_launchers import ExpertLaunchers
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
@@ -91,16 +92,11 @@ class CudaLaunchers:
             for blocks in self._skinny_blocks
         ]
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
-        """Attention over `cache`. Raises ValueError for sizes that the kernels lack, and for sinks."""
-        if any(layer.sinks for layer in self._config.layers):
-            raise ValueError("the attention kernels have no sinks")
-        config, scores = self._config, {(layer.scale, layer.soft_cap) for layer in self._config.layers}
-        if len(scores) > 1:
-            raise ValueError("the GPU kernels need the same scale and soft cap of attention in all layers")
-        return CudaAttention(
-            cache, tables, config.num_heads, config.windows, max_batch, self._dtype, *next(iter(scores))
-        )
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> CudaAttention:
+        """Attention over `cache`, whose layers attend as `layers` say. Raises ValueError for what the kernels lack."""
+        return CudaAttention(cache, tables, self._config.num_heads, layers, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""

@@ -79,7 +79,7 @@ class CudaSteps:
         """Of mixed steps."""
         self.cache = cache
         self.num_slots = num_slots
-        self._attention = launchers.attention(cache, slots.tables, num_slots)
+        self._attention = launchers.attention(cache, slots.tables, num_slots, decoder.config.attention_layers)
         self._gather = launchers.gather(slots.tokens, slots.tables, cache.block_size)
         self.layout = StepLayout.of(num_slots, self._max_plan_words(max_step_tokens), tail_words)
         self.packed = torch.zeros(self.layout.words, dtype=torch.int32, device=decoder.device)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers
 from runner_svc.interface.pool_size import MemoryProfile
@@ -106,8 +107,10 @@ class HostLaunchers:
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
         return [SkinnyLaunchers("host", embed=host_embed, products=HostProducts(self._config))]
 
-    def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> HostAttention:
-        return HostAttention(cache, tables, self._config, max_batch)
+    def attention(
+        self, cache: KVCache, tables: Tensor, max_batch: int, layers: Sequence[AttentionLayer]
+    ) -> HostAttention:
+        return HostAttention(cache, tables, self._config, max_batch, layers)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> HostGather:
         return HostGather(tokens, tables, block_size)

@@ -34,8 +34,6 @@ from tests.support.tiny_models import NUM_TOKENS
 
 FAMILIES = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "gpt-oss")
 ON_HOST = ("llama-dynamic", "qwen3", "qwen3-moe")
-CPU_ONLY = ("gpt-oss",)
-"""The attention kernels have no sinks."""
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
 MAX_TOKENS = 40
 POOL_TOKENS = 64
@@ -108,12 +106,7 @@ def compare(stack: Stack, parity: Parity, max_tokens: int) -> None:
     parity.check([prompt_of(request) for request in requests], streams, max_tokens)
 
 
-EVERYWHERE = [
-    (family, device)
-    for family in FAMILIES
-    for device in TESTED_AND_HOST
-    if device.name == "cpu" or family not in CPU_ONLY
-]
+EVERYWHERE = [(family, device) for family in FAMILIES for device in TESTED_AND_HOST]
 
 
 @pytest.mark.parametrize(
