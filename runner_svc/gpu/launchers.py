@@ -1,4 +1,4 @@
-"""The launchers of one model on the GPU at hand, compiled when they are made (seconds the first time, then cached)."""
+"""The kernel launchers of one model, compiled for the current GPU on construction (seconds at first, then cached)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.families.description import NormKind, QkNorm
+from runner_svc.model.families.description import NormKind
 from runner_svc.model.families.experts_config import ExpertsConfig
 
 
 class CudaLaunchers:
     """Implements `runner_svc.interface.launchers.Launchers`.
 
-    `overlap`: a kernel may start while the one before it ends. `skinny_blocks`: the variants of products of few rows,
-    by their blocks a multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job and
-    their blocks a multiprocessor.
+    `overlap`: a kernel may start while the previous one finishes. `skinny_blocks`: the variants of products of few
+    rows, by their blocks per multiprocessor. `expert_variants`: those of experts' products, by the most rows of a job
+    and their blocks per multiprocessor.
     """
 
     def __init__(
@@ -61,11 +61,17 @@ class CudaLaunchers:
         self._expert_variants = [ExpertVariant(rows, blocks) for rows, blocks in expert_variants]
 
     def decoder(self, fp8_cache: bool) -> DecoderLaunchers:
-        """Those of the layers. Raises ValueError for sizes that the kernels lack."""
+        """Compiles the kernels of the layers. Raises ValueError for sizes that the kernels do not support."""
         config = self._config
         return DecoderLaunchers(
             norm=self._norm(),
-            activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
+            activation=ActivationMul(
+                config.intermediate_size,
+                self._dtype,
+                config.activation,
+                gated=config.layers[0].mlp.gated,
+                overlap=self._overlap,
+            ),
             gated=self._gated() if is_hopper() and config.experts is None else None,
             rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
@@ -73,7 +79,7 @@ class CudaLaunchers:
         )
 
     def skinny(self, matrices: Sequence[Tensor]) -> list[SkinnyLaunchers]:
-        """Variants of those for decode passes of few rows over these matrices; none where the kernels lack them."""
+        """Returns the variants for decode passes of few rows over `matrices`; [] if GPU or sizes are unsupported."""
         config = self._config
         if not is_hopper() or not fits(*matrices):
             return []
@@ -99,19 +105,19 @@ class CudaLaunchers:
         return CudaAttention(cache, tables, self._config.num_heads, layers, max_batch, self._dtype)
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
-        """Inputs from a token buffer and block tables."""
+        """Gathers a step's inputs from the token buffer and the block tables."""
         return GatherInputs(tokens, tables, block_size, overlap=self._overlap)
 
     def copy(self) -> CopyWords:
-        """Between host and device."""
+        """Copies words between host and device."""
         return CopyWords(overlap=self._overlap)
 
     def scatter(self) -> ScatterSegments:
-        """Changes into the slots."""
+        """Applies changes to the slots."""
         return ScatterSegments()
 
     def sampling(self, tokens: Tensor) -> CudaSampler:
-        """Draws from float32 logits, written into a token buffer."""
+        """Samples from float32 logits and writes the tokens into the token buffer `tokens`."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
     def _norm(self) -> NormLauncher:
@@ -161,7 +167,8 @@ class CudaLaunchers:
             rotary_dim=rotary_dim,
             dtype=self._dtype,
             eps=config.norm_eps,
-            qk_norm=config.layers[0].qk_norm is not QkNorm.NONE,
+            qk_norm=config.layers[0].qk_norm,
+            plus_one=config.norm is NormKind.RMS_PLUS_ONE,
             fp8_cache=fp8_cache,
             overlap=self._overlap,
         )

@@ -1,4 +1,4 @@
-"""What launches the kernels of a decoder's layers: interfaces, implemented by `runner_svc.cuda`."""
+"""Interfaces of the launchers of a decoder layer's kernels, implemented by `runner_svc.cuda`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner_svc.interface.expert_launchers import ActivationLauncher, ExpertLaun
 
 
 class NormLauncher(Protocol):
-    """As `runner_svc.cuda.norm.AddRmsNorm`."""
+    """Implemented by `runner_svc.cuda.norm.AddRmsNorm`."""
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
@@ -24,7 +24,7 @@ class NormLauncher(Protocol):
 
 
 class GatedLauncher(Protocol):
-    """As `runner_svc.cuda.products.gated_product.GatedProduct`."""
+    """Implemented by `runner_svc.cuda.products.gated_product.GatedProduct`."""
 
     def fits(self, weight: Tensor) -> bool: ...
 
@@ -34,7 +34,7 @@ class GatedLauncher(Protocol):
 
 
 class RopeKvLauncher(Protocol):
-    """As `runner_svc.cuda.rope_kv.RopeKvWrite`."""
+    """Implemented by `runner_svc.cuda.rope_kv.RopeKvWrite`."""
 
     def __call__(
         self,
@@ -57,11 +57,11 @@ class DecoderLaunchers:
 
     norm: NormLauncher
     activation: ActivationLauncher
-    # None: there is none for this GPU.
+    # None: not available on this GPU.
     gated: GatedLauncher | None
     # By rotary embedding of the model.
     rotating: Sequence[RopeKvLauncher]
-    # For layers without rotary embedding (SmolLM3 has some).
+    # For layers without rotary embedding, as in SmolLM3.
     plain: RopeKvLauncher
     # None for a model without experts.
     experts: ExpertLaunchers | None = None

@@ -13,7 +13,7 @@ from runner_svc.model.families.experts_config import (
     qwen2_experts,
     qwen3_experts,
 )
-from runner_svc.model.families.family import Config, Family, layer_kinds
+from runner_svc.model.families.family import FULL, SLIDING, Config, Family, layer_kinds
 from runner_svc.model.families.tensor_names import ExpertNames, TensorNames
 
 
@@ -33,17 +33,14 @@ def qwen2_moe_layers(config: Config, num_layers: int) -> Sequence[LayerDescripti
     layer = LayerDescription(_dense(config), qkv_bias=bool(config.get("qkv_bias", True)))
     experts = qwen2_experts(config, num_layers)
     has_windows = bool(config.get("use_sliding_window", False))
-    last = config.get("max_window_layers", 28)
-    kinds = (
-        layer_kinds(config, num_layers)
-        if "layer_types" in config
-        else [_sliding(has_windows and index % 2 == 0 and index < last) for index in range(num_layers)]
-    )
+    last = config.get("max_window_layers", 28) if has_windows else 0
+    kinds = [SLIDING if index % 2 == 0 and index < last else FULL for index in range(num_layers)]
+    kinds = list(layer_kinds({"layer_types": kinds, **config}, num_layers, pattern=2))
     window = config.get("sliding_window", 4096) if has_windows else 0
-    if not window and "sliding_attention" in kinds:
+    if not window and SLIDING in kinds:
         raise ValueError("'layer_types' names sliding_attention, but 'use_sliding_window' is not set")
     return [
-        replace(layer, mlp=layer.mlp if each is None else each, window=window if kind == _sliding(True) else None)
+        replace(layer, mlp=layer.mlp if each is None else each, window=window if kind == SLIDING else None)
         for each, kind in zip(experts, kinds, strict=True)
     ]
 
@@ -57,13 +54,9 @@ def gpt_oss_layers(config: Config, num_layers: int) -> Sequence[LayerDescription
     """Returns the layers, every other of which has the window, if `layer_types` does not tell. Raises ValueError."""
     has_bias = bool(config.get("attention_bias", True))
     layer = LayerDescription(gpt_oss_experts(config), qkv_bias=has_bias, output_bias=has_bias, sinks=True)
-    kinds = (
-        layer_kinds(config, num_layers)
-        if "layer_types" in config
-        else [_sliding(index % 2 == 0) for index in range(num_layers)]
-    )
     window = config.get("sliding_window", 128)
-    return [replace(layer, window=window if kind == _sliding(True) else None) for kind in kinds]
+    kinds = layer_kinds(config, num_layers, pattern=2)
+    return [replace(layer, window=window if kind == SLIDING else None) for kind in kinds]
 
 
 def gpt_oss_ropes(config: Config) -> Sequence[Config]:
@@ -79,10 +72,6 @@ def gpt_oss_ropes(config: Config) -> Sequence[Config]:
         "original_max_position_embeddings": 4096,
     }
     return ({**config, "rope_parameters": yarn},)
-
-
-def _sliding(slides: bool) -> str:
-    return "sliding_attention" if slides else "full_attention"
 
 
 def _dense(config: Config) -> MlpDescription:

@@ -48,6 +48,8 @@ class EmulatedModule:
         arch: str = "sm_90a",
     ) -> None:
         self._name, self._defines, self._change, self._arch = name, defines, change, arch
+        self.kernel = name
+        """Name of the function that is launched."""
 
     @cached_property
     def library(self) -> ctypes.CDLL:
