@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch import Tensor
 from bench.common.gpu_timing import card, copy_bandwidth, graph_microseconds
 from bench.common.on_gpu import require_gpu
 from bench.common.provenance import provenance, write_results
+from runner_svc.cuda import tensor_map
 from runner_svc.cuda.experts.expert_product import ExpertProducts, product_defines
 from runner_svc.cuda.experts.expert_routing import ExpertRouting
 from runner_svc.cuda.experts.expert_rows import ExpertRows
@@ -140,6 +143,10 @@ class Case:
         self._moving = ExpertRows(config, shape.hidden, BF16, overlap=True)
         self._products = cache(partial(ExpertProducts, config, BF16, overlap=True))
         self._is_sorted = rows > FEW_ROWS
+
+    def forget_products(self) -> None:
+        """Makes new tensor maps."""
+        self._products.cache_clear()
 
     def time(self, part: str, variant: str, run: Callable[[int, int], None], matrices: int = 0) -> ExpertTime:
         """Of `run(stream, layer)` over all layers; it reads so many matrices of each active expert."""
@@ -272,6 +279,18 @@ def measure(case: Case, tune: bool) -> Iterator[ExpertTime]:
     yield case.time("MLP", "grouped", case.grouped, 3)
 
 
+def measure_promotions(case: Case) -> Iterator[ExpertTime]:
+    """The same products with other promotions of what TMA reads into L2: none, 128 bytes (256 is what maps have)."""
+    variant = variants(case.rows, False)[0]
+    case.time("routing", "", case.route(variant.job_rows))
+    for name, promotion in (("none", 0), ("128 B", 2)):
+        with patch.object(tensor_map, "_PROMOTE_256B", promotion):
+            case.forget_products()
+            yield case.time("gate-up", f"L2 {name}", case.gate_up(variant), 2)
+            yield case.time("down", f"L2 {name}", case.down(variant), 1)
+    case.forget_products()
+
+
 def compile_all(config: ExpertsConfig) -> None:
     """Fills the compiler's cache, as one variant after another takes a second each."""
     defines = [
@@ -305,7 +324,8 @@ def main() -> None:
             for routing in arguments.routings:
                 case = Case(name, shape, layers, rows, routing)
                 print(f"{name}, {rows} rows, {routing}: {case.active:.1f} experts active", flush=True)
-                for time in measure(case, arguments.tune):
+                promotions = measure_promotions(case) if arguments.tune else ()
+                for time in chain(measure(case, arguments.tune), promotions):
                     rate = f"{time.tb_s:6.2f} TB/s" if time.tb_s is not None else ""
                     print(f"  {time.part:9} {time.variant:8} {time.microseconds:9.2f} us {rate}", flush=True)
                     times.append(time)

@@ -29,7 +29,12 @@ def rows_defines(config: ExpertsConfig, width: int, dtype: torch.dtype) -> dict[
     """The source's macros. Raises ValueError for a width that is no multiple of 8."""
     if width % _VECTOR:
         raise ValueError(f"experts on a GPU need sizes that are multiples of {_VECTOR}, not {width}")
-    fixed = {"SCALAR": DTYPE_DEFINES[dtype], "WIDTH": width, "TOP_K": config.top_k, "BIAS": int(config.bias)}
+    fixed: dict[str, int | str] = {
+        "SCALAR": DTYPE_DEFINES[dtype],
+        "WIDTH": width,
+        "TOP_K": config.top_k,
+        "BIAS": int(config.bias),
+    }
     return fixed | gating_defines(config)
 
 
