@@ -92,7 +92,7 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    reader = LayerReader(config, base_name(config.names, checkpoint.__contains__), read)
+    reader = LayerReader(config, base_name(config.names, checkpoint.__contains__), read, checkpoint.__contains__)
     embeddings = read(reader.name(config.names.embeddings, "weight"))
     if embeddings.shape != (config.vocab_size, config.hidden_size):
         raise UnsupportedModel(

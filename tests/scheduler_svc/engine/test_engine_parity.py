@@ -32,9 +32,9 @@ from tests.support.tested_device import NEEDS_DEVICE
 from tests.support.thoroughness import choice, count
 from tests.support.tiny_models import NUM_TOKENS
 
-IN_CI = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3", "gemma3")
-FAMILIES = (*IN_CI, "gemma2", "granite", "olmo2", "glm4", "cohere", "cohere2", "gpt2", "opt")
-ON_HOST = ("llama-dynamic", "qwen3")
+IN_CI = ("llama-llama3", "llama-dynamic", "mistral", "qwen2", "qwen3", "gemma3", "qwen3-moe")
+FAMILIES = (*IN_CI, "gemma2", "granite", "olmo2", "glm4", "cohere", "cohere2", "gpt2", "opt", "mixtral", "gpt-oss")
+ON_HOST = ("llama-dynamic", "qwen3", "qwen3-moe")
 """In CI: one model whose RoPE depends on the length, one that normalizes queries and keys."""
 MAX_TOKENS = 40
 POOL_TOKENS = 64
