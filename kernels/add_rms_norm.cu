@@ -1,16 +1,16 @@
-// residual += hidden, and out = rms_norm(residual) * weight, in one pass: a block a token, the row stays in registers.
+// residual += hidden, and out = rms_norm(residual) * weight, in one pass: a block per token, with the row in registers.
 //
 // The sum is rounded to SCALAR before it is squared, as it is stored: the norm is that of the stored residual.
-// Macros: SCALAR; HIDDEN_SIZE, a multiple of 8; VECTORS, 8-element vectors a thread; ADD, 0 normalises `hidden` alone.
+// Macros: SCALAR; HIDDEN_SIZE, a multiple of 8; VECTORS, 8-element vectors per thread; ADD, 0 for the norm of `hidden`.
 
 #include "vector.cuh"
 
 extern "C" __global__ void add_rms_norm(
     const SCALAR* hidden,    // [tokens, HIDDEN_SIZE]
-    SCALAR* residual,        // [tokens, HIDDEN_SIZE], updated in place; not touched without ADD
+    SCALAR* residual,        // [tokens, HIDDEN_SIZE], updated in place; unused without ADD
     const SCALAR* weight,    // [HIDDEN_SIZE]
     SCALAR* out,             // [tokens, HIDDEN_SIZE]; may be `hidden`
-    long long hidden_stride, // elements from row to row of `hidden`
+    long long hidden_stride, // elements between rows of `hidden`
     float eps) {
     __shared__ float scratch[32];
     release_successors();

@@ -1,10 +1,10 @@
-// Penalties, bias and min_tokens of the rows that have some, in place: runner_svc/sampling/logit_adjustments.py on the device.
-// Then the masks, where given: what they exclude is forbidden too.
+// Applies penalties, bias, min_tokens and masks in place, to the rows that have any.
+// The device's version of runner_svc/sampling/logit_adjustments.py.
 //
-// How often a token occurs is counted anew from the token buffer, in a scratch row of the vocabulary that is zero
-// before and after: the cost follows the sequence's length, and nothing has to be kept, or rebuilt, between steps. The
-// thread that takes a token's count away adjusts its logit, so each occurring token is adjusted once. A forbidden id
-// gets the lowest finite value, so that an infinity still tells of a broken forward pass.
+// Occurrences of tokens are counted from the token buffer at each step, in a scratch row of the vocabulary that is zero
+// before and after. The cost is proportional to the sequence's length, and no counts are kept or rebuilt between steps.
+// The thread that resets a token's count adjusts its logit, so each occurring token is adjusted once. A forbidden id
+// gets the lowest finite value, so that an infinity still indicates a broken forward pass.
 // Macros: LOGIT; VOCAB.
 
 #include "sample_record.cuh"
@@ -26,7 +26,7 @@ __device__ float penalised(float logit, unsigned count, const SampleRecord& reco
     }
     const unsigned outputs = count & ~IN_PROMPT;
     if (outputs == 0) return logit;
-    // Rounded after each operation, as the CPU does.
+    // Rounded after each operation, as on the CPU.
     return __fsub_rn(logit, __fadd_rn(__fmul_rn(outputs, record.frequency_penalty), record.presence_penalty));
 }
 
@@ -38,7 +38,7 @@ __device__ void apply_penalties(const SampleRecord& record, const int* tokens, u
     }
 }
 
-// The ids of a row's bias are distinct.
+// No atomics: the ids of a row's bias are distinct.
 __device__ void apply_bias(const SampleRecord& record, const int* ids, const float* values, LOGIT* logits) {
     for (int i = threadIdx.x; i < record.bias_count; i += blockDim.x) {
         const int id = ids[record.bias_start + i];

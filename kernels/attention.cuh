@@ -1,13 +1,13 @@
-// What the attention kernels share: scalar types, fragments of the tensor cores, asynchronous copies, softmax pieces.
+// Shared parts of the attention kernels: scalar types, tensor-core fragments, asynchronous copies, softmax functions.
 //
-// Shapes and types come as preprocessor definitions (see runner_svc/attention/cuda.py); SCALAR is __nv_bfloat16 or
-// __half. Scores are kept in units of log2, so that the exponential is one ex2 instruction.
+// Shapes and types are preprocessor macros (see runner_svc/attention/cuda_kernels.py); SCALAR is __nv_bfloat16 or
+// __half. Scores are kept in log2 units, so that the exponential is one ex2 instruction.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// Stands in for minus infinity in running maxima: differences of it stay finite or overflow to minus infinity, never NaN.
+// Replaces minus infinity in running maxima: its differences are finite or overflow to minus infinity, never NaN.
 constexpr float kLowest = -1e30f;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr unsigned kFullWarp = 0xffffffffu;
@@ -20,7 +20,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// cap * tanh(score / cap) in log2 units: `scale` is the score's own factor, without log2(e).
+// cap * tanh(score / cap) in log2 units; `scale` is the score's factor, without log2(e).
 __device__ __forceinline__ float soft_capped(float score, float scale, float cap) {
     float doubled = exp2_approx(score * (2.0f * kLog2E * scale / cap));
     return cap * kLog2E * (1.0f - __fdividef(2.0f, 1.0f + doubled));
@@ -93,7 +93,7 @@ __device__ __forceinline__ unsigned long long evict_first_policy() {
     return policy;
 }
 
-// Copies 16 bytes, of which those beyond `valid_bytes` become zero and are not read.
+// Copies 16 bytes; those beyond `valid_bytes` are not read and become zero.
 __device__ __forceinline__ void copy_async(unsigned shared, const void* global, int valid_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid_bytes) : "memory");
 }
@@ -109,13 +109,13 @@ __device__ __forceinline__ void copy_async(
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `Pending` of the committed groups are under way.
+// Waits until at most `Pending` of the committed groups are in flight.
 template <int Pending>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// Rows in shared memory, in 16-byte chunks placed so that the eight rows of a matrix lie in different banks.
+// Rows in shared memory, in 16-byte chunks swizzled such that the eight rows of a matrix are in different banks.
 template <int RowBytes>
 struct SwizzledRows {
     static_assert(RowBytes % 32 == 0, "chunks are exchanged within groups of at least two");

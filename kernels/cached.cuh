@@ -1,9 +1,9 @@
-// What the KV cache holds, and the operands that mma.sync kernels make of it.
+// Elements of the KV cache, and the operands that mma.sync kernels make from them.
 //
-// Without FP8_CACHE that is SCALAR itself. With it the cache holds e4m3 in the unit of a scale per head, and products
-// are done in fp16, which holds every e4m3 exactly: queries and probabilities are rounded to fp16 (finer than bf16, of
-// less range: queries beyond 65,504 are clipped). A 32-bit word of four elements becomes two words of two, the even and
-// the odd ones, so that the order of dimensions within a step of 16 differs: see the kernels' fragments.
+// Without FP8_CACHE elements are SCALAR. With it they are e4m3 in units of a scale per head, and products are done in
+// fp16, which represents every e4m3 exactly. Queries and probabilities are rounded to fp16, which is finer than bf16
+// but has less range: queries beyond 65,504 are clipped. A 32-bit word of four elements becomes two words of two, the
+// even and the odd ones, so the order of dimensions within a step of 16 differs: see the kernels' fragments.
 #pragma once
 
 #include "attention.cuh"
@@ -29,7 +29,7 @@ struct Expanded {
 
 #if __CUDA_ARCH__ >= 890
 
-// What an expanded element is to be multiplied by.
+// Factor by which expanded elements must be multiplied.
 constexpr float kExpandedUnit = 1.0f;
 
 __device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
 
 #else
 
-// e4m3's fields, moved to where fp16 has them, mean 2^8 times less, denormals too; NaN becomes 480.
+// e4m3's fields shifted to fp16's positions give 1 / 2^8 of the value, also for denormals; NaN becomes 480.
 constexpr float kExpandedUnit = 256.0f;
 
 __device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ Expanded expand_e4m3(unsigned four) {
 
 #endif
 
-// What scores and outputs are to be multiplied by, for the head whose scale this is.
+// Factor for scores (with the scales of keys) or outputs (with those of values) of a head.
 __device__ __forceinline__ float cached_unit(const float* __restrict__ scales, int head) {
 #if FP8_CACHE
     return __ldg(scales + head) * kExpandedUnit;
@@ -64,7 +64,7 @@ __device__ __forceinline__ float cached_unit(const float* __restrict__ scales, i
 }
 
 #if FP8_CACHE
-// Four neighbouring elements of a query as fp16: the even ones and the odd ones.
+// Four adjacent elements of a query as fp16: the even ones and the odd ones.
 __device__ __forceinline__ Expanded load_query(const Scalar* source) {
     constexpr float kMost = 65504.0f;
     const Vector<Scalar, 4> four = load_vector<Scalar, 4>(source);

@@ -1,5 +1,5 @@
-// Copies between page-locked host memory and the device, 16 bytes a thread: for the few kilobytes of a step a kernel is
-// quicker than a copy engine, whose start and end the stream waits for.
+// Copies between page-locked host memory and the device, 16 bytes per thread. For the few kilobytes of a step a kernel
+// is faster than a copy engine, because the stream waits for the start and end of the latter.
 
 #include "vector.cuh"
 

@@ -1,4 +1,4 @@
-// Decode's work on one line, as runner_svc/attention/decode_plan.py packs it: rows, units, tiles, ranges of them.
+// Decode's line of work, as runner_svc/attention/decode_plan.py packs it: rows, units, tiles, ranges.
 #pragma once
 
 #include "cached.cuh"
@@ -7,47 +7,47 @@ constexpr int kTile = 16;
 constexpr int kColumnTiles = COLUMNS / 8;
 constexpr int kUnitsPerHead = (GROUP_SIZE + COLUMNS - 1) / COLUMNS;
 constexpr int kUnits = KV_HEADS * kUnitsPerHead;
-// Query heads of a unit that are stored; the last unit of a key-value head can have fewer.
+// Query heads of a unit; the last unit of a key-value head can have fewer.
 constexpr int kHeads = GROUP_SIZE < COLUMNS ? GROUP_SIZE : COLUMNS;
 
 static_assert(BLOCK_SIZE % kTile == 0, "a tile lies in one block");
 static_assert(COLUMNS % 8 == 0, "query heads come in columns of eight");
 
-// One row of the step, as the plan holds it.
+// One row of the step, as in the plan.
 struct __align__(16) Row {
     int start;      // tiles of a unit before this row
-    int tiles;      // of a unit, at least 1
+    int tiles;      // tiles of a unit, at least 1
     int length;     // positions
-    int first;      // first visible position (0, or where the window begins)
+    int first;      // first visible position (0, or the window's first)
     int table;      // row of the block tables
     int query;      // row of the queries and the output
-    int index;      // among the step's rows
+    int index;      // index among the step's rows
     int reserved;
 };
 
-// Over which blocks a (row, unit) is spread.
+// The blocks that share a (row, unit).
 struct Split {
-    int first_slot;  // of the partial results: twice the first block, and 1 more if its range begins before
+    int first_slot;  // of the partial results: twice the first block, plus 1 if its range begins before the (row, unit)
     int last_block;
 
     __device__ __forceinline__ int first_block() const { return first_slot >> 1; }
     __device__ __forceinline__ bool is_whole() const { return first_block() == last_block; }
 };
 
-// A block's share of the line, as the plan holds it.
+// A block's share of the line, as in the plan.
 struct __align__(16) Range {
-    Row row;  // in which it begins
+    Row row;  // the row in which it begins
     int begin;
     int end;
-    Split head;  // of its first segment
-    Split tail;  // of its last
+    Split head;  // split of its first segment
+    Split tail;  // split of its last segment
     int reserved[2];
 };
 
-// Where a tile's keys and values are.
+// Location of a tile's keys and values.
 struct Tile {
     unsigned source;  // (position in the cache) * KV_HEADS + key-value head
-    unsigned bounds;  // first valid position of the tile, and the number up to the last one << 8
+    unsigned bounds;  // first valid position in the tile | (last valid position + 1) << 8
 };
 
 __device__ __forceinline__ Row load_row(const Row* row) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ int head_count(int unit) {
     return min(kHeads, GROUP_SIZE - unit % kUnitsPerHead * COLUMNS);
 }
 
-// Finds tile `flat` of the line, at or after `row`, and leaves its row in `row`.
+// Finds tile `flat` of the line, which is at or after `row`, and stores its row in `row`.
 __device__ __forceinline__ Tile locate(
     int flat, Row& row, const Row* rows, const int* __restrict__ block_tables, int table_stride) {
     while (flat >= (row.start + row.tiles) * kUnits) row = load_row(rows + row.index + 1);

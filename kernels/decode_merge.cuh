@@ -1,4 +1,4 @@
-// How decode's partial results come together: of a block's warps, then of the blocks that share a (row, unit).
+// Merging of decode's partial results: those of a block's warps, then those of the blocks that share a (row, unit).
 #pragma once
 
 #include "decode_softmax.cuh"
@@ -12,7 +12,7 @@ struct Partial {
     int* arrivals;  // [rows, kUnits], zero between launches
 };
 
-// Four neighbouring elements of one head's output, being merged.
+// Four adjacent elements of one head's output during merging.
 struct Merged {
     float maximum = kLowest;
     float sum = 0.0f;
@@ -36,7 +36,7 @@ struct Merged {
         }
     }
 
-    // `unit` is that of the values.
+    // `unit` is the values' scale.
     __device__ __forceinline__ void write(Scalar* target, float unit) const {
         float inverse = sum == 0.0f ? 0.0f : unit / sum;
         *reinterpret_cast<uint2*>(target) = make_uint2(
@@ -60,7 +60,7 @@ __device__ __forceinline__ Merged merge_warps(const float* sums, const float2* s
     return merged;
 }
 
-// Merges what the blocks of a split left.
+// Merges the partial results of the blocks of a split.
 __device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split split, int quad) {
     Merged merged;
     for (int block = split.first_block(); block <= split.last_block; block += kMergeBatch) {
@@ -80,8 +80,8 @@ __device__ __forceinline__ Merged merge_blocks(const Partial& partial, Split spl
     return merged;
 }
 
-// The end of a segment: merges the block's warps, then writes the output or leaves a partial result. The last block to
-// arrive at a (row, unit) writes it.
+// Ends a segment: merges the block's warps, then writes the output or stores a partial result. The last block to arrive
+// at a (row, unit) merges the partial results and writes the output.
 __device__ __forceinline__ void finish_segment(
     const float* sums, const float2* stats, int* is_last, const Partial& partial, const Row& row, int unit, Split split,
     int slot, Scalar* output, long long output_stride, float value_unit) {

@@ -1,13 +1,13 @@
-// Decode's two products by mma.sync: scores^T = K Q^T and output^T = V^T P^T, of a tile of 16 keys.
+// Decode's two products by mma.sync for a tile of 16 keys: scores^T = K Q^T and output^T = V^T P^T.
 //
-// With an FP8 cache a matrix of 8 rows of 16 bytes holds 16 dimensions, which become the operands of two matrices: of
-// the even and of the odd bytes of each word. Dimensions of a step of 16 are in that order in the queries too, and in
-// the accumulators (Accumulator::store puts them back).
+// With an FP8 cache a matrix of 8 rows of 16 bytes has 16 dimensions, which become two operand matrices: the even and
+// the odd bytes of each word. Dimensions of a step of 16 are in that order in the queries and the accumulators too;
+// Accumulator::store restores the original order.
 #pragma once
 
 #include "decode_softmax.cuh"
 
-// B fragments of a unit's queries: COLUMNS heads, of which those beyond the unit's are zero.
+// B fragments of a unit's queries: COLUMNS heads; those beyond the unit's are zero.
 struct Queries {
     unsigned fragments[kSteps][kColumnTiles][2];
 

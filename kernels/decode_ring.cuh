@@ -23,7 +23,7 @@ struct TileRing {
             copy_async(target + CachedRows::offset(row, chunk), from, row >= begin && row < end ? 16 : 0, policy);
         }
     }
-    // Keys outside a row's range are masked by their position, so whatever they hold may be read.
+    // Keys outside a row's range are masked by position, so their contents do not matter.
     __device__ __forceinline__ void copy_keys(int stage, unsigned source) const {
         copy(keys + static_cast<long long>(source) * CachedRows::kRowBytes, ring + stage * kStageBytes, 0, kTile);
     }

@@ -1,14 +1,14 @@
-// The softmax of a decode unit's query heads over keys, kept by one warp, transposed: keys are the 16 rows.
+// Softmax of a decode unit's query heads over keys, kept by one warp and transposed: keys are the 16 rows.
 #pragma once
 
 #include "decode_line.cuh"
 
 constexpr int kSteps = HEAD_DIM / 16;
 constexpr int kMergePitch = HEAD_DIM + 4;
-// A score above the running maximum by less than this many powers of two is left there.
+// The running maximum is raised only if a score exceeds it by more than this many powers of two.
 constexpr float kSlack = 8.0f;
 
-// Scales the scores and masks those of positions outside [begin, end) of the tile.
+// Scales the scores and masks those at positions outside [begin, end) of the tile.
 __device__ __forceinline__ void scale_and_mask(
     float (&scores)[kColumnTiles][4], float scale, float soft_cap, int begin, int end, int lane) {
     int key = lane >> 2;
@@ -30,11 +30,11 @@ __device__ __forceinline__ void scale_and_mask(
     }
 }
 
-// A warp's share of a segment: the softmax's state of COLUMNS query heads.
+// A warp's share of a segment: softmax state of COLUMNS query heads.
 struct Accumulator {
     float output[kSteps][kColumnTiles][4];
     float maximum[kColumnTiles][2];
-    float sum[kColumnTiles][2];  // of this lane's keys alone, until `finish`
+    float sum[kColumnTiles][2];  // of this lane's keys only; `store` adds those of other lanes
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -48,7 +48,7 @@ struct Accumulator {
         }
     }
 
-    // Raises the maxima to the tile's, where any score of the warp is far above them.
+    // Raises the maxima to the tile's if any score of the warp exceeds one by more than kSlack.
     __device__ __forceinline__ void raise(const float (&scores)[kColumnTiles][4]) {
         bool above = false;
 #pragma unroll
@@ -79,7 +79,7 @@ struct Accumulator {
         }
     }
 
-    // Scores to probabilities, as the B fragments of the second product.
+    // Converts scores to probabilities, as the B fragments of the second product.
     __device__ __forceinline__ void exponentiate(
         const float (&scores)[kColumnTiles][4], unsigned (&probabilities)[kColumnTiles][2]) {
 #pragma unroll
@@ -94,10 +94,10 @@ struct Accumulator {
         }
     }
 
-    // Leaves sums [kHeads, kMergePitch] and stats [kHeads] of this warp in shared memory.
+    // Stores sums [kHeads, kMergePitch] and stats [kHeads] of this warp in shared memory.
     __device__ __forceinline__ void store(float* sums, float2* stats, int lane) {
         int group = lane >> 2, pair = lane & 3;
-        // Of a step of 16: neighbours where the words of an FP8 cache were split.
+        // Dimensions within a step of 16: adjacent if the words of an FP8 cache were split.
         int first_dim = FP8_CACHE ? 2 * group : group, second_dim = first_dim + (FP8_CACHE ? 1 : 8);
 #pragma unroll
         for (int n = 0; n < kColumnTiles; n++) {

@@ -1,5 +1,5 @@
-// The rows of the embeddings that a step's tokens name: the residual stream, its product with the first norm's weight,
-// and its sum of squares, as skinny_product.cu takes them. A block a token.
+// Embeddings of a step's tokens as input of skinny_product.cu: the residual stream, its product with the first norm's
+// weight, and its sum of squares. A block per token.
 //
 // Macros: SCALAR; WIDTH, elements of a row, a multiple of 8.
 

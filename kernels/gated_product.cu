@@ -1,16 +1,16 @@
 // The gated half of an MLP for more than a hundred rows, for Hopper (sm_90a): out = activation(x G^T) * (x U^T).
 //
-// A block stays for the whole launch and works off tiles: CONSUMERS times 64 rows of x by COLUMNS of G and the same
-// COLUMNS of U. G's rows lie above U's in one matrix in shared memory, so that a thread's sums are those of gate and up of
-// the same outputs, and the activation needs nobody else. One thread copies pieces of 64 columns through a ring of stages;
-// CONSUMERS warpgroups multiply 64 rows each. The copies of the next tile run while the last one's outputs are written,
-// and warpgroup 0 is HEAD_START stages ahead, so that one multiplies while another writes.
+// Blocks are persistent and process tiles: CONSUMERS times 64 rows of x by COLUMNS of G and the same COLUMNS of U. G's
+// rows are above U's in one matrix in shared memory, so that a thread has the gate and up sums of the same outputs and
+// the activation needs no exchange between threads. One thread copies pieces of 64 columns through a ring of stages;
+// CONSUMERS warpgroups multiply 64 rows each. The copies of the next tile run while the last one's outputs are written.
+// Warpgroup 0 is HEAD_START stages ahead, so that one warpgroup multiplies while another writes.
 //
-// A cluster has CLUSTER_ROWS by CLUSTER_COLUMNS neighbouring tiles: blocks that need the same rows of x, or the same
-// weights, copy a part each for all of them. Rows of x beyond the end are copied as zeros and not written.
+// A cluster has CLUSTER_ROWS by CLUSTER_COLUMNS adjacent tiles. Blocks that need the same rows of x, or the same
+// weights, each copy a part for all of them. Rows of x beyond the end are copied as zeros and not written.
 //
-// Macros: SCALAR; ACTIVATION, of activation.cuh; CONSUMERS, 2 or 3; COLUMNS, a multiple of 16 from 48 to 128, or 96 or 112
-// with three consumers; STAGES; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
+// Macros: SCALAR; ACTIVATION, of activation.cuh; CONSUMERS, 2 or 3; COLUMNS, a multiple of 16 from 48 to 128, or 96 or
+// 112 with three consumers; STAGES; CLUSTER_ROWS and CLUSTER_COLUMNS, 1 or 2; HEAD_START, below STAGES.
 
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
@@ -20,7 +20,8 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 using Scalar = SCALAR;
-// Beside a third consumer the assembler takes no instruction of more than 128 registers: gate and up are multiplied apart.
+// With a third consumer the assembler accepts no instruction of more than 128 registers, so gate and up are multiplied
+// separately.
 constexpr int kProducts = CONSUMERS == 2 ? 1 : 2;
 constexpr int kProductSums = COLUMNS / kProducts;
 using Product = Wgmma<Scalar, kProductSums>;
@@ -28,14 +29,14 @@ using Product = Wgmma<Scalar, kProductSums>;
 constexpr int kRows = CONSUMERS * 64;
 constexpr int kThreads = (CONSUMERS + 1) * 128;
 constexpr int kInputBytes = kRows * 128;      // 64 columns of x
-constexpr int kWeightBytes = COLUMNS * 128;  // of either half
+constexpr int kWeightBytes = COLUMNS * 128;  // of each half
 constexpr int kStageBytes = kInputBytes + 2 * kWeightBytes;
 constexpr int kCluster = CLUSTER_ROWS * CLUSTER_COLUMNS;
-constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // of x that a block copies
+constexpr int kPartRows = kRows / CLUSTER_COLUMNS;  // rows of x that a block copies
 constexpr int kProducerRegisters = CONSUMERS == 2 ? 40 : 32, kConsumerRegisters = CONSUMERS == 2 ? 232 : 160;
 constexpr int kHeadStartBarrier = 1;
 
-// Shared memory: the ring, x above gate above up; then a full and an empty barrier for each stage.
+// Shared memory: the ring, with x, gate and up in each stage; then a full and an empty barrier for each stage.
 struct Shared {
     unsigned base;
 
@@ -45,7 +46,7 @@ struct Shared {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + 8; }
 };
 
-// A block's place in its cluster, by which it knows what to copy for whom.
+// A block's place in its cluster, which determines the parts that it copies and their target blocks.
 struct Member {
     int row;
     int column;
@@ -54,7 +55,7 @@ struct Member {
         const int rank = kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
         return {rank / CLUSTER_COLUMNS, rank % CLUSTER_COLUMNS};
     }
-    // The blocks that need the same rows of x, and those that need the same weights, as bits.
+    // Bit masks of the blocks that need the same rows of x, and of those that need the same weights.
     __device__ __forceinline__ unsigned same_inputs() const {
         return ((1u << CLUSTER_COLUMNS) - 1) << (row * CLUSTER_COLUMNS);
     }
@@ -63,7 +64,7 @@ struct Member {
     }
 };
 
-// How clusters' tiles are numbered: within `group` neighbouring rows of tiles, those of a column one after the other.
+// Numbering of clusters' tiles: column by column within `group` adjacent rows of tiles.
 struct Tiles {
     int rows;
     int columns;
@@ -87,7 +88,7 @@ struct Place {
     }
 };
 
-// By one thread: fills the ring for all of a block's tiles.
+// Fills the ring for all of a block's tiles. Used by one thread.
 struct Producer {
     Shared shared;
     const TensorMap* inputs;
@@ -110,7 +111,7 @@ struct Producer {
         if (CLUSTER_ROWS == 1) {
             copy_tensor(gate, weights, 0, place.column, step, full);
             copy_tensor(gate + kWeightBytes, weights, 0, num_columns + place.column, step, full);
-        } else {  // one copies the gate's rows, the other those of up
+        } else {  // one block copies the gate's rows, the other those of up
             copy_tensor_to(member.same_weights(), gate + member.row * kWeightBytes, weights, 0,
                            member.row * num_columns + place.column, step, full);
         }
@@ -121,7 +122,7 @@ struct Producer {
         for (int tile = tiles.first(); tile < tiles.count(); tile += tiles.step()) {
             const Place place(tiles, tile, member);
             int step = 0;
-            if (tile == tiles.first()) {  // weights need no predecessor
+            if (tile == tiles.first()) {  // the copies of weights need not wait for predecessors
                 const int ahead = min(STAGES, steps);
                 for (int i = 0; i < ahead; i++) {
                     barrier_expect(shared.full(i), kStageBytes);
@@ -140,7 +141,7 @@ struct Producer {
     }
 };
 
-// One of the warpgroups that multiply: rows index * 64 to index * 64 + 63 of each tile.
+// One of the multiplying warpgroups: rows index * 64 to index * 64 + 63 of each tile.
 struct Consumer {
     Shared shared;
     Member member;
@@ -150,7 +151,7 @@ struct Consumer {
     Ring<STAGES> ring;
     float sums[kProducts][kProductSums];  // of gate, then of up
 
-    // Tells everybody who copies into this stage that it has been read.
+    // Releases a stage to all blocks that copy into it.
     __device__ __forceinline__ void release(int stage) const {
         if (!leads) return;
         if (kCluster == 1) {
@@ -164,13 +165,13 @@ struct Consumer {
         }
     }
 
-    // The sums of a tile.
+    // Computes the sums of a tile.
     __device__ __forceinline__ void multiply(int steps, bool first_tile) {
         int last_stage = 0;
         for (int step = 0; step < steps; step++) {
             barrier_wait(shared.full(ring.stage), ring.parity);
             wgmma_fence();
-            // The same in all lanes, which the compiler must see to step it in uniform registers.
+            // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
             const unsigned place = __shfl_sync(kFullWarp, ring.stage * (kStageBytes >> 4), 0);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -214,7 +215,7 @@ struct Consumer {
         const int lane = threadIdx.x & 31, quad = lane & 3;
         const bool odd = quad & 1, upper = quad & 2;
         const int first_row = place.row + index * 64, row = first_row + (threadIdx.x & 127) / 32 * 16 + (lane >> 2);
-        if (first_row >= num_rows) return;  // also keeps the activation behind the last stage's release
+        if (first_row >= num_rows) return;  // also keeps the activation after the last stage's release
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -246,8 +247,8 @@ private:
     }
 };
 
-// inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: those of G above U, COLUMNS rows.
-// `out` [num_rows, num_columns], num_columns a multiple of 8. Clusters' tiles in rows and columns.
+// inputs: planes of 64 columns of x in boxes of kPartRows rows; weights: the same of G above U in boxes of COLUMNS
+// rows. `out` is [num_rows, num_columns], num_columns a multiple of 8. tile_rows and tile_columns count clusters.
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1) gated_product(
     const __grid_constant__ TensorMap inputs, const __grid_constant__ TensorMap weights, Scalar* out, int steps,
     int num_rows, int num_columns, int tile_rows, int tile_columns, int group) {

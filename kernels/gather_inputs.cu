@@ -1,19 +1,19 @@
-// A step's token ids, positions and cache positions, from the plan's extents and what the device holds of the slots.
-// A thread a position; which row it belongs to is found by bisection over the rows' offsets.
+// Computes a step's token ids, positions and cache positions from the plan's extents and the device's slots.
+// A thread per position; its row is found by bisection over the rows' offsets.
 
 #include "vector.cuh"
 
 extern "C" __global__ void gather_inputs(
     const int* slots,        // [rows]
     const int* starts,       // [rows] first position of each row
-    const int* offsets,      // [rows + 1] index of each row's first position in the step, then their number
+    const int* offsets,      // [rows + 1] index of each row's first position in the step, then the number of positions
     const int* token_buffer, // [slots, context_length]
     const int* block_tables, // [slots, max_blocks]
     int* tokens,             // [num_tokens] out
     int* positions,          // [num_tokens] out
     int* slot_mapping,       // [num_tokens] out: block * block_size + offset
     int num_rows,
-    int num_tokens,          // from offsets[rows] on they are padding: token 0 at position 0 of the dummy block 0
+    int num_tokens,          // indices from offsets[rows] on are padding: token 0 at position 0 of the dummy block 0
     int context_length,
     int max_blocks,
     int block_size) {

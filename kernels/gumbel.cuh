@@ -1,4 +1,5 @@
-// The noise of a draw: runner_svc/sampling/noise.py (splitmix64 keys) and runner_svc/sampling/gumbel.py, bit for bit up to logarithms.
+// Noise of a draw, bit-identical, up to logarithms, to runner_svc/sampling/noise.py (splitmix64 keys) and
+// runner_svc/sampling/gumbel.py.
 #pragma once
 
 __device__ inline unsigned long long mix64(unsigned long long value) {
@@ -19,7 +20,7 @@ __device__ inline unsigned lowbias32(unsigned value) {
     return value ^ (value >> 16);
 }
 
-// 32 uniform bits of a token id: small where the noise is large.
+// 32 uniform bits of a token id; small values give large noise.
 __device__ inline unsigned noise_bits(unsigned long long key, unsigned id) {
     return lowbias32(lowbias32(id + static_cast<unsigned>(key)) ^ static_cast<unsigned>(key >> 32));
 }
@@ -29,5 +30,5 @@ __device__ inline float noise_uniform(unsigned bits) {
     return fminf(uniform, 1.0f - 0x1p-24f);
 }
 
-// Standard Gumbel noise. Not inlined: it is long, and few ids reach it.
+// Standard Gumbel noise. Not inlined: the code is long, and few ids reach it.
 __device__ __noinline__ float gumbel(unsigned bits) { return -logf(-log1pf(-noise_uniform(bits))); }

@@ -1,10 +1,10 @@
-// Hopper's asynchronous machinery in inline PTX: mbarriers, tensor copies (TMA), warpgroup matrix products (wgmma).
-// Only for sm_90a. Layouts are those of the 128-byte swizzle: rows of 128 bytes, tiles aligned to 1,024.
+// Hopper's asynchronous instructions in inline PTX: mbarriers, tensor copies (TMA), warpgroup matrix products (wgmma).
+// Only for sm_90a. Layouts have the 128-byte swizzle: rows of 128 bytes, tiles aligned to 1,024.
 #pragma once
 
 #include "attention.cuh"
 
-// A CUtensorMap, made on the host.
+// A CUtensorMap, encoded on the host.
 struct __align__(64) TensorMap {
     unsigned long long opaque[16];
 };
@@ -17,12 +17,12 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and announces bytes that asynchronous copies will bring.
+// Arrives, and adds the bytes of asynchronous copies to wait for.
 __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits until the phase of this parity is over.
+// Waits until the phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
     unsigned done;
     do {
@@ -73,13 +73,13 @@ struct Ring {
     }
 };
 
-// A matrix in shared memory, 128-byte swizzle, as the lower half of its descriptor: what varies, so that steps are 32-bit
-// additions. `leading` is the distance in bytes between 128-byte columns, where the operand is not stored along k.
+// Lower half of the descriptor of a matrix in shared memory with 128-byte swizzle. Only this half varies, so that steps
+// are 32-bit additions. `leading` is the distance in bytes between 128-byte columns, for operands not stored along k.
 __device__ __forceinline__ unsigned matrix_descriptor(unsigned address, unsigned leading) {
     return (address & 0x3ffff) >> 4 | (leading >> 4) << 16;
 }
 
-// With the upper half: 1,024 bytes between groups of eight rows, 128-byte swizzle.
+// Adds the upper half: 1,024 bytes between groups of eight rows, 128-byte swizzle.
 __device__ __forceinline__ unsigned long long whole_descriptor(unsigned low) {
     return (1ull << 30 | 1024 >> 4) << 32 | low;
 }
@@ -91,8 +91,8 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Lane q of each four lanes gets the words q of all of them, in the lanes' order: 16 bytes to be stored at once. `odd` is
-// q & 1, `upper` q & 2; as bool or as int, whichever compiles to less.
+// Lane q of each quad gets word q of all four lanes, in lane order: 16 bytes to be stored at once. `odd` is q & 1,
+// `upper` is q & 2, as bool or int, whichever compiles to fewer instructions.
 template <typename Flag>
 __device__ __forceinline__ void exchange_in_quad(unsigned (&words)[4], Flag odd, Flag upper) {
     const auto swap = [](unsigned& first, unsigned& second, Flag swaps_first, int distance) {

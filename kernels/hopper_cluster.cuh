@@ -1,22 +1,22 @@
-// What blocks of a cluster do with each other's shared memory: copies that go to several blocks, arrivals at barriers.
-// Only for sm_90a; blocks of a cluster lay their shared memory out alike.
+// Access to the shared memory of other blocks of a cluster: multicast copies, arrivals at barriers.
+// Only for sm_90a; all blocks of a cluster have the same layout of shared memory.
 #pragma once
 
 #include "hopper.cuh"
 
-// This block's place in its cluster.
+// Rank of this block in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// By whole warps. What was written to shared memory before is visible to the cluster after.
+// Called by whole warps. Earlier writes to shared memory are visible to the cluster afterwards.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Arrives at the barrier that block `rank` has at this address.
+// Arrives at the barrier at this address in block `rank`.
 __device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned ran
         : "memory");
 }
 
-// As copy_tensor, into every block whose bit is set in `ranks`, each of which is told at its own barrier.
+// Like copy_tensor, into every block whose bit is set in `ranks`; the copy completes at each block's own barrier.
 __device__ __forceinline__ void copy_tensor_to(
     unsigned ranks, unsigned shared, const TensorMap* map, int column, int row, int plane, unsigned barrier) {
     asm volatile(

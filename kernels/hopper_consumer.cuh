@@ -1,4 +1,4 @@
-// The warpgroups of the Hopper prefill that multiply.
+// The multiplying warpgroups of the Hopper prefill.
 #pragma once
 
 #include "hopper_converter.cuh"
@@ -8,7 +8,7 @@
 using ScoreProduct = Wgmma<Operand, kScores>;
 using ValueProduct = Wgmma<Operand, kOutputs>;
 
-// One of the two warpgroups that multiply.
+// One of the two multiplying warpgroups.
 struct Consumer {
     Shared shared;
     int window;
@@ -27,18 +27,18 @@ struct Consumer {
     Ring<KEY_STAGES> key_ring;
     Ring<VALUE_STAGES> value_ring;
     Softmax softmax;
-    int round;  // of the present piece
+    int round;  // of the current piece
     int position;  // of the warp's first query
     int tile;      // of keys
     int first_tile;
-    int plain_begin, plain_end;  // tiles of which all the warpgroup's queries see all keys
-    bool begins;  // the present tile is its piece's first to be computed
+    int plain_begin, plain_end;  // tiles whose keys are all visible to all of the warpgroup's queries
+    bool begins;  // the current tile is the first computed one of its piece
     float scores[kScores];
     float outputs[kOutputs];
 
-    // Starts the scores of the queries and keys of the present stages.
+    // Starts the product of the queries and keys of the current stages.
     __device__ __forceinline__ void score() {
-        // The same in all lanes, which the compiler must see to step them in uniform registers.
+        // Equal in all lanes; the shuffle shows that to the compiler, which then uses uniform registers.
         unsigned a = __shfl_sync(kFullWarp, query_matrix + query_ring.stage * (kQueryTileBytes >> 4), 0);
         unsigned b = __shfl_sync(kFullWarp, key_matrix + key_ring.stage * (kTileBytes >> 4), 0);
 #pragma unroll
@@ -50,11 +50,11 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Starts to add the next stage's values by their probabilities `p`.
+    // Starts the product of the probabilities `p` and the next stage's values.
     __device__ __forceinline__ void mix(const unsigned (&p)[kScores / 2], bool accumulate) {
         barrier_wait(shared.values().full(value_ring.stage), value_ring.parity);
         unsigned b = value_matrix + value_ring.stage * (kTileBytes >> 4);
-        wgmma_fence();  // the compiler would put one into the wait's loop, and serialize all products
+        wgmma_fence();  // otherwise the compiler puts one into the wait's loop and serializes all products
 #pragma unroll
         for (int k = 0; k < kGroups; k++) {
             ValueProduct::mix(outputs, p + 4 * k, b + k * (kGroupBytes >> 4), k > 0 || accumulate);
@@ -62,7 +62,7 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Takes up the next piece, whose queries are or will be at `query_ring.stage`. False when there is none.
+    // Begins the next piece, once its queries are at `query_ring.stage`. Returns false if there is none.
     __device__ __forceinline__ bool take_piece() {
         barrier_wait(shared.queries().full(query_ring.stage), query_ring.parity);
         PieceRecord record = PieceRecord::load(shared.record(++round));
@@ -104,7 +104,7 @@ struct Consumer {
         score();
     }
 
-    // Until the last values are added; gives them back.
+    // Waits until the last values are added, and releases their stage.
     __device__ __forceinline__ void wait_for_outputs() {
         wgmma_wait<0>();
         ValueProduct::pin(outputs);
@@ -112,7 +112,7 @@ struct Consumer {
         value_ring.advance();
     }
 
-    // Scores, which are complete, to probabilities.
+    // Converts completed scores to probabilities.
     template <bool Plain>
     __device__ __forceinline__ void exponentiate() {
         ScoreProduct::pin(scores);
@@ -120,7 +120,7 @@ struct Consumer {
         softmax.exponentiate<Plain>(scores, tile * kKeys, position, window, soft_cap);
     }
 
-    // Probabilities of the piece's first tile, behind which nothing is to be multiplied.
+    // Computes the probabilities of the piece's first tile, with no value product to overlap.
     __device__ __forceinline__ void begin(unsigned (&p)[kScores / 2]) {
         begins = true;
         softmax.reset();
@@ -130,7 +130,7 @@ struct Consumer {
         pack(scores, p);
     }
 
-    // Adds the last tile's values by its probabilities `p`, and makes those of the present tile.
+    // Adds the last tile's values, weighted by its probabilities `p`, and computes those of the current tile.
     template <bool Plain>
     __device__ __forceinline__ void advance(unsigned (&p)[kScores / 2], bool accumulate) {
         start_scores();
@@ -139,10 +139,10 @@ struct Consumer {
         exponentiate<Plain>();
         keep_before_wait(softmax.sum[0] + softmax.sum[1], shared.base);
         wait_for_outputs();
-        pack(scores, p);  // only now, as the product read `p`
+        pack(scores, p);  // only now, because the product reads `p`
     }
 
-    // To a tile of the same piece.
+    // Advances to the next tile of the same piece.
     template <bool Plain>
     __device__ __forceinline__ void next_tile(unsigned (&p)[kScores / 2]) {
         bool accumulate = !begins;
@@ -161,9 +161,9 @@ struct Consumer {
         wait_for_outputs();
     }
 
-    // To the next piece's first tile; false when there is no next piece.
+    // Advances to the next piece's first tile. Returns false if there is no next piece.
     __device__ __forceinline__ bool next_piece(unsigned (&p)[kScores / 2]) {
-        if (QUERY_STAGES == 1) {  // the next queries are copied beside this piece's last product and its outputs' way out
+        if (QUERY_STAGES == 1) {  // the next queries are copied during this piece's last product and output
             finish(p);
             write(round, softmax.sum);
             query_ring.advance();
@@ -186,7 +186,7 @@ struct Consumer {
         return more;
     }
 
-    // All pieces.
+    // Computes all pieces.
     __device__ __forceinline__ void consume() {
         unsigned p[kScores / 2];
 #pragma unroll
@@ -204,6 +204,6 @@ struct Consumer {
         } while (next_piece(p));
     }
 
-    // Whether all of the warpgroup's queries see all keys of the next tile.
+    // Whether all keys of the next tile are visible to all of the warpgroup's queries.
     __device__ __forceinline__ bool is_next_plain() const { return tile > plain_begin && tile <= plain_end; }
 };

@@ -1,4 +1,4 @@
-// FP8 tiles become fp16 tiles: a warpgroup converts keys and values, between the copies and the products.
+// Conversion of FP8 tiles of keys and values to fp16 by one warpgroup, between the copies and the products.
 #pragma once
 
 #include "hopper_tile.cuh"
@@ -16,16 +16,16 @@ __device__ __forceinline__ uint4 expand_in_order(unsigned low, unsigned high) {
     return expanded;
 }
 
-// The warpgroup that converts takes a tile into registers, so that the next copy need not wait for the products of a tile
-// before, nor for the conversion. A warp has a quarter of its rows; a lane takes 16 elements of a row at each step.
+// The converting warpgroup loads a tile into registers, so that the next copy waits neither for the products of an
+// earlier tile nor for the conversion. A warp has a quarter of the rows; a lane loads 16 elements of a row per step.
 template <bool IsValues>
 struct Converter {
     static constexpr int kStages = IsValues ? VALUE_STAGES : KEY_STAGES;
     static constexpr int kChunks = HEAD_DIM / 16;
     static constexpr int kWarpRows = kKeys / 4;
     static constexpr int kSteps = kWarpRows * kChunks / 32;
-    static constexpr bool kEven = 32 % kChunks == 0;  // the warp takes whole rows at each step
-    static constexpr int kRows = 32 / kChunks;        // so many
+    static constexpr bool kEven = 32 % kChunks == 0;  // the warp loads whole rows at each step
+    static constexpr int kRows = 32 / kChunks;        // rows per step
     static_assert(kWarpRows * kChunks % 32 == 0, "all lanes have work at each step");
     static_assert(kEven || HEAD_DIM < 128, "a lane's halves keep their order at all steps");
 
@@ -33,7 +33,7 @@ struct Converter {
     Ring<RAW_STAGES> raw_ring{0};
     Ring<kStages> ring{1};
 
-    // The next tile, of which `valid` rows or more count. Later values become zeros, because 0 * NaN would be NaN.
+    // Converts the next tile. Values from row `valid` on become zeros, because 0 * NaN would be NaN.
     __device__ __forceinline__ void convert(int valid) {
         const Stages raw = IsValues ? shared.raw_values() : shared.raw_keys();
         const Stages tiles = IsValues ? shared.values() : shared.keys();
@@ -62,12 +62,12 @@ struct Converter {
     }
 
 private:
-    // Of a row in a tile of keys or of values.
+    // Offset of a row in a tile of keys or of values.
     static __device__ __forceinline__ constexpr int row_offset(int row) {
         return IsValues ? row / kGroup * kGroupBytes + row % kGroup * 128 : row * 128;
     }
 
-    // Of the warp's rows, the one of which a lane has a part at step i; and which part.
+    // The row, among the warp's rows, and the chunk in it that a lane has at step i.
     static __device__ __forceinline__ int row_of(int lane, int i) {
         return kEven ? lane / kChunks + i * kRows : (i * 32 + lane) / kChunks;
     }
@@ -75,10 +75,10 @@ private:
         return kEven ? lane % kChunks : (i * 32 + lane) % kChunks;
     }
 
-    // Of the parts of a long row, every other begins with its second 8 elements: neighbours then write to different banks.
+    // In long rows, chunks of every other group of four store their second 8 elements first, to avoid bank conflicts.
     static __device__ __forceinline__ int begins_with_second(int chunk) { return HEAD_DIM >= 128 ? chunk >> 2 & 1 : 0; }
 
-    // Where 8 elements lie; the others of their 16 lie in the 16 bytes beside.
+    // Offset of 8 elements; the other 8 of their chunk are in the adjacent 16 bytes.
     static __device__ __forceinline__ unsigned place_of(int row, int eight) {
         return row_offset(row) + eight / 8 * (IsValues ? kGroup * 128 : kKeyPartBytes) + ((eight % 8 ^ row % 8) << 4);
     }
@@ -98,7 +98,7 @@ private:
 };
 
 __device__ __forceinline__ void convert(Shared shared, const int* plan) {
-    int pieces;  // loaded here, as the compiler would rather spill it than keep it across the branches to here
+    int pieces;  // loaded here: the compiler would spill it instead of keeping it across the branches
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(pieces) : "l"(plan));
     pieces *= kHeads;
     Converter<false> keys{shared};
@@ -112,7 +112,7 @@ __device__ __forceinline__ void convert(Shared shared, const int* plan) {
     }
 }
 
-// Turns a warpgroup's 64 rows of a tile of queries into fp16, where they are; a barrier of the warpgroup must follow.
+// Converts a warpgroup's 64 rows of a tile of queries to fp16 in place; a barrier of the warpgroup must follow.
 __device__ __forceinline__ void convert_queries(unsigned tile, int thread) {
     constexpr float kMost = 65504.0f;
 #pragma unroll 2

@@ -1,26 +1,26 @@
-// The warps that copy: one for queries and keys, one for values, by tensor copies of 16 positions.
+// The copying warps: one for queries and keys, one for values, by tensor copies of 16 positions (a group).
 //
-// Groups beyond the row's end are copied from outside of the tensor, which gives zeros; values of the group in which
-// the row ends are copied by ordinary loads, zeros from there on, because 0 * NaN would be NaN (those of an FP8 cache
-// become zeros where they are converted). Keys need no such care: their scores are masked.
+// Groups beyond the row's end are copied from outside of the tensor, which gives zeros. Values of the group in which
+// the row ends are copied by ordinary loads, with zeros from the end on, because 0 * NaN would be NaN. (The conversion
+// zeros such values of an FP8 cache.) Keys need no such treatment: their scores are masked.
 #pragma once
 
 #include "hopper_tile.cuh"
 
-// Tensor copies of a group of keys, of one of values, and of a tile of queries: a map that knows heads brings a part of
-// one at a time, one of parts brings as many as its box has.
+// Number of tensor copies for a group of keys, a group of values, and a tile of queries: a map with a plane per head
+// copies one part of a head at a time, a map with a plane per part copies as many parts as its box has.
 constexpr int kKeyCopies = FP8_CACHE ? 1 : kParts;
 constexpr int kValueCopies = !FP8_CACHE && kPadded ? kParts : 1;
 constexpr int kQueryCopies = kPadded ? kParts : 1;
 static_assert(COPIED_PLANES * kQueryCopies == kParts, "copies of queries and values bring all parts of a head");
 
-// Copies, of rows of 16-bit heads, from part `part` of `head` on.
+// Copies rows of 16-bit elements of `head`, from part `part` on.
 __device__ __forceinline__ void copy_head(
     unsigned target, const TensorMap* map, int row, int head, int part, unsigned full) {
     copy_tensor(target, map, kPadded ? part * 64 : 0, row, kPadded ? head : head * kParts + part, full);
 }
 
-// Copies, of rows of keys or values, from part `part` of `head` on.
+// Copies rows of keys or values of `head`, from part `part` on.
 __device__ __forceinline__ void copy_cached(
     unsigned target, const TensorMap* map, int row, int head, int part, unsigned full) {
     if (FP8_CACHE) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_cached(
     }
 }
 
-// Row of the cache, counted in positions, at which a group of positions lies; a negative one beyond the row's end.
+// Position in the cache of a group of a row's positions; negative beyond the row's end.
 __device__ __forceinline__ int group_row(const int* table, int position, int length) {
     if (position >= length) return -kGroup;
     return __ldg(table + position / BLOCK_SIZE) * BLOCK_SIZE + position % BLOCK_SIZE;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
         query_ring.advance();
         for (int tile = piece.last_keys; tile >= piece.first_keys; tile--) {
             int copied_row = row;
-            if (tile > piece.first_keys) {  // looked up a tile ahead
+            if (tile > piece.first_keys) {  // look up one tile ahead
                 row = group_row(table, (tile - 1) * kKeys + group % kGroups * kGroup, piece.tile.length);
             }
             unsigned full = keys.full(key_ring.stage);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void produce_queries_and_keys(
     }
 }
 
-// Copies a group of values of which only `valid` rows count, the rest becoming zeros; by a whole warp.
+// Copies a group of values by a whole warp; rows from `valid` on become zeros.
 __device__ __forceinline__ void copy_partial_values(
     unsigned target, const char* values, int row, int kv_head, int valid) {
     constexpr int kRowBytes = HEAD_DIM * sizeof(Scalar), kChunks = kRowBytes / 16;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void produce_values(
                 row = group_row(table, (tile - 1) * kKeys + group * kGroup, piece.tile.length);
             }
             unsigned full = stages.full(ring.stage), target = stages.tile(ring.stage);
-            int end = piece.tile.length - tile * kKeys;  // of the row, within this tile
+            int end = piece.tile.length - tile * kKeys;  // the row's end within this tile
             int partial = !FP8_CACHE && end < kKeys && end % kGroup ? end / kGroup : kGroups;
             barrier_wait(stages.empty(ring.stage), ring.parity);
             if (partial < kGroups) {

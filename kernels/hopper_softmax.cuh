@@ -1,31 +1,31 @@
-// The softmax of the Hopper prefill in registers, and the output's way out of them.
+// The softmax of the Hopper prefill in registers, and the write of the output.
 #pragma once
 
 #include "hopper_tile.cuh"
 
-constexpr int kOutputs = HEAD_DIM / 2;  // accumulators of a thread's output
-constexpr int kScores = kKeys / 2;      // and of its scores
+constexpr int kOutputs = HEAD_DIM / 2;  // a thread's accumulators of outputs
+constexpr int kScores = kKeys / 2;      // and of scores
 
-// A thread's part of the softmax of 64 queries, of which it has parts of two rows: lane / 4 and lane / 4 + 8.
+// A thread's part of the softmax of 64 queries: parts of the rows lane / 4 and lane / 4 + 8 of its warp.
 //
-// Probabilities are relative to `maximum`, which is raised only when a score is far above it: most tiles need no
-// exchange between lanes, and what came before keeps its scale.
+// Probabilities are relative to `maximum`, which is raised only when a score exceeds it by more than kSlack: most tiles
+// need no exchange between lanes and no rescaling of earlier sums.
 struct Softmax {
-    static constexpr float kSlack = 8.0f;  // in log2 units: probabilities up to 2^8 times too large, which fp16 holds
+    static constexpr float kSlack = 8.0f;  // in log2 units: fp16 can represent probabilities up to 2^8
 
-    float scale;  // to log2 units; of the piece's head
+    float scale;  // of the piece's head, to log2 units
     float maximum[2];
-    float sum[2];     // of this lane's keys alone
-    float factor[2];  // by which the last tile shrank what came before, where it did
-    bool shrinks;     // whether it did, in any of the warp's rows
+    float sum[2];     // of this lane's keys only
+    float factor[2];  // by which the last tile scaled earlier sums, if `shrinks`
+    bool shrinks;     // whether the last tile raised the maximum in any of the warp's rows
 
     __device__ __forceinline__ void reset() {
         maximum[0] = maximum[1] = kLowest;
         sum[0] = sum[1] = 0.0f;
     }
 
-    // Turns scores into probabilities; `key` is the first key's position and `query` that of the warp's first query.
-    // `Plain`: all of the warp's queries see all keys.
+    // Converts scores to probabilities; `key` is the first key's position and `query` that of the warp's first query.
+    // `Plain`: all keys are visible to all of the warp's queries.
     template <bool Plain>
     __device__ __forceinline__ void exponentiate(float (&s)[kScores], int key, int query, int window, float soft_cap) {
         if (SOFT_CAP) {
@@ -51,7 +51,7 @@ struct Softmax {
         }
     }
 
-    // Of this lane's scores of a row.
+    // The highest of this lane's scores of a row.
     template <int Row>
     static __device__ __forceinline__ float highest(const float (&s)[kScores]) {
         float parts[4] = {kLowest, kLowest, kLowest, kLowest};
@@ -62,7 +62,7 @@ struct Softmax {
         return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
     }
 
-    // To the largest score of each row, of which `top` is this lane's.
+    // Raises the maximum to the largest score of each row; `top` is this lane's largest.
     __device__ __forceinline__ void raise_maximum(const float (&top)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -75,7 +75,7 @@ struct Softmax {
         }
     }
 
-    // Of a score, in log2 units.
+    // Factor from scores to log2 units.
     __device__ __forceinline__ float unit() const { return SOFT_CAP ? 1.0f : scale; }
 
     // Exponentials start in the order of their keys: the compiler's own order is 1% slower.
@@ -85,7 +85,7 @@ struct Softmax {
         return y;
     }
 
-    // Hides keys at distances below `bound` (Below) or at and above it.
+    // Masks keys at distances below `bound` (with Below) or at and above it.
     template <bool Below>
     static __device__ __forceinline__ void mask(float (&s)[kScores], int distance, int bound) {
 #pragma unroll
@@ -105,8 +105,8 @@ __device__ __forceinline__ void pack(const float (&s)[kScores], unsigned (&p)[kS
     for (int i = 0; i < kScores / 2; i++) p[i] = Tensor16<Operand>::pack(s[2 * i], s[2 * i + 1]);
 }
 
-// Without a use before the wait for the values' product the compiler moves the softmax behind it, and nothing overlaps.
-// The store never happens: sums are not negative.
+// Without a use before the wait for the value product, the compiler moves the softmax after the wait, and nothing
+// overlaps. The store is never executed: sums are not negative.
 __device__ __forceinline__ void keep_before_wait(float sum, unsigned shared) {
     if (sum < 0.0f) asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(sum) : "memory");
 }
@@ -117,8 +117,8 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// Divides by the sums, times the values' unit, and stores a thread's rows; quads exchange columns so that each lane
-// stores 16 bytes at a time.
+// Divides by the sums, multiplies by the values' unit, and stores a thread's rows; quads exchange columns so that each
+// lane stores 16 bytes at a time.
 __device__ __forceinline__ void write_output(
     const float (&o)[kOutputs], const float (&sums)[2], float unit, Scalar* output, long long stride, int rows) {
     int lane = threadIdx.x & 31, quad = lane & 3;

@@ -1,8 +1,8 @@
 // The tiles of the Hopper prefill in shared memory, and the pieces of work that they belong to.
 //
-// Rows of 128 bytes, swizzled, each a 64-element part of a head: queries [kParts][128 rows], keys [kParts][KEYS rows],
-// values [groups of 16 positions][kParts][16 rows]. The second part of a head of 96 is half full.
-// An FP8 cache's tiles arrive as they are, [KEYS rows][HEAD_DIM bytes], in stages of their own, to be converted.
+// Tiles have swizzled rows of 128 bytes, each a 64-element part of a head: queries [kParts][128 rows], keys
+// [kParts][KEYS rows], values [groups of 16 positions][kParts][16 rows]. The second part of a head of 96 is half full.
+// An FP8 cache's tiles arrive unconverted, [KEYS rows][HEAD_DIM bytes], in separate stages.
 #pragma once
 
 #include "cached.cuh"
@@ -14,7 +14,7 @@ constexpr int kKeys = KEYS;
 constexpr int kGroup = 16;  // positions copied at once
 constexpr int kGroups = kKeys / kGroup;
 constexpr int kParts = (HEAD_DIM + 63) / 64;  // of a head
-// The last part is not full, and tensor maps know heads instead of parts. Nothing reads beyond the head: scores take
+// The last part is not full, and planes of tensor maps are heads, not parts. Nothing reads beyond the head: scores take
 // HEAD_DIM / 16 steps, and products with values have HEAD_DIM columns.
 constexpr bool kPadded = HEAD_DIM % 64 != 0;
 constexpr int kQueryPartBytes = kQueries * 128;
@@ -24,19 +24,19 @@ constexpr int kTileBytes = kParts * kKeyPartBytes;  // of keys or values
 constexpr int kGroupBytes = kTileBytes / kGroups;
 constexpr int kHeads = KV_HEADS * GROUP_SIZE;
 constexpr int kConsumers = 2;
-constexpr int kWriters = FP8_CACHE ? 4 : 1;  // of a tile that is multiplied: warps that convert it, or who copies
+constexpr int kWriters = FP8_CACHE ? 4 : 1;  // arrivals that fill a tile: the converting warps, or the copying thread
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 96 || HEAD_DIM == 128 || (HEAD_DIM == 256 && !FP8_CACHE),
               "made for heads of 64, 96 and 128, and of 256 but for an FP8 cache");
 static_assert(KEYS % kGroup == 0 && COPIED_KEYS == kGroup, "copies bring whole groups");
 static_assert(BLOCK_SIZE % kGroup == 0, "a group lies in one block");
 
-// As copied from the cache.
+// Sizes as copied from the cache.
 constexpr int kCopiedTileBytes = FP8_CACHE ? kKeys * HEAD_DIM : kTileBytes;
 constexpr int kCopiedGroupBytes = kCopiedTileBytes / kGroups;
 constexpr int kCopiedKeyStages = FP8_CACHE ? RAW_STAGES : KEY_STAGES;
 constexpr int kCopiedValueStages = FP8_CACHE ? RAW_STAGES : VALUE_STAGES;
 
-// Stages of one kind, each with a barrier that says it is full and, further on, one that says it is empty.
+// Stages of one kind, each with a full barrier and, at a fixed distance, an empty barrier.
 struct Stages {
     unsigned first;
     unsigned bytes;
@@ -48,11 +48,11 @@ struct Stages {
     __device__ __forceinline__ unsigned empty(int stage) const { return full(stage) + kCount * 8; }
 };
 
-// What the warps that multiply know of a piece: left by the one that copies its queries, when it starts to.
+// Description of a piece for the multiplying warps, written by the copying warp when it starts to copy the queries.
 struct PieceRecord {
     int position;  // of the first query
     int first_keys, last_keys;
-    int rows;  // 0 behind the last piece
+    int rows;  // 0 after the last piece
     int query;
     int head;
 
@@ -66,7 +66,8 @@ struct PieceRecord {
         store_shared(address + 16, make_uint4(query, head, 0, 0));
     }
 };
-// A record outlives its queries by a piece, when the outputs are written; so many that none is soon written again.
+// A record is read for one piece longer than its queries, when the outputs are written. There are enough records that
+// none is overwritten by then.
 constexpr int kRecords = 32;
 constexpr int kRecordBytes = 32;
 
@@ -81,16 +82,16 @@ struct Shared {
     __device__ __forceinline__ Stages values() const { return after(keys(), KEY_STAGES, kTileBytes); }
     __device__ __forceinline__ Stages raw_keys() const { return after(values(), VALUE_STAGES, kCopiedTileBytes); }
     __device__ __forceinline__ Stages raw_values() const { return after(raw_keys(), RAW_STAGES, kCopiedTileBytes); }
-    // Where tensor copies of keys and values go.
+    // Targets of tensor copies of keys and values.
     __device__ __forceinline__ Stages copied_keys() const { return FP8_CACHE ? raw_keys() : keys(); }
     __device__ __forceinline__ Stages copied_values() const { return FP8_CACHE ? raw_values() : values(); }
 
-    // Of the piece of this round.
+    // Address of the record of this round's piece.
     __device__ __forceinline__ unsigned record(int round) const {
         return base + kBarriers + Stages::kCount * 16 + static_cast<unsigned>(round) % kRecords * kRecordBytes;
     }
 
-    // By one thread, before any other uses them.
+    // Called by one thread before any thread uses the barriers.
     __device__ __forceinline__ void init_barriers() const {
         init(queries(), QUERY_STAGES, 1, kConsumers);
         init(keys(), KEY_STAGES, kWriters, kConsumers);
@@ -115,14 +116,14 @@ private:
 
 static_assert(Shared::kBytes == SHARED_BYTES, "the launch asks for what is used");
 
-// Pieces are dealt to as many blocks as the plan says; the others have none.
+// Pieces are dealt to the number of blocks in the plan; further blocks have none.
 __device__ __forceinline__ int dealt_piece(const int* plan, int round) {
-    int blocks;  // read anew in each round: the warps that copy have no register to keep it in
+    int blocks;  // read in each round: the copying warps have no register to keep it in
     asm volatile("ld.global.nc.s32 %0, [%1 + 4];" : "=r"(blocks) : "l"(plan));
     return dealt_piece(round, blockIdx.x, blocks);
 }
 
-// A tile of queries for one head, and the tiles of keys that it sees.
+// A tile of queries for one head, with the range of key tiles that it sees.
 struct Piece {
     PrefillTile tile;
     int head;

@@ -1,18 +1,18 @@
-// Decode attention over a paged KV cache: one query position a row, split over keys, in one launch.
+// Decode attention over a paged KV cache: one query position per row, split over keys, in one launch.
 //
-// Work is counted in tiles: 16 positions of one row for one unit, a unit being a key-value head with up to COLUMNS of
-// its query heads. All tiles of a step lie on one line (row, unit, tile), which the plan cuts into ranges of equal cost,
-// one for each block of threads: load is balanced by work, whatever the lengths. The part of a range that belongs to one
-// (row, unit) is a segment. A segment that covers its (row, unit) writes the output; others leave partial sums, and the
-// last to arrive merges them, so that no second launch is needed. Everything that changes from step to step is in the
-// plan (runner_svc/attention/decode_plan.py), which makes the launch replayable in a CUDA graph.
+// The unit of work is a tile: 16 positions of one row for one unit, which is a key-value head with up to COLUMNS of its
+// query heads. The tiles of a step form one line (row, unit, tile), which the plan cuts into ranges of equal cost, one
+// per thread block: the load is balanced for any lengths. The part of a range that belongs to one (row, unit) is a
+// segment. A segment that covers its whole (row, unit) writes the output. Other segments store partial sums, and the
+// last block to arrive merges them, so that no second launch is needed. Everything that changes between steps is in the
+// plan (runner_svc/attention/decode_plan.py), so that the launch can be replayed in a CUDA graph.
 //
-// Each warp takes every WARPS-th tile of the range through a ring of its own in shared memory, filled by cp.async: no
-// barrier of the block stands in the loop. Keys are the matrix product's 16 rows and query heads its 8 columns
+// Each warp processes every WARPS-th tile of the range through its own ring in shared memory, filled by cp.async: the
+// loop has no block-wide barrier. Keys are the matrix product's 16 rows and query heads its 8 columns
 // (scores^T = K Q^T, output^T = V^T P^T), so that groups of up to 8 heads waste no accumulators. The running maximum
 // is raised only when a score exceeds it by more than kSlack, so most tiles need neither shuffles nor rescaling.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions
+// Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3 (cached.cuh). Positions
 // outside a row's range are masked before the softmax, and their values are never read (0 * NaN would be NaN). A row of
 // length 0 gives zeros.
 //
@@ -23,12 +23,12 @@
 #include "decode_products.cuh"
 #include "decode_ring.cuh"
 
-// plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores, `soft_cap` counts where
-// SOFT_CAP is set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
+// plan: Row [batch], Range [gridDim.x]. Strides are in elements. `scale` multiplies the scores; `soft_cap` is used if
+// SOFT_CAP is set; `cache_scales` [2, KV_HEADS] are the units of an FP8 cache's keys and values.
 //
-// With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors to which the plan gives
-// nothing: it is released when all that it reads is written. Blocks come in pairs then, so that the multiprocessors that
-// are left are pairs too.
+// With BESIDE_PREFILL the next kernel is a paged_prefill_hopper that runs on the multiprocessors without work in the
+// plan. It is released once everything it reads is written. Blocks come in pairs then, so that the remaining
+// multiprocessors are pairs too.
 extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
@@ -51,16 +51,16 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
     release_successors();
 #else
     release_successors();
-    wait_for_predecessors();  // also without work: who waits for this kernel counts on its predecessors' end
+    wait_for_predecessors();  // also without work: kernels that wait for this one rely on its predecessors' end
 #endif
     if (begin >= end) return;
     Row row = range.row;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // of this warp
+    int tiles = (end - begin - warp + WARPS - 1) / WARPS;  // this warp's
 
     TileRing ring{keys, values, shared_address(shared) + warp * STAGES * kStageBytes, lane, evict_first_policy()};
     Row located_row = row;
-    Tile located{0, 0};  // lane l: the warp's tile 32 * i + l
+    Tile located{0, 0};  // in lane l: the warp's tile 32 * i + l
     unsigned bounds = 0, source = 0;
     auto issue_keys = [&](int i, int stage) {
         if (i < tiles) {
@@ -73,7 +73,7 @@ __launch_bounds__(WARPS * 32, BLOCKS_PER_SM) paged_decode(
         }
         commit_copies();
     };
-    auto issue_values = [&](int i, int stage) {  // of the tile whose keys were issued last
+    auto issue_values = [&](int i, int stage) {  // for the tile whose keys were issued last
         if (i < tiles) ring.copy_values(stage, source, bounds);
         commit_copies();
     };

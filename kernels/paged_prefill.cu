@@ -1,11 +1,11 @@
 // Causal attention of chunks of queries over a paged KV cache, with mma.sync: for every GPU from sm_80 on.
 //
-// A block of threads takes 64 queries of one row for one query head, 16 a warp, and walks the keys that they see in
-// tiles of KEYS through a double buffer in shared memory (cp.async). Queries stay in registers. Pieces of work come
+// A thread block processes 64 queries of one row for one query head, 16 per warp. It iterates over the visible keys in
+// tiles of KEYS, through a double buffer in shared memory (cp.async). Queries stay in registers. Pieces of work are
 // from a plan (prefill_tile.cuh), so that one launch serves many sequences, prefix hits and chunks.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3 (cached.cuh). Positions
-// that no query of the tile sees are read as zeros, so what the cache holds there never matters.
+// Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3 (cached.cuh). Positions
+// that no query of the tile sees are read as zeros, so the cache's contents there do not matter.
 
 #include "cached.cuh"
 #include "prefill_tile.cuh"
@@ -21,7 +21,7 @@ constexpr int kStageBytes = 2 * kHalfStageBytes;
 static_assert(KEYS % 16 == 0, "keys are multiplied sixteen at a time");
 static_assert(KEYS * CachedRows::kChunks % kThreads == 0, "threads share the copies evenly");
 
-// Keys of a block of threads in flight: two stages of keys and values.
+// A thread block's keys and values in flight: two stages of each.
 struct KeyBuffer {
     const char* keys;
     const char* values;
@@ -54,7 +54,7 @@ struct QueryRows {
     unsigned fragments[kSteps][4];
     float output[2 * kSteps][4];
     float maximum[2];
-    float sum[2];  // of this lane's keys alone, until `write`
+    float sum[2];  // of this lane's keys only; `write` adds those of other lanes
 
     __device__ __forceinline__ void load(const Scalar* queries, long long stride, int rows, int lane) {
 #pragma unroll
@@ -114,7 +114,7 @@ struct QueryRows {
         }
     }
 
-    // Turns scores into probabilities relative to the raised maxima, rescaling what is summed already.
+    // Converts scores to probabilities relative to the raised maxima, and rescales earlier sums.
     __device__ __forceinline__ void exponentiate(float (&scores)[kKeyTiles][4]) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -171,7 +171,7 @@ struct QueryRows {
         }
     }
 
-    // `unit` is that of the values.
+    // `unit` is the values' scale.
     __device__ __forceinline__ void write(Scalar* target, long long stride, int rows, float unit, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -200,7 +200,7 @@ struct QueryRows {
     }
 };
 
-// Scales the scores of keys from `key` on and masks what the queries from `query` on do not see.
+// Scales the scores of keys from `key` on and masks those that the queries from `query` on do not see.
 __device__ __forceinline__ void scale_and_mask(
     float (&scores)[kKeyTiles][4], float scale, float soft_cap, int key, int query, int window, int lane) {
 #pragma unroll
@@ -222,8 +222,8 @@ __device__ __forceinline__ void scale_and_mask(
 }
 
 // plan: int32 {number of tiles, 7 unused}, PrefillTile [tiles]. Strides are in elements; `window` is the number of
-// positions that a query sees (a huge one for all). `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is
-// set; `cache_scales` [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
+// positions that a query sees (a huge number for all). `scale` multiplies the scores; `soft_cap` is used if SOFT_CAP is
+// set; `cache_scales` [2, KV_HEADS] are the units of an FP8 cache's keys and values.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
     const Scalar* __restrict__ queries, long long query_stride, Scalar* __restrict__ output, long long output_stride,
     const char* __restrict__ keys, const char* __restrict__ values, const int* __restrict__ block_tables,
@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) paged_prefill(
             float scores[kKeyTiles][4];
             wait_copies<1>();
             __syncthreads();
-            buffer.issue(stage ^ 1, key + KEYS);  // past the end: zeros, which keeps the count of groups
+            buffer.issue(stage ^ 1, key + KEYS);  // zeros beyond the end, so that the number of groups stays the same
             query_rows.score(scores, keys_stage, lane);
             scale_and_mask(scores, key_scale, soft_cap, key, tile.position + warp * 16, window, lane);
             query_rows.exponentiate(scores);

@@ -1,18 +1,21 @@
-// Causal attention of chunks of queries over a paged KV cache for Hopper (sm_90a): TMA, wgmma, heads of 64, 96, 128, 256.
+// Causal attention of chunks of queries over a paged KV cache for Hopper (sm_90a), with TMA and wgmma. Heads have 64,
+// 96, 128 or 256 elements.
 //
-// A block of three warpgroups stays for the whole launch and works off its pieces, each of 128 queries of a row for one
-// query head, from the last tile of KEYS keys to the first. In warpgroup 0, one warp copies queries and keys and
-// another copies values; warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product, across
-// pieces too, but not for heads of 256, whose queries leave room for one piece's alone: it issues the scores of the next tile and the values of the present one, then does the next one's softmax.
-// Issuing waits for most of the products, so that one warpgroup multiplies while the other does its softmax: a tile costs
-// what a warpgroup's own chain of steps takes, and every step that is saved there counts. Tiles of which all queries see
-// all keys, which are most, therefore have a loop without masks and without what happens between pieces.
+// Blocks of three warpgroups are persistent and process pieces, each 128 queries of a row for one query head, from the
+// last tile of KEYS keys to the first. In warpgroup 0, one warp copies queries and keys and another copies values;
+// warpgroups 1 and 2 have 64 queries each. A consumer runs ahead by one score product: it issues the scores of the next
+// tile and the values of the current one, then computes the next tile's softmax. It does so across pieces too, except
+// with heads of 256, where shared memory has room for only one piece's queries.
 //
-// Keys and values of a layer: [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or of e4m3. An FP8 cache's tiles are
-// made fp16 in shared memory by a fourth warpgroup, and queries by those that multiply.
+// Issuing waits for most of the products, so that one warpgroup multiplies while the other computes its softmax. A
+// tile's time is therefore that of a warpgroup's own chain of steps, and every step saved there counts. Most tiles have
+// only keys that all queries see; their loop has no masks and no code for the transition between pieces.
 //
-// Launched with `overlap` it runs beside its predecessor, a paged_decode that releases it when all that both read is
-// written, and only ends behind it: who waits for this kernel counts on both.
+// Keys and values of a layer are [block, BLOCK_SIZE, KV_HEADS, HEAD_DIM], of SCALAR or e4m3. A fourth warpgroup
+// converts tiles of an FP8 cache to fp16 in shared memory; the multiplying warpgroups convert queries.
+//
+// Launched with `overlap` it runs beside its predecessor, a paged_decode that releases it once everything that both
+// read is written. It ends only after its predecessor, because kernels that wait for this one rely on the end of both.
 //
 // Tiles and barriers are in hopper_tile.cuh, copies in hopper_producer.cuh, products in hopper_consumer.cuh.
 
@@ -23,7 +26,7 @@
 #include "hopper_consumer.cuh"
 #include "hopper_producer.cuh"
 
-// Heads that are copied in parts take more registers there, and outputs of 96 take fewer than those of 128.
+// Copying heads in parts takes more registers in the producer, and outputs of 96 take fewer than those of 128.
 #if FP8_CACHE
 constexpr int kThreads = 512, kProducerRegisters = 40, kConverterRegisters = kPadded ? 88 : 72;
 constexpr int kConsumerRegisters = kPadded ? 192 : 200;
@@ -33,13 +36,16 @@ constexpr int kThreads = 384, kProducerRegisters = kPadded ? 56 : 40, kConsumerR
 static_assert(kProducerRegisters + 2 * kConsumerRegisters == 3 * 168, "what 384 threads begin with");
 #endif
 
-// plan: int32 {number of tiles, blocks that they are dealt to, 6 unused}, PrefillTile [tiles]. Tensor maps have 64
-// elements a row and planes of 64-element parts of heads: queries in boxes of 128 rows and all parts of a head, keys of 16
-// rows and one part, values of 16 rows and all parts. Heads of 96 are rows of 96 elements and planes of heads, in boxes of
-// 64 elements. Maps of an FP8 cache have a head's bytes a row, planes of heads, and boxes of 16 rows.
-// `values` is what value_map describes. Strides are in elements; `window` is the number of positions that a query sees (a
-// huge one for all); `scale` multiplies the scores, `soft_cap` counts where SOFT_CAP is set; `cache_scales`
-// [2, KV_HEADS] is what an FP8 cache's keys and values are in units of.
+// plan: int32 {number of tiles, number of blocks that they are dealt to, 6 unused}, PrefillTile [tiles].
+//
+// Tensor maps have 64 elements per row, and planes are 64-element parts of heads. Boxes are 128 rows and all parts of a
+// head for queries, 16 rows and one part for keys, 16 rows and all parts for values. With heads of 96, rows have 96
+// elements, planes are heads, and boxes have 64 elements. Maps of an FP8 cache have the bytes of a head per row, planes
+// are heads, and boxes have 16 rows.
+//
+// `values` is the tensor of value_map. Strides are in elements; `window` is the number of positions that a query sees
+// (a huge number for all); `scale` multiplies the scores; `soft_cap` is used if SOFT_CAP is set; `cache_scales`
+// [2, KV_HEADS] are the units of an FP8 cache's keys and values.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) paged_prefill_hopper(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const char* __restrict__ values, Scalar* __restrict__ output,

@@ -1,7 +1,7 @@
-// The pieces of work of a prefill launch, as runner_svc/attention/prefill_plan.py packs them.
+// The pieces of work of a prefill launch, as packed by runner_svc/attention/prefill_plan.py.
 #pragma once
 
-// Up to the kernel's number of neighbouring queries of one row; each of its query heads is one piece of work.
+// Adjacent queries of one row, at most the kernel's tile size; each query head of a tile is one piece of work.
 struct __align__(16) PrefillTile {
     int query;     // first row of the queries and the output
     int rows;
@@ -18,7 +18,7 @@ __device__ __forceinline__ PrefillTile load_prefill_tile(const int* __restrict__
     return PrefillTile{a.x, a.y, a.z, a.w, b.x, b.y, {b.z, b.w}};
 }
 
-// The piece of work that one of `workers` takes in a round: pieces are sorted by work and dealt back and forth.
+// The piece of work of one of `workers` in a round: pieces are sorted by work and dealt in alternating directions.
 __device__ __forceinline__ int dealt_piece(int round, int worker, int workers) {
     int seat = round & 1 ? workers - 1 - worker : worker;
     return round * workers + seat;

@@ -1,11 +1,11 @@
-// Between a layer's QKV product and its attention, in one pass: RMSNorm of each query and key head (where the model has
+// A layer's work between QKV product and attention in one pass: RMSNorm of each query and key head (if the model has
 // it), rotation of the first ROTARY_DIM dimensions of both, and the write of keys and values into the paged cache.
 //
-// A block is a token; LANES lanes share a head, and a lane holds two vectors of it: dimensions i and
+// There is a block per token. LANES lanes share a head, and a lane has two vectors of it: dimensions i and
 // i + ROTARY_DIM / 2, which rotate together, or two vectors that do not rotate.
-// Macros: SCALAR; HEADS, KV_HEADS, HEAD_DIM; ROTARY_DIM, even, 0 rotates nothing; VECTOR, elements of a vector, divides
-// ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR); QK_NORM;
-// FP8_CACHE stores e4m3, divided by a scale per head.
+// Macros: SCALAR; HEADS, KV_HEADS, HEAD_DIM; ROTARY_DIM, even, 0 for no rotation; VECTOR, elements of a vector, a
+// divisor of ROTARY_DIM / 2 and (HEAD_DIM - ROTARY_DIM) / 2; LANES, a power of two, >= HEAD_DIM / (2 * VECTOR);
+// QK_NORM; FP8_CACHE, to store e4m3, divided by a scale per head.
 
 #include "vector.cuh"
 #if FP8_CACHE
@@ -64,22 +64,22 @@ extern "C" __global__ void rope_kv_write(
     SCALAR* queries,         // [tokens, HEADS, HEAD_DIM] with a row stride; may be `qkv` itself
     CACHED* cache,           // the layer's [2, positions, KV_HEADS, HEAD_DIM]
     const float* rotations,  // [rows, ROTARY_DIM]: cosines of the pairs, then their sines
-    const int* rotation_rows, // [tokens] row of `rotations`: the position, where that is a table over positions
+    const int* rotation_rows, // [tokens] row of `rotations`: the position if that is a table over positions
     const int* slot_mapping, // [tokens] position in the cache
     const SCALAR* q_norm,    // [HEAD_DIM]
     const SCALAR* k_norm,    // [HEAD_DIM]
-    const float* cache_scales, // [2, KV_HEADS] of keys and of values; what FP8 elements are multiplied by when read
-    long long queries_stride, // elements from row to row of `queries`
+    const float* cache_scales, // [2, KV_HEADS] of keys and of values; FP8 elements are multiplied by it when read
+    long long queries_stride, // elements between rows of `queries`
     long long values_offset, // elements from the cache's keys to its values
     float eps) {
     release_successors();
     wait_for_predecessors();
     constexpr int ROTATING = ROTARY_DIM / (2 * VECTOR);  // lanes of a head whose vectors rotate
-    constexpr int ACTIVE = HEAD_DIM / (2 * VECTOR);      // lanes of a head that hold something
+    constexpr int ACTIVE = HEAD_DIM / (2 * VECTOR);      // lanes of a head that have vectors
     const long long token = blockIdx.x;
     const int lane = threadIdx.x % LANES;
     const bool active = lane < ACTIVE;
-    // Dimensions of the lane's two vectors. An idle lane reads what lane 0 reads, and stores nothing.
+    // Dimensions of the lane's two vectors. An idle lane reads the same as lane 0 and stores nothing.
     const int pair = active ? lane : 0;
     const int first_dim = pair < ROTATING ? pair * VECTOR : ROTARY_DIM + (pair - ROTATING) * 2 * VECTOR;
     const int second_dim = first_dim + (pair < ROTATING ? ROTARY_DIM / 2 : VECTOR);
@@ -87,7 +87,7 @@ extern "C" __global__ void rope_kv_write(
     const long long position = slot_mapping[token];
 
     const int heads_at_once = blockDim.x / LANES;
-    // Warps stay whole: a head beyond the last is computed like the last, and not stored.
+    // All lanes of a warp take part: a head beyond the last repeats the last and is not stored.
     for (int base = 0; base < HEADS + 2 * KV_HEADS; base += heads_at_once) {
         const int index = base + threadIdx.x / LANES;
         const int head = min(index, HEADS + 2 * KV_HEADS - 1);

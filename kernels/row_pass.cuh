@@ -1,4 +1,4 @@
-// One pass of a block over one row of logits, and what a block agrees on afterwards.
+// A pass of a block over one row of logits, and reductions over the block.
 //
 // Macros: LOGIT; VOCAB, elements of a row.
 #pragma once
@@ -9,9 +9,9 @@ typedef unsigned long long uint64;
 
 constexpr int THREADS = 1024;
 constexpr int PER_LOAD = 16 / sizeof(LOGIT);
-constexpr int LOADS = 4; // in flight a thread
+constexpr int LOADS = 4; // in flight per thread
 
-// Unsigned integers in the order of the floats.
+// Maps floats to unsigned integers of the same order.
 __device__ inline unsigned ordered_bits(float value) {
     const unsigned bits = __float_as_uint(value + 0.0f); // -0 and 0 are equal
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -21,12 +21,12 @@ __device__ inline float from_ordered_bits(unsigned bits) {
     return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
 }
 
-// Greater for greater values, then for smaller ids.
+// A key that is greater for greater values and, for equal values, for smaller ids.
 __device__ inline uint64 best_key(float value, unsigned id) {
     return static_cast<uint64>(ordered_bits(value)) << 32 | ~id;
 }
 
-// visit(logits, id) for the thread's share of the row: `logits` are those of ids from `id` on; ids rise.
+// Calls visit(logits, id) for the thread's share of the row; `logits` are those of ids from `id` on. Ids ascend.
 template <typename Visit> __device__ inline void for_each_vector(const LOGIT* logits, Visit visit) {
     constexpr int NUM_VECTORS = VOCAB / PER_LOAD;
     for (int base = threadIdx.x; base < NUM_VECTORS; base += THREADS * LOADS) {
@@ -48,7 +48,7 @@ template <typename Visit> __device__ inline void for_each_vector(const LOGIT* lo
     }
 }
 
-// Rows that are not aligned to vectors: the same, one id at a time.
+// The same for rows that are not aligned to vectors, one id at a time.
 template <typename Visit> __device__ inline void for_each_single(const LOGIT* logits, Visit visit) {
 #pragma unroll 4
     for (int id = threadIdx.x; id < VOCAB; id += THREADS) {
@@ -62,7 +62,7 @@ template <typename Visit> __device__ inline void for_each_group(const LOGIT* log
     else for_each_single(logits, visit);
 }
 
-// visit(logit, id) for the thread's share of the row, ids rising.
+// Calls visit(logit, id) for the thread's share of the row. Ids ascend.
 template <typename Visit> __device__ inline void for_each(const LOGIT* logits, Visit visit) {
     for_each_group(logits, [&](auto& values, unsigned id) {
 #pragma unroll
@@ -77,7 +77,7 @@ struct Sum {
     __device__ uint64 operator()(uint64 a, uint64 b) const { return a + b; }
 };
 
-// The combination of the values of all threads, known to every thread. `warp_values` holds 32.
+// Combines the values of all threads; all threads get the result. `warp_values` has 32 elements.
 template <typename Combine> __device__ uint64 block_reduce(uint64 value, uint64* warp_values, Combine combine) {
     for (int distance = 16; distance > 0; distance /= 2) {
         value = combine(value, __shfl_xor_sync(~0u, value, distance));
@@ -92,7 +92,8 @@ template <typename Combine> __device__ uint64 block_reduce(uint64 value, uint64*
     return value;
 }
 
-// Sum of the values of all threads before this one; `total` is that of all. In a fixed order. `warp_sums` holds 32.
+// Sums the values of all threads before this one, in a fixed order; `total` is the sum of all. `warp_sums` has 32
+// elements.
 template <typename T> __device__ T exclusive_scan(T value, T* warp_sums, T& total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     T inclusive = value;

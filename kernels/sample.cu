@@ -1,14 +1,15 @@
-// Draws a token per row of logits: a block a row, a handful of passes over it, no sort of the vocabulary.
+// Draws a token per row of logits: a block per row, a few passes over it, no sort of the vocabulary.
 //
-// Greedy rows end after the first pass (argmax, finiteness). The others are argmax(scaled + noise) over the ids that
-// top_k, top_p and min_p keep, where scaled = (logit - largest) / temperature: see runner_svc/sampling/sampler.py, whose tokens
-// these are up to rounding of logarithms and exponentials. Macros: LOGIT; VOCAB.
+// Greedy rows end after the first pass (argmax, finiteness). For other rows the token is argmax(scaled + noise) over
+// the ids that top_k, top_p and min_p keep, where scaled = (logit - largest) / temperature. Tokens equal those of
+// runner_svc/sampling/sampler.py up to rounding of logarithms and exponentials. Macros: LOGIT; VOCAB.
 
 #include "gumbel.cuh"
 #include "sample_record.cuh"
 #include "truncation.cuh"
 
-// The largest logit's key, the least logit, and whether none is NaN or an infinity and some id is allowed.
+// Returns the largest logit's key; sets `least` to the least logit and `finite` if no logit is NaN or infinite and some
+// id is allowed.
 __device__ uint64 find_largest(const LOGIT* logits, Shared& shared, float& least, bool& finite) {
     float best = -infinity(), low = infinity();
     unsigned best_id = 0;
@@ -29,7 +30,7 @@ __device__ uint64 find_largest(const LOGIT* logits, Shared& shared, float& least
     return key;
 }
 
-// The best score among the first `size` of the list.
+// Returns the best score among the first `size` ids of the list.
 __device__ uint64 draw_from_list(unsigned size, float least_scaled, uint64 key, Shared& shared) {
     uint64 best = 0;
     for (unsigned i = threadIdx.x; i < size; i += THREADS) {
@@ -40,8 +41,9 @@ __device__ uint64 draw_from_list(unsigned size, float least_scaled, uint64 key, 
     return block_reduce(best, shared.reduced, Max());
 }
 
-// The best score among all ids within the cut. Noise is computed only where it could beat the best score so far: as
-// noise >= n implies uniform <= exp(-n), one exponential for the largest of a few logits rules out nearly all of them.
+// Returns the best score among all ids within the cut. Noise is computed only for ids that could beat the best score so
+// far. Since noise >= n implies uniform <= exp(-n), one exponential for the largest of a few logits excludes nearly all
+// of them.
 __device__ uint64 draw_from_row(
     const LOGIT* logits, const Scale& scale, Cut cut, float least_scaled, uint64 key, unsigned largest_id,
     Shared& shared) {
@@ -50,7 +52,7 @@ __device__ uint64 draw_from_row(
     __syncthreads();
     if (threadIdx.x == 0) shared.best_score = ordered_bits(first_score);
     __syncthreads();
-    volatile unsigned* best_score = &shared.best_score; // a late reading only costs time
+    volatile unsigned* best_score = &shared.best_score; // a stale value only costs time
     const auto score = [&](float logit, unsigned id, unsigned bits) {
         const float scaled = scale.scaled(logit);
         if (!(scaled >= least_scaled)) return;
@@ -78,7 +80,7 @@ __device__ uint64 draw_from_row(
     return block_reduce(best, shared.reduced, Max());
 }
 
-// The token of a row with a temperature.
+// Returns the token of a row with a temperature.
 __device__ unsigned draw(const LOGIT* logits, const SampleRecord& record, float largest, unsigned largest_id,
     float least, Shared& shared) {
     constexpr double UNLIMITED = 1e300;
@@ -106,8 +108,8 @@ __device__ unsigned draw(const LOGIT* logits, const SampleRecord& record, float 
 extern "C" __global__ void __launch_bounds__(THREADS) sample(
     const LOGIT* all_logits,     // [rows, VOCAB]
     const SampleRecord* records, // [rows]
-    int* token_buffer,           // [slots, context_length]; the token of a finite row goes to its slot and position
-    int* tokens,                 // [rows] out; -1 where not finite
+    int* token_buffer,           // [slots, context_length]; the token of a finite row is written at slot and position
+    int* tokens,                 // [rows] out; -1 if not finite
     unsigned char* finite,       // [rows] out
     int context_length) {
     extern __shared__ __align__(16) unsigned char shared_bytes[];

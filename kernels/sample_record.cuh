@@ -1,4 +1,4 @@
-// One row to sample, as runner_svc/sampling/sample_records.py packs it (SAMPLE_RECORD, the same fields in the same order).
+// One sampling row, as packed by runner_svc/sampling/sample_records.py (SAMPLE_RECORD: same fields in the same order).
 #pragma once
 
 struct SampleRecord {
@@ -14,7 +14,7 @@ struct SampleRecord {
     float frequency_penalty;
     unsigned min_tokens;
     int slot;     // row of the token buffer
-    int position; // of the token to be drawn
+    int position; // of the token to draw
     int bias_start, bias_count; // range of the extra ids and values
     int stop_start, stop_count; // range of the extra ids
     int adjusted; // some penalty, bias or min_tokens is set

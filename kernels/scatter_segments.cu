@@ -1,9 +1,9 @@
-// Copies what a plan changed in the slots to its places on the device: a block of threads a segment.
+// Copies a plan's changes of the slots to their places on the device: a thread block per segment.
 
 #include "vector.cuh"
 
 extern "C" __global__ void scatter_segments(
-    int* words,          // of the slots
+    int* words,          // the slots' buffer
     const int* changes,  // header of 8 words, targets [n], sources [n], lengths [n], data
     int num_segments) {  // n
     wait_for_predecessors();

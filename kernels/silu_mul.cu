@@ -1,6 +1,7 @@
-// out = activation(gate) * up, from rows that hold gate and up side by side; 8 elements a thread.
+// out = activation(gate) * up, from rows with gate and up side by side; 8 elements per thread.
 //
-// Macros: SCALAR; SIZE, elements of a row of `out`, a multiple of 8; ACTIVATION, one of the functions of activation.cuh.
+// Macros: SCALAR; SIZE, elements of a row of `out`, a multiple of 8; ACTIVATION, one of the functions of
+// activation.cuh.
 
 #include "activation.cuh"
 #include "vector.cuh"

@@ -1,20 +1,20 @@
 // Products of a few rows with a weight matrix, out = x W^T, for Hopper (sm_90a): as fast as the weights can be read,
-// with what comes before and after them fused in.
+// with the operations before and after them fused.
 //
-// W's rows are the product's 64-row operand and x's rows, up to TOKENS of them, its columns (out^T = W x^T), so that
-// few rows waste no tensor core. SPLIT blocks, a cluster, share the columns of a tile of 64 rows of W among them and
-// add up through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies
-// pieces of 64 columns through a ring of stages.
+// W's rows are the product's 64-row operand and x's rows, up to TOKENS, its columns (out^T = W x^T), so that few rows
+// waste no tensor core. The SPLIT blocks of a cluster split the columns of a tile of 64 rows of W and add their sums
+// through each other's shared memory, in a fixed order: the result does not depend on timing. One thread copies pieces
+// of 64 columns through a ring of stages.
 //
-// The kernel is launched while its predecessor runs (programmatic dependent launch), and as weights depend on nobody,
-// the ring is filled with them at once: only x waits.
+// The kernel is launched while its predecessor runs (programmatic dependent launch). Weights do not depend on the
+// predecessor, so the ring is filled with them at once: only x waits.
 //
-// RMSNorm is split between the products around it. One that ends a block of the model (EPILOGUE_RESIDUAL) adds to the
-// residual stream, stores the sum times the next norm's weight, and the sum's squares added up over its rows; the next
-// product multiplies each of its rows by 1 / rms, because that commutes with a product.
+// RMSNorm is split between the products around it. A product that ends a block of the model (EPILOGUE_RESIDUAL) adds to
+// the residual stream, stores the sum times the next norm's weight, and the sums of squares of the residual's rows. The
+// next product multiplies each of its rows by 1 / rms, which commutes with a product.
 //
 // Macros: TOKENS, 8, 16, 32, 64 or 128; SPLIT, 1, 2, 4 or 8; STAGES; OUT, type of `out`; EPILOGUE, one of those below;
-// ACTIVATION, of EPILOGUE_GATED.
+// ACTIVATION, for EPILOGUE_GATED.
 
 #include "activation.cuh"
 #include "hopper_cluster.cuh"
@@ -22,24 +22,24 @@
 #include "vector.cuh"
 
 #define EPILOGUE_STORE 0     // out = scale * product
-#define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W is all rows of gate, then those of up
+#define EPILOGUE_GATED 1     // out = activation(scale * gate) * (scale * up); W has the rows of gate, then those of up
 #define EPILOGUE_RESIDUAL 2  // residual += product; out = residual * norm_weight; squares of the residual
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 using Scalar = __nv_bfloat16;
 
-constexpr int kStep = 64;  // columns of W that a stage holds: 128 bytes
+constexpr int kStep = 64;  // columns of W in a stage: 128 bytes
 constexpr int kRows = 64;
 constexpr int kConsumers = 128;
-constexpr int kThreads = kConsumers + 64;  // and a warp that copies, and one that reads the scales
+constexpr int kThreads = kConsumers + 64;  // with a warp that copies and one that reads the scales
 constexpr int kWeightBytes = kRows * 128;
 constexpr int kInputBytes = TOKENS * 128;
 constexpr int kStageBytes = kWeightBytes + kInputBytes;
 constexpr int kAccumulators = TOKENS / 2;
-constexpr int kPitch = kRows + 4;  // of a token's sums: lanes of a warp write to different banks
+constexpr int kPitch = kRows + 4;  // of a token's sums, such that lanes of a warp write to different banks
 constexpr bool kGated = EPILOGUE == EPILOGUE_GATED;
-constexpr int kOutputs = kGated ? kRows / 2 : kRows;  // of a token
+constexpr int kOutputs = kGated ? kRows / 2 : kRows;  // per token
 constexpr int kQuads = kOutputs / 4;
 constexpr int kSlice = TOKENS / SPLIT;  // tokens that a block of a cluster writes
 constexpr int kSquaresPitch = 128;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void pin_all(float (&d)[kAccumulators]) {
     for (int i = 0; i < kAccumulators; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Four floats of a block's shared memory, `rank` being the block's place in this cluster.
+// Loads four floats from the shared memory of block `rank` of this cluster.
 __device__ __forceinline__ float4 load_shared(unsigned address, int rank) {
     float4 value;
     if (SPLIT > 1) asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
@@ -103,15 +103,15 @@ struct Shared {
 struct Problem {
     int tiles;    // of kRows rows of W
     int outputs;  // columns of `out`
-    int tokens;   // rows of it
+    int tokens;   // rows of `out`
     int begin;    // columns of W that this block multiplies, in steps
     int end;
 };
 
 struct Ends {
-    const float* squares;     // [num_squares, kSquaresPitch]: sums of squares of x's rows, or null where x has no scale
+    const float* squares;     // [num_squares, kSquaresPitch]: sums of squares of x's rows, or null if x has no scale
     int num_squares;
-    float inverse_width;      // 1 / elements of a row whose squares these are
+    float inverse_width;      // 1 / (number of elements of a row of x)
     float eps;
     OUT* out;                 // [tokens, outputs]
     Scalar* residual;         // [tokens, outputs]
@@ -130,7 +130,7 @@ __device__ __forceinline__ void copy_weights(Shared shared, const TensorMap* wei
     }
 }
 
-// By one thread. The first stages get their weights before the predecessors are waited for.
+// Called by one thread. The first stages get their weights before the wait for predecessors.
 __device__ __forceinline__ void produce(
     Shared shared, const TensorMap* weights, const TensorMap* inputs, const Problem& problem) {
     const int steps = problem.end - problem.begin, first_tile = blockIdx.x / SPLIT;
@@ -154,7 +154,8 @@ __device__ __forceinline__ void produce(
     }
 }
 
-// By one warp: 1 / rms of each token. Few tokens have several lanes each, so that few loads follow one another.
+// Called by one warp: computes 1 / rms of each token. With few tokens, several lanes share a token, which shortens the
+// chains of loads.
 __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
     constexpr int kLanes = TOKENS < 32 ? 32 / TOKENS : 1;
     const int lane = threadIdx.x % 32;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void read_scales(float* scales, const Ends& ends) {
     }
 }
 
-// The sums of this warpgroup's rows to shared memory, [token][row].
+// Stores the sums of this warpgroup's rows in shared memory, [token][row].
 __device__ __forceinline__ void store_sums(float* sums, const float (&d)[kAccumulators]) {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, token = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -180,7 +181,7 @@ __device__ __forceinline__ void store_sums(float* sums, const float (&d)[kAccumu
     }
 }
 
-// Four neighbouring sums of a token, added up over the cluster.
+// Adds up four adjacent sums of a token over the cluster.
 __device__ __forceinline__ float4 add_up(Shared shared, int token, int row) {
     float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float4 parts[SPLIT];
@@ -199,7 +200,7 @@ __device__ __forceinline__ Vector<float, 4> scaled(float4 v, float scale) {
     return Vector<float, 4>{{v.x * scale, v.y * scale, v.z * scale, v.w * scale}};
 }
 
-// What happens to four neighbouring outputs; the sum of the new residual's squares.
+// Applies the epilogue to four adjacent outputs; returns the sum of the new residual's squares.
 __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const Problem& problem, int token, int row,
     long long column, float scale) {
     const long long place = token * static_cast<long long>(problem.outputs) + column;
@@ -228,7 +229,7 @@ __device__ __forceinline__ float end_quad(Shared shared, const Ends& ends, const
     return squares;
 }
 
-// Writes this block's tokens of a tile. Whole warps stay together, for the sum over a token's lanes.
+// Writes this block's tokens of a tile. All lanes of a warp take part, for the sum over a token's lanes.
 __device__ __forceinline__ void end_tile(Shared shared, const float* scales, const Ends& ends, const Problem& problem,
     int tile) {
     const int first_token = (SPLIT > 1 ? cluster_rank() : 0) * kSlice;
@@ -288,8 +289,8 @@ __device__ __forceinline__ void consume(Shared shared, float* sums, const float*
     }
 }
 
-// weights: planes of 64 columns of W in boxes of 64 rows (of 32 where gated); inputs: those of x in boxes of TOKENS rows,
-// of which `tokens` count. With SPLIT > 1 the grid has a cluster for every tile.
+// weights: planes of 64 columns of W in boxes of 64 rows (32 if gated); inputs: the same of x in boxes of TOKENS rows,
+// of which the first `tokens` are used. With SPLIT > 1 the grid has a cluster for every tile.
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(kThreads, 1) skinny_product(
     const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* squares,
     int num_squares, float inverse_width, float eps, OUT* out, Scalar* residual, const Scalar* norm_weight,

@@ -1,24 +1,24 @@
-// Truncation by top_k and top_p: which prefix of a row's ids is kept, in the order of falling `scaled`, then rising id.
+// Truncation by top_k and top_p: the prefix of a row's ids to keep, ordered by descending `scaled`, then ascending id.
 //
-// A histogram over linear bins of `scaled` (counts, and masses as integers so that their sum does not depend on the
-// order) says in which bin the prefix ends. If few ids lie up to there, they are sorted in shared memory; otherwise
-// only the ids of that bin are. A bin with too many ids (ties) is bisected.
+// A histogram over linear bins of `scaled` determines the bin in which the prefix ends. It has counts, and masses as
+// integers, so that their sum does not depend on the order. If few ids are in the bins up to there, they are sorted in
+// shared memory; otherwise only the ids of that bin are. A bin with too many ids (ties) is bisected.
 //
-// An id with scaled < LOWEST can't win: its score is below the least score of the largest logit, as the noise lies
-// between -2.82 and 22.9. Such ids are left out everywhere.
+// An id with scaled < LOWEST can't win: its score is below the least score of the largest logit, as the noise is
+// between -2.82 and 22.9. Such ids are ignored everywhere.
 #pragma once
 
 #include "row_pass.cuh"
 
-constexpr int BINS = 2048;     // two a thread
-constexpr int CAPACITY = 4096; // ids that are sorted in shared memory
+constexpr int BINS = 2048;     // two per thread
+constexpr int CAPACITY = 4096; // most ids sorted in shared memory
 constexpr float LOWEST = -26.0f;
 constexpr float FIXED_ONE = 16777216.0f; // a weight of 1 relative to its bin, as an integer
 constexpr uint64 EVERYTHING = ~0ull;
 
 struct Shared {
     uint64 list[CAPACITY];    // sort_key of the gathered ids
-    double mass_before[BINS]; // of bins before; while the histogram grows, its two words of fixed-point mass
+    double mass_before[BINS]; // of earlier bins; during the histogram, the bins' two words of fixed-point mass
     unsigned counts[BINS];
     unsigned count_before[BINS];
     uint64 reduced[32];
@@ -29,17 +29,17 @@ struct Shared {
     int cut_bin;
 };
 
-// What a row's scaled logits are made of.
+// Parameters of a row's scaled logits.
 struct Scale {
     float largest, temperature, inverse_temperature;
     float bins_per_unit, bin_width;
 
     __device__ float scaled(float logit) const { return __fdiv_rn(logit - largest, temperature); }
-    // The same without the division, to pass over most ids.
+    // The same without the division, to skip most ids.
     __device__ float roughly(float logit) const { return (logit - largest) * inverse_temperature; }
-    // What `roughly` is at least for the ids of this bin and those before.
+    // Lower bound of `roughly` for the ids of this bin and earlier ones.
     __device__ float floor(int bin) const { return -1.00001f * (bin + 1) * bin_width - 1e-5f; }
-    // BINS and more for ids that can't win.
+    // BINS or more for ids that can't win.
     __device__ int bin(float scaled) const { return static_cast<int>(-scaled * bins_per_unit); }
     // exp(scaled) relative to exp(-bin * bin_width), in fixed point; the exponent is within a bin's width of 0.
     __device__ unsigned fixed_weight(float scaled, int bin) const {
@@ -59,13 +59,13 @@ __device__ Scale make_scale(float largest, float least, float temperature) {
     return scale;
 }
 
-// The kept prefix: bins before `bin`, and of `bin` the ids up to `last_key`.
+// The kept prefix: the bins before `bin`, and the ids of `bin` up to `last_key`.
 struct Cut {
     int bin;
     uint64 last_key;
 };
 
-// Rising with falling `scaled` (which is never positive), then with rising ids.
+// Ascends with descending `scaled` (which is never positive), then with ascending ids.
 __device__ inline uint64 sort_key(float scaled, unsigned id) {
     return static_cast<uint64>(__float_as_uint(fabsf(scaled))) << 32 | id;
 }
@@ -108,7 +108,7 @@ __device__ void build_histogram(const LOGIT* logits, const Scale& scale, Shared&
     __syncthreads();
 }
 
-// The last bin that holds an id with fewer than `limit` ids, and less than `target` mass, in the bins before.
+// Returns the last non-empty bin with fewer than `limit` ids and less than `target` mass in the bins before it.
 __device__ int find_bin(unsigned limit, double target, Shared& shared) {
     __syncthreads();
     if (threadIdx.x == 0) shared.cut_bin = 0;
@@ -122,7 +122,7 @@ __device__ int find_bin(unsigned limit, double target, Shared& shared) {
     return shared.cut_bin;
 }
 
-// Sorts the ids of these bins, at most CAPACITY, into the list.
+// Collects the ids of these bins, at most CAPACITY, in the list and sorts it.
 __device__ void gather(const LOGIT* logits, const Scale& scale, int first_bin, int last_bin, Shared& shared) {
     __syncthreads();
     if (threadIdx.x == 0) shared.list_size = 0;
@@ -155,8 +155,8 @@ __device__ void gather(const LOGIT* logits, const Scale& scale, int first_bin, i
     }
 }
 
-// Of the first `limit` of the list: how many have less than `target` mass before them, where `mass` lies before the
-// list; and the mass of all of them, `mass` included.
+// Returns how many of the first `limit` ids of the list have less than `target` mass before them; `mass` is the mass
+// before the list. Sets `total` to the mass of these `limit` ids plus `mass`.
 __device__ unsigned measure_list(unsigned limit, double mass, double target, double& total, Shared& shared) {
     constexpr int OWN = CAPACITY / THREADS;
     const unsigned first = threadIdx.x * OWN;
@@ -177,7 +177,7 @@ __device__ unsigned measure_list(unsigned limit, double mass, double target, dou
     return static_cast<unsigned>(block_reduce(kept, shared.reduced, Sum()));
 }
 
-// Count and mass of the ids of `bin` whose key is below `key`.
+// Returns the count and sets `mass` to the mass of the ids of `bin` whose key is below `key`.
 __device__ unsigned measure_bin(
     const LOGIT* logits, const Scale& scale, int bin, uint64 key, double& mass, Shared& shared) {
     uint64 count = 0, fixed = 0;
@@ -193,7 +193,7 @@ __device__ unsigned measure_bin(
     return static_cast<unsigned>(block_reduce(count, shared.reduced, Sum()));
 }
 
-// The greatest key with fewer than `limit` ids of the bin, and less than `target` mass of all, below it.
+// Returns the greatest key with fewer than `limit` ids of the bin, and less than `target` mass of all ids, below it.
 __device__ uint64 bisect_bin(
     const LOGIT* logits, const Scale& scale, int bin, unsigned limit, double target, Shared& shared) {
     uint64 low = 0, high = sort_key(LOWEST - 1.0f, 0); // low is within, high is not
@@ -207,9 +207,9 @@ __device__ uint64 bisect_bin(
     return low;
 }
 
-// Where the prefix ends that keeps `limit` ids at most, and those with less than `target` mass before them. Sets
-// `mass` to that of the prefix that `limit` alone leaves. If `listed` is set, to its size, the list holds the whole
-// prefix; one that it holds already, from a call with the same limit, is only cut shorter.
+// Returns the end of the prefix of at most `limit` ids that have less than `target` mass before them. Sets `mass` to
+// the mass of the prefix with only the limit applied. If the list has the whole prefix, sets `listed` to its size. If
+// it is already set, by a call with the same limit, the list's prefix is only shortened.
 __device__ Cut find_cut(
     const LOGIT* logits, const Scale& scale, unsigned limit, double target, double& mass, unsigned& listed,
     Shared& shared) {

@@ -23,7 +23,7 @@ template <> __device__ inline float lowest<float>() { return __int_as_float(0xff
 template <> __device__ inline __half lowest<__half>() { return __ushort_as_half(0xfbff); }
 template <> __device__ inline __nv_bfloat16 lowest<__nv_bfloat16>() { return __ushort_as_bfloat16(0xff7f); }
 
-// N elements that are loaded and stored at once; addresses must be multiples of its size.
+// N elements that are loaded and stored at once; addresses must be multiples of the vector's size.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector {
     T values[N];
     __device__ T& operator[](int index) { return values[index]; }
@@ -38,13 +38,13 @@ template <typename T, int N> __device__ inline void store_vector(T* address, con
     *reinterpret_cast<Vector<T, N>*>(address) = vector;
 }
 
-// Sum over groups of `lanes` (a power of two, at most 32) neighbouring lanes; every lane of the warp takes part.
+// Sums over groups of `lanes` (a power of two, at most 32) adjacent lanes. All lanes of the warp must call it.
 __device__ inline float lane_sum(float value, int lanes) {
     for (int distance = lanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
     return value;
 }
 
-// Sum over the block, known to every thread. `scratch` holds 32 floats; synchronise before it is used again.
+// Sums over the block; all threads get the result. `scratch` has 32 floats; synchronise before it is used again.
 __device__ inline float block_sum(float value, float* scratch) {
     value = lane_sum(value, 32);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
@@ -53,17 +53,18 @@ __device__ inline float block_sum(float value, float* scratch) {
     return lane_sum(threadIdx.x % 32 < num_warps ? scratch[threadIdx.x % 32] : 0.0f, 32);
 }
 
-// Of a kernel launched with `overlap` (runner_svc/cuda/kernel.py): nothing that earlier kernels of the stream write may
-// be touched before wait_for_predecessors(). Without that launch attribute, or before sm_90, both do nothing.
+// A kernel launched with `overlap` (runner_svc/cuda/kernel.py) must not access memory that earlier kernels of the
+// stream write before wait_for_predecessors(). Without that launch attribute, or before sm_90, this function and
+// release_successors() do nothing.
 __device__ inline void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel start. What it touches before its own wait must be older than this kernel's predecessors: a kernel
-// may release before it waits if all that a step brings (copy_words.cu, scatter_segments.cu, gather_inputs.cu, which
-// release after they waited) is behind it.
+// Lets the next kernel start. Everything that the next kernel accesses before its own wait must have been written
+// before this kernel's predecessors. A kernel may release before it waits only if the kernels that bring in a step's
+// data (copy_words.cu, scatter_segments.cu, gather_inputs.cu, which release after their wait) precede it.
 __device__ inline void release_successors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -33,14 +33,14 @@
 #define ACCUMULATORS_WIDE_112(d) ACCUMULATORS_WIDE_96(d), ACCUMULATORS_16(d, 96)
 #define ACCUMULATORS_WIDE_128(d) ACCUMULATORS_WIDE_112(d), ACCUMULATORS_16(d, 112)
 
-// A thread has Count sums of d [64, 2 * Count].
+// Products in which each thread has Count sums of d [64, 2 * Count].
 template <typename Scalar, int Count>
 struct Wgmma;
 
 // `multiply`: d (+)= a [64, 16] * b [2 * Count, 16]^T, both in shared memory with k along the rows.
 // `mix`: d (+)= a [64, 16] in registers * b [16, 2 * Count] in shared memory with k across the rows.
-// `pin` keeps the compiler from moving uses of the sums above a wait.
-// I0 to I5 number the operands behind the sums.
+// `pin` prevents the compiler from moving uses of the sums above a wait.
+// I0 to I5 are the numbers of the operands after the sums.
 #define DEFINE_WGMMA(TYPE, NAME, COUNT, N, I0, I1, I2, I3, I4, I5)                                                   \
     template <>                                                                                                      \
     struct Wgmma<TYPE, COUNT> {                                                                                      \

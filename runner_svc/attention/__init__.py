@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache: `cpu` in torch, `reference` as its slow and obviously right twin."""
+"""Attention over the paged KV cache: `cpu` in torch, `cuda` on a GPU, `reference` by definition for the tests."""

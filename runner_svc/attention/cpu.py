@@ -1,12 +1,12 @@
 """Paged attention on a CPU, in torch: gathered blocks through `scaled_dot_product_attention`.
 
-Split as flashinfer is: `plan` once a step works out which blocks each query reads (the same for all layers of one
-window), `run` once a layer only gathers and multiplies. Notable choices:
+Work is split as in flashinfer: `plan`, once per step, determines which blocks each query reads (the same for all layers
+of one window); `run`, once per layer, only gathers and multiplies. Design choices:
 
 - Rows of one position (decode) are vectorised over the batch, in groups of similar length so that one long sequence
-  doesn't pad all others; longer rows (prefill chunks) run one by one.
-- Whole blocks are gathered, keys and values in one call: that is twice as fast as position by position. What a block
-  holds beyond its sequence's end is then zeroed, because a mask alone would not do: 0 x NaN is NaN.
+  doesn't pad all the others. Longer rows (prefill chunks) run one by one.
+- Whole blocks are gathered, keys and values in one call, which is twice as fast as position by position. Positions
+  beyond the sequence's end are then zeroed: a mask alone is not enough, because 0 x NaN is NaN.
 - Grouped queries need no repeated keys: in a decode row the query heads of a key-value head become its query rows; in
   a chunk the keys are expanded with stride 0.
 """
@@ -25,22 +25,23 @@ from torch.nn.functional import scaled_dot_product_attention
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
 
-# A row joins a group of longer rows while the padding of the whole group stays below this many positions, or a quarter
-# of what the group attends to: reading them costs about what one more group does.
+# A row joins a group of longer rows while the group's padding stays within this many positions or a quarter of the
+# group's positions: reading that much padding costs about as much as another group.
 MAX_PADDING = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeGroup:
-    """R rows of one position each. Each reads W blocks, of which the first `length` = S positions count."""
+    """R rows of one position each. Each reads W blocks and uses their first `length` = S positions."""
 
-    # int64 [R]: index of each row's query among the step's T positions; None when they are all of them in order.
+    # int64 [R]: index of each row's query among the step's T positions; None if the group is the whole step, in order.
     queries: Tensor | None
     # int64 [2 * R * W]: blocks of the keys, then of the values.
     blocks: Tensor
-    # int64: gathered positions, of the 2 * R * W * block_size, that lie beyond their row's end; None when none does.
+    # int64: indices, among the 2 * R * W * block_size gathered positions, of those beyond their row's end; None without
+    # any.
     beyond: Tensor | None
-    # float [R, 1, 1, S]: 0 or -inf; None when all rows see all S positions.
+    # float [R, 1, 1, S]: 0 or -inf; None if all rows see all S positions.
     mask: Tensor | None
     num_rows: int
     length: int
@@ -48,28 +49,28 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """A row of C positions, which sees S positions."""
+    """A row of C positions that sees S positions."""
 
-    # Its queries among the step's T positions.
+    # Its queries' indices among the step's T positions.
     queries: slice
     # int64 [2 * W]: blocks of the keys, then of the values.
     blocks: Tensor
-    # Which positions of the gathered blocks it sees.
+    # The positions of the gathered blocks that it sees.
     seen: slice
-    # float [C, S]: 0 or -inf; None when the plain causal mask serves (no keys before the chunk, no window cuts).
+    # float [C, S]: 0 or -inf; None if the plain causal mask is right (no keys before the chunk, none cut by a window).
     mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPlan:
-    """What the queries of a step read in layers of one window."""
+    """Positions that the queries of a step read in layers of one window."""
 
     groups: list[DecodeGroup]
     chunks: list[Chunk]
 
 
 AttentionPlan = dict[int | None, WindowPlan]
-"""Per window (tokens, or None for all)."""
+"""Window plan by window (in tokens; None: no window)."""
 
 
 class CpuAttention:
@@ -84,12 +85,12 @@ class CpuAttention:
     def plan(
         self, starts: NDArray[np.int32], counts: NDArray[np.int32], block_tables: NDArray[np.int32]
     ) -> AttentionPlan:
-        """Works out a step: rows of `counts` [R] positions from `starts` [R], with `block_tables` [R, W]."""
+        """Plans a step: rows of `counts` [R] positions from `starts` [R], with `block_tables` [R, W]."""
         windows = {layer.window for layer in self._layers}
         return {window: self._plan_window(starts, counts, block_tables, window) for window in windows}
 
     def run(self, plan: AttentionPlan, layer: int, queries: Tensor) -> Tensor:
-        """Attends with queries [T, num_heads, head_dim] over what the cache holds of `layer`, this step included.
+        """Attends with queries [T, num_heads, head_dim] over the cached positions of `layer`, this step's included.
 
         Returns [T, num_heads * head_dim].
         """
@@ -105,7 +106,7 @@ class CpuAttention:
         return output
 
     def _run_group(self, layer: int, group: DecodeGroup, queries: Tensor) -> Tensor:
-        """[R, num_heads, head_dim] queries, one per row, to [R, num_heads * head_dim]."""
+        """Attends with queries [R, num_heads, head_dim], one per row. Returns [R, num_heads * head_dim]."""
         rows, kv_heads, head_dim = group.num_rows, self._num_kv_heads, queries.shape[-1]
         gathered = self._cache.blocks[layer].index_select(0, group.blocks)
         if group.beyond is not None:
@@ -119,11 +120,11 @@ class CpuAttention:
         return attended.reshape(rows, -1)
 
     def _run_chunk(self, layer: int, chunk: Chunk, queries: Tensor) -> Tensor:
-        """[C, num_heads, head_dim] queries of one sequence to [C, num_heads * head_dim]."""
+        """Attends with queries [C, num_heads, head_dim] of one sequence. Returns [C, num_heads * head_dim]."""
         kv_heads, head_dim = self._num_kv_heads, queries.shape[-1]
         gathered = self._cache.blocks[layer].index_select(0, chunk.blocks)
         seen = gathered.view(2, -1, kv_heads, 1, head_dim)[:, chunk.seen]
-        # [2, kv_heads, group_size, S, head_dim], the group's stride being 0
+        # [2, kv_heads, group_size, S, head_dim], where the stride of group_size is 0
         seen = seen.permute(0, 2, 3, 1, 4).expand(-1, -1, self._group_size, -1, -1)
         grouped = queries.unflatten(1, (kv_heads, self._group_size)).permute(1, 2, 0, 3)
         described = self._layers[layer]
@@ -162,11 +163,11 @@ class CpuAttention:
         ends: NDArray[np.int32],
         block_tables: NDArray[np.int32],
     ) -> DecodeGroup:
-        """`rows` index all rows of the step, as `offsets` does; the other arrays are of the group's rows."""
+        """Plans the group of `rows`, indices into the step's rows and `offsets`; the other arrays are by group row."""
         block_size = self._cache.block_size
         first_blocks = firsts // block_size
         width = int((-(-ends // block_size) - first_blocks).max())
-        # A row with fewer blocks repeats its table's last column; all of that lies beyond its end.
+        # A row with fewer blocks repeats its table's last column: those positions lie beyond its end.
         columns = np.minimum(first_blocks[:, None] + np.arange(width), block_tables.shape[1] - 1)
         blocks = self._keys_and_values(np.take_along_axis(block_tables, columns, 1).ravel())
         bases = first_blocks[:, None] * block_size
@@ -205,7 +206,7 @@ class CpuAttention:
         )
 
     def _keys_and_values(self, blocks: NDArray[np.int32]) -> Tensor:
-        """int64 [2 * N]: rows of `KVCache.blocks` that hold the keys of `blocks` [N], then those of their values."""
+        """Returns int64 [2 * N]: indices in `KVCache.blocks` of the keys of `blocks` [N], then of their values."""
         keys = torch.from_numpy(blocks.astype(np.int64))
         return torch.cat((keys, keys + self._cache.num_blocks + 1))
 
@@ -244,14 +245,14 @@ def attend(
 
 
 def _gathered_indices(beyond: NDArray[np.bool_], gathered_length: int) -> Tensor:
-    """int64: where `beyond` [R, S] is set, among R rows of `gathered_length` positions, for keys and for values."""
+    """Returns int64 indices of the set entries of `beyond` [R, S] in R rows of `gathered_length`, keys then values."""
     rows, positions = np.nonzero(beyond)
     indices = torch.from_numpy(rows * gathered_length + positions)
     return torch.cat((indices, indices + len(beyond) * gathered_length))
 
 
 def group_by_length(rows: NDArray[np.intp], lengths: NDArray[np.int32]) -> list[NDArray[np.intp]]:
-    """Splits `rows` [R] with `lengths` [R] into groups that waste little on padding, each in the order of `rows`."""
+    """Splits `rows` [R] with `lengths` [R] into groups with little padding, each in the order of `rows`."""
     groups: list[list[int]] = []
     padding = longest = 0
     for index in np.argsort(-lengths, kind="stable").tolist():

@@ -1,29 +1,29 @@
-"""Paged attention on a GPU: `plan_*` once a step on the host, `run_*` once a layer on a stream.
+"""Paged attention on a GPU: `plan_*` once per step on the host, `run_*` once per layer on a stream.
 
-How a step uses it (arrays are numpy int32 on the host; T positions, R rows):
+A step uses it as follows (arrays are numpy int32 on the host; T positions, R rows):
 
     attention = CudaAttention(cache, block_tables, num_heads, windows, max_batch=256)
     # A step of decode rows only, padded to a bucket's `batch`:
-    words = attention.decode_plan_words(batch)                    # its part of the step's packed buffer
+    words = attention.decode_plan_words(batch)                    # size of its part of the step's packed buffer
     attention.plan_decode(lengths, table_rows, buffer[a : a + words], batch=batch)   # lengths: start + 1
     attention.run_decode(stream, layer, queries, output, plan.data_ptr(), batch)   # capturable; replay with a new plan
     # Rows of several positions (chunks):
     words = attention.prefill_plan_words(T, R)                    # for upper bounds T and R
     attention.plan_prefill(starts, counts, table_rows, query_rows, buffer[b : b + words])
     attention.run_prefill(stream, layer, queries, output, plan.data_ptr(), words)  # capturable too
-    # Rows of both kinds, side by side where the GPU can; `batch` 0 or `words` 0 where a kind has none:
+    # Rows of both kinds, concurrent where the GPU supports it; `batch` or `words` is 0 for a kind without rows:
     all_words = attention.mixed_plan_words(batch, words)
     attention.plan_mixed(decode_rows, prefill_rows, buffer[c : c + all_words], batch, words)
     attention.run_mixed(stream, layer, queries, output, plan.data_ptr(), batch, words)
 
-- `table_rows` index `block_tables`, int32 [rows, W] on the device, which must stay where it is. `query_rows` index the
-  first query of each row among the step's T.
-- queries are [T, num_heads, head_dim] and may be a view of the QKV product: the stride of T is free, a multiple of 8
-  elements. output is [T, num_heads, head_dim] or [T, num_heads * head_dim]. Keys and values of the step must be in the
-  cache before. Rows that no plan names keep what the output held. A row of length 0 gives zeros in decode.
-- The packed buffer must be 32-byte aligned where a plan begins: plans are multiples of 8 words.
-- A plan holds one part for each distinct window, and `run_*` finds its layer's. The workspace is shared by all
-  launches, which therefore must follow one another on one stream.
+- `table_rows` are indices into `block_tables`, int32 [rows, W] on the device, whose address must not change.
+  `query_rows` are the indices of each row's first query among the step's T.
+- queries are [T, num_heads, head_dim] and may be a view of the QKV product: the stride of T is any multiple of 8
+  elements. output is [T, num_heads, head_dim] or [T, num_heads * head_dim]. The step's keys and values must already be
+  in the cache. Output rows that no plan names are left unchanged. A row of length 0 gives zeros in decode.
+- Each plan must begin at a 32-byte boundary of the packed buffer; plans are multiples of 8 words.
+- A plan has one part for each distinct window; `run_*` selects its layer's part. All launches share one workspace and
+  must therefore be on one stream.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 from runner_svc.interface.kv_cache import KVCache
 
 _NO_WINDOW = 2**30
-# Batches up to this use one large block a multiprocessor.
+# Batches up to this size use one large block per multiprocessor.
 _SMALL_BATCH = 16
 
 
@@ -63,15 +63,17 @@ class CudaAttention:
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        """`max_batch`: most rows of a decode launch. `dtype`, of queries and output, is the cache's unless given, as it
-        must be for an FP8 cache. `scale` of the scores is 1 / sqrt(head_dim) unless given.
+        """Compiles the kernels for `cache`.
 
-        Raises ValueError for a head size, block size or dtype that the kernels lack.
+        `max_batch` is the most rows of a decode launch. `dtype`, of queries and output, defaults to the cache's and is
+        required for an FP8 cache. `scale` of the scores defaults to 1 / sqrt(head_dim).
+
+        Raises ValueError for a head size, block size or dtype that the kernels do not support.
         """
         dtype = dtype or cache.data.dtype
         _, _, _, block_size, num_kv_heads, head_dim = cache.data.shape
         if dtype not in (torch.bfloat16, torch.float16) or (cache.scales is None and cache.data.dtype is not dtype):
-            raise ValueError(f"queries of {dtype} on a KV cache of {cache.data.dtype}: the GPU kernels lack that")
+            raise ValueError(f"the GPU kernels do not support {dtype} queries with a {cache.data.dtype} KV cache")
         self._shape = AttentionShape(
             DTYPE_DEFINES[dtype], head_dim, num_heads, num_kv_heads, block_size, soft_cap, cache.scales is not None
         )
@@ -118,11 +120,11 @@ class CudaAttention:
 
     def _decode(self, batch: int) -> DecodeKernel:
         if batch > self._max_batch:
-            raise ValueError(f"a decode batch of {batch} rows, made for {self._max_batch}")
+            raise ValueError(f"a decode batch of {batch} rows exceeds max_batch, {self._max_batch}")
         return self._small_decode if batch <= _SMALL_BATCH else self._large_decode
 
     def decode_plan_words(self, batch: int) -> int:
-        """int32 words of a decode plan for `batch` rows."""
+        """Returns the size of a decode plan for `batch` rows, in int32 words."""
         return self._decode(batch).words(batch)
 
     def plan_decode(
@@ -135,8 +137,8 @@ class CudaAttention:
     ) -> None:
         """Fills `plan` [decode_plan_words(B)] for N <= B rows of `lengths` positions, the one being decoded included.
 
-        `batch` is B, or N. Row b's query is `query_rows[b]`, or b. A table row must name a valid block even for a
-        length of 0. Rows that a batch is padded with should be left out: their output stays as it was.
+        `batch` is B and defaults to N. Row b's query is `query_rows[b]`, by default b. A table row must name a valid
+        block even for a length of 0. Padding rows should be left out: their output is then left unchanged.
         """
         if query_rows is None:
             query_rows = np.arange(len(lengths), dtype=np.int32)
@@ -146,7 +148,7 @@ class CudaAttention:
             planner.write(lengths, table_rows, query_rows, part)
 
     def run_decode(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int) -> None:
-        """Launches a layer's decode attention with the plan at this device address, made for `batch` rows."""
+        """Launches a layer's decode attention; `plan` is the device address of a plan made for `batch` rows."""
         self._launch_decode(self._decode(batch), stream, layer, queries, output, plan, batch)
 
     def _launch_decode(
@@ -172,7 +174,7 @@ class CudaAttention:
         )
 
     def prefill_plan_words(self, num_tokens: int, num_rows: int) -> int:
-        """Most int32 words of a prefill plan for `num_rows` rows of together `num_tokens` positions."""
+        """Returns the maximum size, in int32 words, of a prefill plan for `num_rows` rows of `num_tokens` in total."""
         return sum(planner.max_words(num_tokens, num_rows) for planner in self._prefill_planners)
 
     def plan_prefill(
@@ -185,13 +187,13 @@ class CudaAttention:
     ) -> None:
         """Fills `plan` [prefill_plan_words(T, R) for some T and R at least the step's] for rows of `counts` positions.
 
-        Row r's positions begin at `starts[r]`, its queries at `query_rows[r]`. No rows at all are fine.
+        Row r's positions begin at `starts[r]`, its queries at `query_rows[r]`. The arrays may be empty.
         """
         for planner, part in zip(self._prefill_planners, plan.reshape(len(self._windows), -1), strict=True):
             planner.write(starts, counts, table_rows, query_rows, part)
 
     def run_prefill(self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, plan_words: int) -> None:
-        """Launches a layer's prefill attention with the plan of `plan_words` words at this device address."""
+        """Launches a layer's prefill attention; `plan` is the device address of a plan of `plan_words` words."""
         self._launch_prefill(stream, layer, queries, output, plan, plan_words, beside=False)
 
     def _launch_prefill(
@@ -202,13 +204,13 @@ class CudaAttention:
         self._prefill(stream, layer, queries, output, address, self._windows[part] or _NO_WINDOW, beside)
 
     def mixed_plan_words(self, batch: int, prefill_words: int) -> int:
-        """int32 words of a plan for at most `batch` decoding rows and a prefill plan; either may be 0."""
+        """Returns the int32 words of a plan for at most `batch` decode rows and a prefill plan; either may be 0."""
         return self._mixed_decode_words(batch, prefill_words) + prefill_words
 
     def plan_mixed(
         self, decode: DecodeRows, prefill: PrefillRows, plan: NDArray[np.int32], batch: int, prefill_words: int
     ) -> None:
-        """Fills `plan` [mixed_plan_words(batch, prefill_words)]. Kinds of which there is room may have no rows."""
+        """Fills `plan` [mixed_plan_words(batch, prefill_words)]. Either kind may have no rows."""
         decode_words = self._mixed_decode_words(batch, prefill_words)
         decode_plan, prefill_plan = plan[:decode_words], plan[decode_words:]
         beside = self._beside(batch, prefill_words)
@@ -221,14 +223,14 @@ class CudaAttention:
         if len(decode.lengths):
             self.plan_decode(decode.lengths, decode.table_rows, decode_plan, decode.query_rows, batch)
         else:
-            decode_plan.fill(0)  # no work for anyone
+            decode_plan.fill(0)  # no work for any block
         if prefill_words:
             self.plan_prefill(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, prefill_plan)
 
     def run_mixed(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, batch: int, prefill_words: int
     ) -> None:
-        """Launches a layer's attention of both kinds with the plan at this device address."""
+        """Launches a layer's decode and prefill attention with the plan at this device address."""
         prefill_plan = plan + 4 * self._mixed_decode_words(batch, prefill_words)
         beside = self._beside(batch, prefill_words)
         if beside is not None:
@@ -244,5 +246,5 @@ class CudaAttention:
         return (self._beside(batch, prefill_words) or self._decode(batch)).words(batch)
 
     def _beside(self, batch: int, prefill_words: int) -> DecodeKernel | None:
-        """What decodes beside prefill, where there are both and the GPU can."""
+        """Returns the decode kernel that runs beside prefill if the step has both kinds and the GPU supports it."""
         return self._decode_beside if batch and prefill_words else None

@@ -1,4 +1,4 @@
-"""A variant of the decode kernel (kernels/paged_decode.cu), compiled, with the planners of each batch that it met."""
+"""A compiled variant of the decode kernel (kernels/paged_decode.cu) with its planners by batch size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner_svc.cuda.module import load, num_multiprocessors
 
 
 class DecodeKernel:
-    """Launched with what `kernel` takes, on `grid` blocks."""
+    """Decode kernel of one variant; launch `kernel` on `grid` blocks."""
 
     def __init__(self, variant: DecodeVariant, windows: Sequence[int | None]) -> None:
         self.variant = variant
@@ -30,7 +30,7 @@ class DecodeKernel:
         self._planners: dict[int, list[DecodePlanner]] = {}
 
     def planners(self, batch: int) -> list[DecodePlanner]:
-        """One for each window; made when a batch size is first met."""
+        """Returns a planner per window, created at the first use of a batch size."""
         planners = self._planners.get(batch)
         if planners is None:
             variant = self.variant
@@ -42,5 +42,5 @@ class DecodeKernel:
         return planners
 
     def words(self, batch: int) -> int:
-        """int32 words of a plan, for all windows."""
+        """Returns the int32 words of a plan for all windows."""
         return sum(planner.words for planner in self.planners(batch))

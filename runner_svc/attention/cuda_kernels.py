@@ -1,7 +1,7 @@
-"""Which variants of the attention kernels a model gets: definitions, warps, stages and shared memory of each.
+"""Selects a model's variants of the attention kernels: macro definitions, warps, stages and shared memory of each.
 
-The choices of this file depend on the model's shape and the GPU's limits alone and are plain arithmetic, which the
-tests check without a GPU; `CudaAttention` compiles and launches.
+The selection depends only on the model's shape and the GPU's limits and is plain arithmetic, so tests need no GPU.
+`CudaAttention` compiles and launches the kernels.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from runner_svc.attention.decode_plan import TILE
 from runner_svc.cuda.tensor_map import PLANE
 
-# A unit of decode work holds up to 16 query heads; long heads leave registers for 8.
+# A unit of decode work has up to 16 query heads; larger heads leave registers for only 8.
 _WIDE_COLUMNS_HEAD_DIM = 128
 _MAX_STAGES = 6
-# More of an FP8 cache's small tiles in flight only make short rows slower.
+# More stages for the small tiles of an FP8 cache only slow down short rows.
 _MAX_FP8_STAGES = 4
-# A block alone on its multiprocessor takes 86 ns a tile (heads of 128), and 2.3 us for the end of a (row, unit), when
-# its warps wait for each other and nothing is on its way.
+# A block alone on its multiprocessor takes 86 ns per tile (heads of 128) and 2.3 us for the end of a (row, unit), when
+# its warps wait for each other with no copy in flight. The cost is the quotient.
 _BESIDE_END_COST = 27
-# What the driver keeps of each block's shared memory.
+# Shared memory that the driver reserves per block.
 _RESERVED_SHARED_BYTES = 1024
-# Decode's blocks come in pairs beside prefill's, to which they leave pairs of multiprocessors.
+# Beside prefill, decode blocks come in clusters of two, so that prefill gets pairs of multiprocessors.
 BLOCKS_BESIDE_PREFILL = 2
-_SCALAR_BYTES = 2  # of a bf16 or fp16
+_SCALAR_BYTES = 2  # bf16 or fp16
 _BARRIER_BYTES = 8
 _RECORDS, _RECORD_BYTES = 32, 32  # of pieces, in the Hopper prefill
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What all kernels of a model are compiled for.
+    """Shape that all attention kernels of a model are compiled for.
 
     `scalar` is the C++ name of the queries' dtype, and of the cache's unless `fp8_cache` (e4m3 with scales).
     """
@@ -46,19 +46,19 @@ class AttentionShape:
     def __post_init__(self) -> None:
         if self.head_dim % 32 or not 32 <= self.head_dim <= 256:
             raise ValueError(
-                f"attention heads of {self.head_dim} elements: the GPU kernels need a multiple of 32, up to 256"
+                f"unsupported attention heads of {self.head_dim} elements: must be a multiple of 32, up to 256"
             )
         if self.block_size % TILE:
-            raise ValueError(f"KV blocks of {self.block_size} tokens: the GPU kernels need a multiple of {TILE}")
+            raise ValueError(f"unsupported KV blocks of {self.block_size} tokens: must be a multiple of {TILE}")
 
     @property
     def group_size(self) -> int:
-        """Query heads of a key-value head."""
+        """Query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def cached_row_bytes(self) -> int:
-        """Of one head at one position in the cache."""
+        """Bytes of one head at one position in the cache."""
         return self.head_dim * (1 if self.fp8_cache else _SCALAR_BYTES)
 
     @property
@@ -76,32 +76,33 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Bytes of shared memory that a GPU has: of a multiprocessor, and of a block that asks for more than usual."""
+    """Bytes of shared memory of a GPU: per multiprocessor, and per block with opt-in."""
 
     multiprocessor: int
     block: int
 
     def per_block(self, blocks: int) -> int:
-        """What each of `blocks` blocks can have when they share a multiprocessor."""
+        """Returns the bytes available to each of `blocks` blocks that share a multiprocessor."""
         return min(self.block, self.multiprocessor // blocks - _RESERVED_SHARED_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeVariant:
-    """The decode kernel with so many warps a block and blocks a multiprocessor."""
+    """The decode kernel with `warps` per block, `blocks` per multiprocessor and `stages` of keys and values."""
 
     shape: AttentionShape
     warps: int
     blocks: int
     stages: int
-    # Runs on a part of the multiprocessors, and prefill on the others.
+    # Runs on some of the multiprocessors while prefill runs on the others.
     beside_prefill: bool = False
 
     @classmethod
     def choose(cls, shape: AttentionShape, shared: SharedMemory, small_batch: bool) -> DecodeVariant:
-        """One large block a multiprocessor merges faster, which small batches notice; two overlap better.
+        """Chooses a variant for the batch size.
 
-        Fewer warps where the memory has no room for two stages of each.
+        One large block per multiprocessor merges faster, which matters for small batches; two blocks overlap better.
+        There are fewer warps if shared memory has no room for two stages. Raises ValueError if no variant fits.
         """
         preferred = ((8, 1), (4, 1), (2, 1)) if small_batch else ((4, 2), (4, 1), (2, 1))
         for warps, blocks in preferred:
@@ -116,32 +117,32 @@ class DecodeVariant:
 
     @classmethod
     def choose_beside_prefill(cls, shape: AttentionShape, shared: SharedMemory) -> DecodeVariant:
-        """A large block keeps the most bytes on their way to one multiprocessor."""
+        """Chooses a variant with one large block, which keeps the most bytes in flight to a multiprocessor."""
         return replace(cls.choose(shape, shared, small_batch=True), beside_prefill=True)
 
     @property
     def columns(self) -> int:
-        """Query heads that a unit has room for."""
+        """Capacity of a unit, in query heads."""
         return 16 if self.shape.group_size > 8 and self.shape.head_dim <= _WIDE_COLUMNS_HEAD_DIM else 8
 
     @property
     def heads(self) -> int:
-        """Query heads that a unit holds at most."""
+        """Most query heads in a unit."""
         return min(self.shape.group_size, self.columns)
 
     @property
     def units(self) -> int:
-        """Key-value heads times the units of each."""
+        """Number of units: key-value heads times units per head."""
         return self.shape.num_kv_heads * -(-self.shape.group_size // self.columns)
 
     @property
     def stage_bytes(self) -> int:
-        """One tile of keys and values for each warp."""
+        """Bytes of a stage: one tile of keys and values for each warp."""
         return self.warps * 2 * TILE * self.shape.cached_row_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Stages, then each warp's sums (rows padded by 4 floats) and statistics, then a flag."""
+        """Bytes of the stages, then each warp's sums (rows padded by 4 floats) and statistics, then a flag."""
         merge = self.warps * self.heads * (4 * (self.shape.head_dim + 4) + 8)
         return self.stages * self.stage_bytes + merge + 16
 
@@ -151,19 +152,19 @@ class DecodeVariant:
 
     @property
     def cluster(self) -> int:
-        """Blocks that lie together: what they leave to prefill are pairs of multiprocessors, too."""
+        """Blocks per cluster; beside prefill, pairs, so that the multiprocessors left to prefill are pairs too."""
         return BLOCKS_BESIDE_PREFILL if self.beside_prefill else 1
 
     @property
     def end_cost(self) -> int:
-        """What merging a (row, unit) costs, in tiles; small batches rather keep their splits aligned."""
+        """Cost of merging a (row, unit), in tiles; 0 for small batches, which benefit more from aligned splits."""
         if self.beside_prefill:
             return _BESIDE_END_COST
         return 0 if self.blocks == 1 else 5
 
     @property
     def min_cost(self) -> int:
-        """The least cost of a block's range: a tile a warp, and more than merging."""
+        """Least cost of a block's range: one tile per warp, and more than merging."""
         return max(self.warps, self.end_cost + 1)
 
     @property
@@ -180,7 +181,7 @@ class DecodeVariant:
 
 @dataclass(frozen=True, slots=True)
 class PrefillVariant:
-    """The prefill kernel for any GPU: 64 queries a block of 128 threads."""
+    """The prefill kernel for any GPU: 64 queries per block of 128 threads."""
 
     shape: AttentionShape
     blocks: int = 2
@@ -189,14 +190,14 @@ class PrefillVariant:
 
     @property
     def keys(self) -> int:
-        """Keys of a stage: as many as registers allow, in whole copies of 16 bytes for each thread."""
+        """Keys of a stage: as many as registers allow, in whole copies of 16 bytes per thread."""
         if self.shape.head_dim <= 128 or (self.shape.fp8_cache and self.shape.head_dim % 64):
             return 64
         return 32
 
     @property
     def shared_bytes(self) -> int:
-        """Two stages of keys and values."""
+        """Bytes of two stages of keys and values."""
         return 2 * 2 * self.keys * self.shape.cached_row_bytes
 
     @property
@@ -206,39 +207,39 @@ class PrefillVariant:
 
 @dataclass(frozen=True, slots=True)
 class HopperPrefillVariant:
-    """The prefill kernel for sm_90a: 128 queries a block."""
+    """The prefill kernel for sm_90a: 128 queries per block."""
 
     shape: AttentionShape
     tile_rows: int = 128
-    # Positions that one tensor copy brings.
+    # Positions per tensor copy.
     copied_keys: int = 16
 
     @staticmethod
     def fits(shape: AttentionShape) -> bool:
-        """Is it made for such heads? Others take the kernel for any GPU.
+        """Returns whether this kernel supports the shape; other shapes use `PrefillVariant`.
 
-        A block has no registers for outputs of 256 and for a fourth warpgroup, which converts an FP8 cache.
+        A block has no registers for outputs of 256 elements plus a fourth warpgroup that converts an FP8 cache.
         """
         return shape.head_dim in (64, 96, 128) or (shape.head_dim == 256 and not shape.fp8_cache)
 
     @property
     def keys(self) -> int:
-        """Keys of a tile: as many as leave registers for the outputs."""
+        """Keys of a tile, limited by the registers for the outputs."""
         return 64 if self.shape.head_dim == 256 else 128
 
     @property
     def copied_planes(self) -> int:
-        """Planes that one copy of queries or values brings: a head's parts, or one that is a head, copied in parts."""
+        """Planes per copy of queries or values: all of a head's, or 1 if a head is not a whole number of planes."""
         return 1 if self.shape.head_dim % PLANE else self.shape.head_dim // PLANE
 
     @property
     def threads(self) -> int:
-        """A warpgroup that copies, two that multiply, and one that converts what an FP8 cache holds."""
+        """Threads of one warpgroup that copies, two that multiply and, for an FP8 cache, one that converts."""
         return 512 if self.shape.fp8_cache else 384
 
     @property
     def stages(self) -> tuple[int, int, int]:
-        """Of queries, keys and values, as many as fit: a copy of keys should be two tiles ahead."""
+        """Stages of queries, keys and values, as many as fit: copies of keys should run two tiles ahead."""
         if self.shape.head_dim == 64:
             return 2, 4, 4
         queries = 1 if self.shape.head_dim == 256 else 2
@@ -246,12 +247,12 @@ class HopperPrefillVariant:
 
     @property
     def raw_stages(self) -> int:
-        """Of keys, and of values, as they lie in an FP8 cache."""
+        """Stages of unconverted keys, and of values, of an FP8 cache."""
         return 1 if self.shape.fp8_cache else 0
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles whose rows are whole planes, two barriers for each, and records of pieces."""
+        """Bytes of the tiles, whose rows are whole planes, two barriers for each tile, and the records of pieces."""
         row_bytes = -(-self.shape.head_dim // PLANE) * PLANE * _SCALAR_BYTES
         queries, keys, values = self.stages
         tiles = queries * self.tile_rows * row_bytes + (keys + values) * self.keys * row_bytes

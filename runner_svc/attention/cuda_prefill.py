@@ -13,7 +13,7 @@ from runner_svc.cuda.module import is_hopper, load, num_multiprocessors
 from runner_svc.cuda.tensor_map import bytes_map, heads_map
 from runner_svc.interface.kv_cache import KVCache
 
-# Queries whose place and number differ need a map each; this many are kept.
+# Each combination of the queries' address, number and stride needs its own map; this many are cached.
 _MAX_QUERY_MAPS = 4096
 
 
@@ -21,28 +21,31 @@ class Prefill(Protocol):
     """A compiled prefill kernel over one cache."""
 
     tile_rows: int
-    """Queries of a tile of its plans."""
+    """Queries per tile of its plans."""
     grid: int
-    """Blocks of threads that run at once."""
+    """Thread blocks that run at once."""
     runs_beside_decode: bool
 
     def __call__(
         self, stream: int, layer: int, queries: Tensor, output: Tensor, plan: int, window: int, beside: bool = False
     ) -> None:
-        """Launches one layer, with the plan at this device address; `beside` the decode launched just before."""
+        """Launches one layer with the plan at this device address.
+
+        With `beside`, it runs concurrently with the decode kernel launched just before.
+        """
 
 
 def compile_prefill(
     shape: AttentionShape, cache: KVCache, block_tables: Tensor, scale: float, soft_cap: float
 ) -> Prefill:
-    """The fastest kernel that the GPU, the head size and the cache's dtype allow."""
+    """Compiles the fastest kernel that the GPU, the head size and the cache's dtype allow."""
     if is_hopper() and HopperPrefillVariant.fits(shape):
         return HopperPrefill(shape, cache, block_tables, scale, soft_cap)
     return PortablePrefill(shape, cache, block_tables, scale, soft_cap)
 
 
 class PortablePrefill:
-    """kernels/paged_prefill.cu"""
+    """The kernel of kernels/paged_prefill.cu, for any GPU."""
 
     runs_beside_decode = False
 
@@ -85,7 +88,7 @@ class PortablePrefill:
 
 
 class HopperPrefill:
-    """kernels/paged_prefill_hopper.cu, with the tensor maps that it reads through."""
+    """The kernel of kernels/paged_prefill_hopper.cu, with its tensor maps."""
 
     runs_beside_decode = True
 
@@ -95,7 +98,7 @@ class HopperPrefill:
         variant = HopperPrefillVariant(shape)
         self.tile_rows = variant.tile_rows
         module = load("paged_prefill_hopper", variant.defines)
-        # Alone, and beside the kernel before it.
+        # The first runs alone, the second beside the kernel launched before it.
         self._kernels = [
             Kernel(
                 module,

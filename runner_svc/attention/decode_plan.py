@@ -1,9 +1,9 @@
-"""The plan of a step's decode attention: which part of the work each block of threads does (kernels/paged_decode.cu).
+"""The plan of a step's decode attention: how the work is split over thread blocks (kernels/paged_decode.cu).
 
-Work is counted in tiles of 16 positions of one row for one unit (a key-value head with some of its query heads). The
-tiles of a step lie on one line, cut into ranges of equal cost over a fixed grid, so that load is balanced by work. A
-plan is packed int32, made with vectorised operations, and everything that changes from step to step is in it: the
-launch itself depends only on the bucket. No CUDA is imported here.
+The unit of work is a tile: 16 positions of one row for one unit (a key-value head with some of its query heads). The
+tiles of a step form one line, cut into ranges of equal cost over a fixed grid, which balances the load. A plan is
+packed int32 and contains everything that changes between steps: the launch itself depends only on the bucket. It is
+made with vectorised operations, without CUDA.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ ROW_WORDS = 8
 RANGE_WORDS = 16
 # Columns of a row: the fields of `Row` in kernels/decode_line.cuh.
 ROW_START, ROW_TILES, ROW_LENGTH, ROW_FIRST, ROW_TABLE, ROW_QUERY, ROW_INDEX = range(7)
-# Columns of a range behind those of the row in which it begins: the fields of `Range` there, head and tail its splits.
+# Columns of a range after those of the row in which it begins: the fields of `Range` there. Head and tail are the
+# (row, unit)s that it begins and ends in.
 RANGE_BEGIN, RANGE_END = ROW_WORDS, ROW_WORDS + 1
 HEAD_FIRST_SLOT, HEAD_LAST_BLOCK, TAIL_FIRST_SLOT, TAIL_LAST_BLOCK = range(ROW_WORDS + 2, ROW_WORDS + 6)
-# Columns of a planner's line.
+# Columns of `DecodePlanner._line`.
 _TILE_START, _COST_START, _TILES, _COST = range(4)
 
 
 @dataclass(frozen=True)
 class DecodePlanner:
-    """Makes the plans of one bucket's batch, for layers of one window."""
+    """Makes the plans for one bucket's batch size and layers of one window."""
 
     batch: int
-    # Blocks of threads that run at once, and the least cost of a range: a tile a warp.
+    # Thread blocks that run at once, and the least cost of a range: one tile per warp.
     grid: int
     min_cost: int
-    # Key-value heads times the units each is split into.
+    # Key-value heads times units per head.
     units: int
-    # What the end of a (row, unit) costs, in tiles; less than `min_cost`.
+    # Cost of the end of a (row, unit), in tiles; less than `min_cost`.
     end_cost: int
     window: int | None
 
     @property
     def words(self) -> int:
-        """int32 words of a plan."""
+        """Size of a plan, in int32 words."""
         return ROW_WORDS * self.batch + RANGE_WORDS * self.grid
 
     @cached_property
@@ -51,7 +52,7 @@ class DecodePlanner:
 
     @cached_property
     def _end_costs(self) -> NDArray[np.int32]:
-        """Of all units before each row."""
+        """End costs of all units before each row."""
         return self._indexes * (self.units * self.end_cost)
 
     @cached_property
@@ -59,7 +60,7 @@ class DecodePlanner:
         return np.arange(self.grid + 1, dtype=np.int32)
 
     def cost(self, lengths: NDArray[np.int32]) -> int:
-        """Of all rows, in tiles."""
+        """Returns the cost of all rows, in tiles."""
         seen = lengths if self.window is None else np.minimum(lengths, self.window)
         return self.units * int((-(-seen // TILE) + self.end_cost).sum())
 
@@ -73,8 +74,7 @@ class DecodePlanner:
     ) -> None:
         """Fills `plan` [words] for N <= batch rows of `lengths` positions each, this step's included; arrays are [N].
 
-        Rows that the batch is padded with are no work, and keep what the output held. Only the first `blocks` of the
-        grid get work.
+        Padding rows get no work, and their output is left unchanged. Only the first `blocks` of the grid get work.
         """
         num_rows = len(lengths)
         rows = plan[: ROW_WORDS * num_rows].reshape(num_rows, ROW_WORDS)
@@ -98,7 +98,7 @@ class DecodePlanner:
         self._write_ranges(self._line(starts, tiles), rows, ranges, blocks or self.grid)
 
     def _line(self, starts: NDArray[np.int32], tiles: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[N, 4]: where each row begins on the line of tiles and on that of costs, and both for one of its units."""
+        """Returns [N, 4]: each row's start on the lines of tiles and of costs, then tiles and cost of one unit."""
         line = np.empty((len(tiles), 4), np.int32)
         np.multiply(starts, self.units, out=line[:, _TILE_START])
         np.add(line[:, _TILE_START], self._end_costs[: len(tiles)], out=line[:, _COST_START])
@@ -113,10 +113,9 @@ class DecodePlanner:
         num_tiles = tile_start + self.units * tiles_of_unit
         all_costs = cost_start + self.units * cost_of_unit
         cost = max(self.min_cost, -(-all_costs // blocks))
-        # All work ends with the last of `blocks`; bounds of more of them could overflow.
+        # All work ends with the last of `blocks`; bounds of further blocks could overflow.
         bounds = self._bounds(line, np.minimum(np.minimum(self._bound_indexes, blocks) * cost, all_costs))
-        # The first tile of each range, then the last of each (of an empty one, any), and the (row, unit) that it is
-        # part of.
+        # The first tile of each range, then the last tile of each (any tile for an empty range), and their rows.
         edges = np.empty(2 * self.grid, np.int32)
         np.minimum(bounds[:-1], num_tiles - 1, out=edges[: self.grid])
         np.maximum(bounds[1:], 1, out=edges[self.grid :])
@@ -124,9 +123,9 @@ class DecodePlanner:
         row_of_edge = line[:, _TILE_START].searchsorted(edges, side="right")
         row_of_edge -= 1
         tile_starts, cost_starts, tiles, costs = line.take(row_of_edge, axis=0).T
-        # Where that (row, unit) begins on the line of costs. There blocks' shares are all of one size, which tells who
-        # has its first tile and who its last; of blocks that begin where it begins, and at its predecessor's end, the
-        # last one has its first tile.
+        # Where the edge's (row, unit) begins on the line of costs. All shares have the same size on that line, so
+        # division gives the blocks of its first and last tile. Several blocks may begin at its start, which is also its
+        # predecessor's end; the last of them has its first tile.
         begins = edges - tile_starts
         begins //= tiles
         begins *= costs
@@ -145,7 +144,7 @@ class DecodePlanner:
         ranges[:, HEAD_LAST_BLOCK], ranges[:, TAIL_LAST_BLOCK] = last_blocks.reshape(2, self.grid)
 
     def _bounds(self, line: NDArray[np.int32], costs: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Places on the line of tiles that lie at `costs` on that of costs; in the end of a unit, at its last tile."""
+        """Maps `costs` on the line of costs to the line of tiles; a cost within a unit's end maps to its last tile."""
         row_of_bound = line[:, _COST_START].searchsorted(costs, side="right")
         row_of_bound -= 1
         tile_starts, cost_starts, tiles, cost_of_unit = line.take(row_of_bound, axis=0).T

@@ -1,9 +1,9 @@
 """How decode and prefill attention of one step share the multiprocessors.
 
-Decode waits for memory, prefill for the tensor cores: one behind the other, each leaves idle what the other needs. Side
-by side, each has multiprocessors of its own, so many that the later one ends as early as it can. Prefill's pieces are
-few and large, so that one multiprocessor less may cost a whole round of them: then decode takes all of them, and
-prefill's blocks begin where those of decode end. No CUDA is imported here.
+Decode is bound by memory, prefill by the tensor cores: run in turn, each leaves idle what the other needs. Run
+concurrently, each has multiprocessors of its own, split such that the later of the two ends as early as possible.
+Prefill's pieces are few and large, so that one multiprocessor fewer may cost a whole round of pieces. In that case
+decode gets all multiprocessors, and prefill's blocks begin where decode's end. No CUDA is imported here.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from runner_svc.attention.decode_plan import DecodePlanner
 from runner_svc.attention.prefill_plan import PrefillPlanner
 from runner_svc.interface.attention_launcher import DecodeRows, PrefillRows
 
-# Fitted to times of an H200 with heads of 128 (`bench.kernels.mixed_attention`).
-# What a piece of prefill takes a multiprocessor, in tiles of decode: for each 128 keys, and beside that.
+# Fitted to times of an H200 with heads of 128 (`bench.kernels.mixed_attention`). Times are in tiles of decode.
+# Time of a multiprocessor for a piece of prefill: per 128 keys, and per piece.
 _KEY_TILE, _PIECE = 17.5, 9.0
-# What it takes to begin again where one comes behind the other, and how much longer prefill takes beside decode.
+# Delay between the two when run in turn, and the factor by which prefill is slower beside decode.
 _BEGIN, _BESIDE = 50.0, 1.1
-# All multiprocessors together read no faster than this share of them would, if none was in another's way: a tile takes
-# one of them as long with half the bytes.
+# All multiprocessors together read only as fast as this share of them would without contention. The share is larger for
+# FP8: one multiprocessor takes as long for a tile although it has half the bytes.
 _READING_SHARE, _READING_SHARE_FP8 = 0.43, 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPlanner:
-    """Makes the plans of both for layers of one window; `heads` are those of queries."""
+    """Makes the plans of both kinds for layers of one window; `heads` is the number of query heads."""
 
     decode: DecodePlanner
     prefill: PrefillPlanner
@@ -44,19 +44,19 @@ class MixedPlanner:
         """Fills both plans; either kind may have no rows."""
         self.prefill.write(prefill.starts, prefill.counts, prefill.table_rows, prefill.query_rows, prefill_plan)
         if not len(decode.lengths):
-            decode_plan.fill(0)  # no work for anyone
+            decode_plan.fill(0)  # no work for any block
             return
         blocks = self.decode_blocks(self.decode.cost(decode.lengths), self.prefill.key_tiles(prefill_plan))
-        # Pairs of blocks leave the last one of an odd number of multiprocessors without decode.
+        # Decode blocks come in pairs: an odd number of multiprocessors leaves one without decode.
         own = min(blocks, self.decode.grid)
         self.decode.write(decode.lengths, decode.table_rows, decode.query_rows, decode_plan, own)
         if blocks < self.prefill.grid:
             self.prefill.deal(prefill_plan, self.prefill.grid - blocks)
 
     def decode_blocks(self, decode_cost: int, key_tiles: NDArray[np.int32]) -> int:
-        """Multiprocessors for decode, an even number or all.
+        """Returns the number of multiprocessors for decode: an even number, or all.
 
-        `decode_cost` is in tiles of decode; `key_tiles` has those of each of prefill's tiles, the most first.
+        `decode_cost` is in tiles of decode; `key_tiles` has the key tiles of each prefill tile in descending order.
         """
         if not len(key_tiles):
             return self.prefill.grid
@@ -72,16 +72,16 @@ class MixedPlanner:
 
 @dataclass(frozen=True, slots=True)
 class _Dealing:
-    """What each of C ways to share a grid means; the last one is that both have all of it in turn."""
+    """C candidate ways to share a grid; in the last one both kinds use all of it in turn."""
 
     decode_blocks: NDArray[np.int64]  # [C]
-    readers: NDArray[np.float64]  # [C]: as fast as so many of decode's blocks, each alone
-    # [2, C, rounds]: the pieces that the first and the last of prefill's blocks take, of sorted ones. The later of the
-    # two ends about last of all.
+    readers: NDArray[np.float64]  # [C]: decode's speed, in blocks without contention
+    # [2, C, rounds]: indices of the sorted pieces that prefill's first and last block take. The later of the two ends
+    # about last of all blocks.
     dealt: NDArray[np.int64]
 
     def times(self, pieces: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When prefill is done, [C]; `pieces` are their times, the longest first."""
+        """Returns prefill's duration [C]; `pieces` are the times of its pieces in descending order."""
         padded = np.append(pieces, 0.0)
         taken: NDArray[np.float64] = padded.take(self.dealt, mode="clip").sum(axis=2).max(axis=0)
         return taken
@@ -89,10 +89,10 @@ class _Dealing:
 
 @lru_cache(maxsize=256)
 def _dealing(grid: int, rounds: int, reading_share: float) -> _Dealing:
-    """Of pieces for so many rounds of the whole grid."""
+    """Returns the candidates for pieces that fill `rounds` rounds of the whole grid."""
     decode_blocks = np.append(np.arange(BLOCKS_BESIDE_PREFILL, grid * 3 // 4, BLOCKS_BESIDE_PREFILL), grid)
     workers = np.where(decode_blocks < grid, grid - decode_blocks, grid)[:, None]
-    # The fewest multiprocessors that prefill may have need the most rounds.
+    # The smallest share of prefill needs the most rounds.
     turns = np.arange(-(-rounds * grid // int(workers.min())))
     begins = turns * workers
     ends = begins + workers - 1

@@ -1,8 +1,8 @@
 """The plan of a step's prefill attention: tiles of queries, the longest first (kernels/paged_prefill*.cu).
 
-A tile is up to `tile_rows` neighbouring queries of one row of the step; every query head of a tile is one piece of
-work. Pieces are dealt to a fixed grid of thread blocks, or to some of them, back and forth, so that long and short
-ones even out. Packed int32, made vectorised. No CUDA is imported here.
+A tile is up to `tile_rows` adjacent queries of one row of the step; each query head of a tile is one piece of work.
+Pieces are dealt to all or some blocks of a fixed grid in alternating directions, which balances long and short ones. A
+plan is packed int32, made with vectorised operations, without CUDA.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TILE_WORDS = 8
 _QUERY, _ROWS, _POSITION, _FIRST, _LENGTH, _TABLE = range(6)
 # Words of the header.
 NUM_TILES, NUM_BLOCKS = range(2)
-# What a tile's keys are counted in, for the order of tiles and for costs; a kernel may take fewer at once.
+# Unit in which a tile's keys are counted, for the order of tiles and for costs; a kernel may process fewer at once.
 KEYS = 128
 
 
@@ -28,11 +28,11 @@ class PrefillPlanner:
 
     tile_rows: int
     window: int | None
-    # Blocks of threads that run at once.
+    # Thread blocks that run at once.
     grid: int
 
     def max_words(self, num_tokens: int, num_rows: int) -> int:
-        """Most int32 words of a plan for `num_rows` rows of together `num_tokens` positions."""
+        """Returns the maximum size, in int32 words, of a plan for `num_rows` rows of `num_tokens` in total."""
         return HEADER_WORDS + TILE_WORDS * (num_tokens // self.tile_rows + num_rows)
 
     def write(
@@ -43,9 +43,9 @@ class PrefillPlanner:
         query_rows: NDArray[np.int32],
         plan: NDArray[np.int32],
     ) -> int:
-        """Fills `plan` for rows of `counts` positions from `starts`, whose first queries are `query_rows`; all [R].
+        """Fills `plan` for rows of `counts` positions from `starts` with first queries `query_rows`; all are [R].
 
-        Returns the words used.
+        Returns the number of words used.
         """
         tiles_of_row = -(-counts // self.tile_rows)
         ends = np.cumsum(tiles_of_row)
@@ -68,10 +68,10 @@ class PrefillPlanner:
         return words
 
     def key_tiles(self, plan: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Tiles of KEYS keys that each tile of a plan sees, the most first."""
+        """Returns the number of KEYS-sized key tiles that each tile of a plan sees, in descending order."""
         tiles = plan[HEADER_WORDS : HEADER_WORDS + TILE_WORDS * int(plan[NUM_TILES])].reshape(-1, TILE_WORDS)
         return (tiles[:, _POSITION] + tiles[:, _ROWS] + (KEYS - 1)) // KEYS - tiles[:, _FIRST] // KEYS
 
     def deal(self, plan: NDArray[np.int32], blocks: int) -> None:
-        """Gives all work of a plan to the first `blocks` of the grid."""
+        """Assigns all work of a plan to the first `blocks` of the grid."""
         plan[NUM_BLOCKS] = blocks

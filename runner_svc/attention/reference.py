@@ -1,4 +1,4 @@
-"""Paged attention by its definition: one query and one head at a time, in float64. The tests' slow twin."""
+"""Reference paged attention for the tests: one query and one head at a time, in float64."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def paged_attention(
 ) -> Tensor:
     """Attends with queries [T, heads, head_dim] over one layer's cache.
 
-    keys and values are [blocks, block_size, kv_heads, head_dim]; row r has `counts[r]` queries at positions from
-    `starts[r]`, each of which sees the positions up to its own, the last `window` of them where that is set. `scales`
-    [2, kv_heads] are what the keys and values of an FP8 cache are in units of. `layer` gives scale, cap and sinks; its
-    window does not count. Returns float64 [T, heads * head_dim].
+    keys and values are [blocks, block_size, kv_heads, head_dim]. Row r has `counts[r]` queries at positions from
+    `starts[r]`. Each query sees the positions up to its own, or only the last `window` of them. The keys and values of
+    an FP8 cache are multiplied by `scales` [2, kv_heads]. `layer` gives scale, soft
+    cap and sinks, and its window is ignored. Returns float64 [T, heads * head_dim].
     """
     num_queries, num_heads, head_dim = queries.shape
     group_size = num_heads // keys.shape[2]
@@ -34,7 +34,7 @@ def paged_attention(
     output = torch.zeros(num_queries, num_heads, head_dim, dtype=torch.float64)
     query_index = 0
     for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        # Of every position of the row, [positions, kv_heads, head_dim].
+        # Both [positions, kv_heads, head_dim], for all positions of the row.
         row_keys, row_values = (_cached(cache, block_tables[row], start + count) for cache in (keys, values))
         if scales is not None:
             row_keys, row_values = row_keys * scales[0, :, None], row_values * scales[1, :, None]
@@ -49,7 +49,7 @@ def paged_attention(
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, head: int) -> Tensor:
-    """Softmax of scaled dot products, over the values: [head_dim] from [head_dim] and twice [seen, head_dim]."""
+    """Attends with one query [head_dim] over keys and values [seen, head_dim]. Returns [head_dim]."""
     scores = keys @ query * (1 / math.sqrt(len(query)) if layer.scale is None else layer.scale)
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
@@ -60,7 +60,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, 
 
 
 def _cached(cache: Tensor, block_table: list[int], length: int) -> Tensor:
-    """What the cache holds at a sequence's positions, one by one: float64 [length, kv_heads, head_dim]."""
+    """Returns the cache entries of a sequence's positions: float64 [length, kv_heads, head_dim]."""
     block_size = cache.shape[1]
     entries = [cache[block_table[position // block_size], position % block_size] for position in range(length)]
     return torch.stack(entries).double()

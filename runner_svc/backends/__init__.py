@@ -1,1 +1,1 @@
-"""Backends that compute while the caller waits: torch on the CPU, and two without a model for tests."""
+"""Backends that compute while the caller waits: torch on the CPU, and two for tests that need no model."""

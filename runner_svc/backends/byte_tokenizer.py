@@ -1,7 +1,7 @@
-"""A byte-level tokenizer without training: one token a byte, three specials, a ChatML template.
+"""An untrained byte-level tokenizer: one token per byte, three special tokens, a ChatML template.
 
-The test backends carry it in their Model, so that the whole stack, text included, runs without a real model. Ids 0 to
-255 are the bytes; any bytes round trip.
+The test backends use it in their Model, so that the whole stack, including text, runs without a real model. Ids 0 to
+255 are the bytes; any bytes round-trip.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CHAT_TEMPLATE = (
 
 
 def byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary, by byte.
+    """Returns the character for each byte in a byte-level vocabulary, by byte.
 
-    Bytes that print stand for themselves, the others take the code points from 256 on in order (GPT-2's table, which
-    the `tokenizers` library's ByteLevel uses but does not expose in order).
+    Printable bytes map to themselves, the others to the code points from 256 on, in order. This is GPT-2's table, which
+    ByteLevel of the `tokenizers` library uses but does not expose in order.
     """
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     alphabet = []
@@ -46,7 +46,7 @@ def byte_alphabet() -> list[str]:
 
 
 def build_byte_tokenizer() -> Tokenizer:
-    """The tokenizer itself: `encode` gives one id per UTF-8 byte and one per special token."""
+    """Returns the tokenizer: `encode` gives one id per UTF-8 byte and one per special token."""
     vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -56,9 +56,12 @@ def build_byte_tokenizer() -> Tokenizer:
 
 
 def byte_model(name: str, architecture: str, vocab_size: int, context_length: int) -> plan_pb2.Model:
-    """A Model message that speaks bytes; the vocabulary may be larger than the tokenizer's (such ids have no text)."""
+    """Returns a Model message with the byte tokenizer.
+
+    `vocab_size` may exceed the tokenizer's; the additional ids have no text. Raises ValueError if it is smaller.
+    """
     if vocab_size < NUM_TOKENS:
-        raise ValueError(f"vocab_size is {vocab_size}, the byte tokenizer alone has {NUM_TOKENS} tokens")
+        raise ValueError(f"vocab_size is {vocab_size}, must be at least {NUM_TOKENS}, the byte tokenizer's size")
     return plan_pb2.Model(
         name=name,
         architecture=architecture,

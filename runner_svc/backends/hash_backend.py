@@ -1,14 +1,14 @@
-"""A backend for tests whose answer depends on all that it reads: races and wrong blocks become wrong tokens.
+"""A backend for tests whose output depends on everything it reads: races and wrong blocks become wrong tokens.
 
 The KV entry of a position is a running hash of all tokens up to it, `S[p] = S[p-1] + mix64(token[p]) * A^p mod 2^64`,
-where `S[p-1]` is read through the block table: like real KV it is right only in the place where its prefix is right.
-The hash that picks the next token adds up `S[p] * B^p` over the whole context, read back through the block table. A
-block that was never written holds garbage. The tokens are read from a buffer that picks are written to, as on a device
-(`host_slots`). At temperature 0 the token depends on the context alone, otherwise on (seed, sample_index, position)
-too. `expected_tokens` is the slow twin: plain integers, no blocks, no batch.
+where `S[p-1]` is read through the block table: like real KV, it is correct only after the correct prefix. The hash that
+picks the next token is the sum of `S[p] * B^p` over the whole context, read back through the block table. A block that
+was never written contains garbage. Input tokens are read from the buffer that picked tokens are written to, as on a
+device (`host_slots`). At temperature 0 the token depends only on the context, otherwise on (seed, sample_index,
+position) too. `expected_tokens` is the reference implementation: plain integers, no blocks, no batch.
 
-Of the sampling parameters it honours temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among
-the allowed ids, all equally likely), and the logprobs fields, with made-up numbers that `expected_logprobs` repeats.
+Supported sampling parameters are temperature (zero or not), min_tokens with stop_ids, masks (the hash picks among the
+allowed ids, all equally likely), and the logprobs fields, with the made-up numbers of `expected_logprobs`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _powers(base: int, count: int) -> NDArray[np.uint64]:
 
 
 class TokenPicker:
-    """From the hash of a context to the next token: shared by the backend and its slow twin, where all is scalar.
+    """Maps the hash of a context to the next token; shared by the backend and `expected_tokens`.
 
-    `eos_probability` is the chance of the EOS token at each position; other specials are never picked.
+    `eos_probability` is the probability of the EOS token at each position; other special tokens are never picked.
     """
 
     def __init__(self, vocab_size: int, eos_probability: float) -> None:
@@ -60,9 +60,10 @@ class TokenPicker:
         noise: tuple[int, int] | None,
         allowed: Sequence[int] | None = None,
     ) -> int:
-        """The token at `position` (which only matters with `noise`, the seed and sample index); none `forbidden`.
+        """Returns the token at `position`, which is none of `forbidden`.
 
-        `allowed`: ascending ids of a mask, which then decides alone.
+        `position` matters only with `noise`, the seed and sample index. `allowed` are a mask's ids in ascending order;
+        `forbidden` is then ignored.
         """
         value = mix64(context_hash ^ GOLDEN)
         if noise is not None:
@@ -84,7 +85,7 @@ class TokenPicker:
 
 
 def expected_logprobs(token: int, position: int, top: int, vocab_size: int) -> tuple[float, list[int], list[float]]:
-    """The made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
+    """Returns made-up (logprob, top ids, top logprobs) of `token` at `position`; the token itself is the likeliest."""
     value = -float(mix64((token << 32) + position) % 1000) / 1000
     return value, [(token + i) % vocab_size for i in range(top)], [value - i for i in range(top)]
 
@@ -94,19 +95,19 @@ def _pairs(rows: NDArray[np.intp], hashes: NDArray[np.uint64]) -> Iterator[tuple
 
 
 class BrokenDevice(RuntimeError):
-    """As if the device were beyond use."""
+    """Simulates a device that can't be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A token that ends the step that computes it, for tests of what must survive that."""
+    """A token that ends the step that computes it, for tests of isolation and recovery."""
 
     token: int
     effect: Literal["kill", "hang", "error", "broken"]
-    """SIGKILL for this process, an endless step, an error in the backend, or one that it can't survive."""
+    """SIGKILL for this process, an endless step, a backend error, or an error that breaks the backend."""
 
     def end_step(self) -> None:
-        """Does what it does."""
+        """Applies the effect; does not return."""
         if self.effect == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.effect == "hang":
@@ -115,7 +116,7 @@ class Poison:
 
 
 class HashBackend:
-    """See the module; `SlotBackend` for the rest. Each step takes at least `step_ms` (milliseconds)."""
+    """`SlotBackend` that computes the hashes of the module. Each step takes at least `step_ms` milliseconds."""
 
     device = "hash"
     tile_tokens = 1
@@ -148,19 +149,15 @@ class HashBackend:
         self.host_slots = HostSlots(num_slots, context_length, block_size)
 
     def change_slots(self, changes: SlotChanges) -> None:
-        """See `SlotBackend`."""
         self.host_slots.change(changes)
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """See `Backend`."""
         self._kv[targets] = self._kv[sources]
 
     def is_broken_by(self, error: Exception) -> bool:
-        """See `Backend`."""
         return isinstance(error, BrokenDevice)
 
     def step(self, batch: StepBatch) -> StepOutput:
-        """See `Backend`."""
         began_at_ns = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         if self._poison is not None and (batch.tokens == self._poison.token).any():
@@ -179,7 +176,7 @@ class HashBackend:
         output.forward_ns = forward_ns
         output.sample_ns = time.perf_counter_ns() - began_at_ns - forward_ns
         rest_s = self._step_s - (time.perf_counter_ns() - began_at_ns) / 1e9
-        if rest_s > 0:  # else it would yield the processor, which costs a turn of every other process
+        if rest_s > 0:  # sleep(0) would yield the processor, which costs a turn of every other process
             time.sleep(rest_s)
         return output
 
@@ -273,12 +270,11 @@ def expected_tokens(
     vocab_size: int = NUM_TOKENS,
     allowed: Callable[[list[int]], Sequence[int]] | None = None,
 ) -> list[int]:
-    """What `HashBackend` with the same options generates after `prompt`, up to `max_tokens` or the first stop id.
+    """Returns what `HashBackend` with the same options generates after `prompt`.
 
-    `allowed`: of a constrained sequence, the ascending ids that may follow what was generated so far.
-
-    `stop_ids` are the resolved ones (the EOS id is among them unless the request ignores it); the stop token is part of
-    the result.
+    Generation ends after `max_tokens` or the first stop id, which is part of the result. `stop_ids` are the resolved
+    ones, including the EOS id unless the request ignores it. `allowed`, for a constrained sequence, maps the tokens
+    generated so far to the allowed ids in ascending order.
     """
     picker = TokenPicker(vocab_size, eos_probability)
     noise = (seed, sample_index) if temperature > 0 else None

@@ -1,8 +1,8 @@
-"""What a backend on the CPU keeps of the slots, as a device keeps it: `device_slots` in numpy.
+"""Slot state of a backend on the CPU, kept as on a device: `device_slots` in numpy.
 
-The sampler writes into the token buffer, the next chunk reads from it, and nothing here asks whose slot it is: a token
-that is written for a sequence that has left its slot becomes a wrong token of the next one there, as it would on a GPU.
-That is what `LaunchedPlan` prevents, and what makes its failure visible where there is no GPU.
+The sampler writes into the token buffer and the next chunk reads from it, without a check of which sequence has the
+slot. A token written for a sequence that has left its slot becomes a wrong token of the slot's next sequence, as on a
+GPU. `LaunchedPlan` prevents this; here a failure to do so shows up without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner_svc.interface.step import StepBatch
 class HostSlots:
     """Tokens, block tables, known positions and epochs by slot; the last row belongs to the dummy slot.
 
-    Allocated zeroed and lazily by the operating system, as the host's own buffers are.
+    The operating system allocates them zeroed and lazily, like the buffers of `BatchState`.
     """
 
     def __init__(self, num_slots: int, context_length: int, block_size: int) -> None:
@@ -26,15 +26,15 @@ class HostSlots:
         self.tokens = np.zeros((num_slots + 1, context_length), np.int32)
         self.tables = np.zeros((num_slots + 1, -(-context_length // block_size)), np.int32)
         self.known = np.zeros(num_slots + 1, np.int32)
-        """Positions whose token is there: a position beyond them holds what another sequence has left."""
+        """Number of positions with a token; later positions contain an earlier sequence's tokens."""
         self.epochs = np.zeros(num_slots + 1, np.int64)
-        """Sequences that each slot has had."""
+        """Number of sequences admitted to each slot so far."""
         self.strays = 0
-        """Tokens written into a slot that had another sequence by then: 0 unless the runner fails to redirect them."""
+        """Tokens written into a slot after its sequence had changed: 0 unless the runner fails to redirect them."""
         self._block_size = block_size
 
     def change(self, changes: SlotChanges) -> None:
-        """Admissions, then appends."""
+        """Applies admissions, then appends."""
         for admitted in changes.admitted:
             slot, count = admitted.state.slot, admitted.num_tokens
             self.tokens[slot, :count] = admitted.state.tokens[:count]
@@ -45,13 +45,13 @@ class HostSlots:
             self.tables[changes.append_slots, changes.append_indexes] = changes.append_blocks
 
     def gathered(self, batch: StepBatch) -> StepBatch:
-        """The batch with its inputs. Raises RuntimeError where one is asked for that was never written."""
+        """Returns the batch with its inputs. Raises RuntimeError if an input token has not been written yet."""
         if (batch.ends > self.known[batch.slots]).any():
-            raise RuntimeError("a row reads a token that is not there yet")
+            raise RuntimeError("a row reads a token that has not been written yet")
         return gather_inputs(batch, self.tokens, self.tables, self._block_size)
 
     def redirected(self, slots: NDArray[np.int32], gone: NDArray[np.bool_] | None) -> NDArray[np.int32]:
-        """The slots [L], but the dummy slot for those that are `gone` [L]."""
+        """Returns the slots [L], with those that are `gone` [L] replaced by the dummy slot."""
         return slots if gone is None else np.where(gone, self.dummy_slot, slots).astype(np.int32, copy=False)
 
     def write(
@@ -61,9 +61,9 @@ class HostSlots:
         tokens: NDArray[np.int32],
         epochs: NDArray[np.int64] | None = None,
     ) -> None:
-        """Puts the `tokens` [L] that were sampled where they belong.
+        """Writes sampled `tokens` [L] to `positions` of `slots`.
 
-        `epochs` [L]: those of the slots when their rows were computed; None: they are the same.
+        `epochs` [L] are the slots' epochs when the rows were computed; None means that they have not changed.
         """
         if epochs is not None:
             self.strays += int((self.epochs[slots] != epochs)[slots != self.dummy_slot].sum())

@@ -1,8 +1,7 @@
-"""A backend that computes nothing: what is left of a step's time is the scheduler's, the link's and the streams'.
+"""A backend that computes nothing, for measuring the overhead of scheduler, link and streams.
 
-Its tokens spell a pangram over and over, by position, so that text is ASCII and every sequence decodes alike. It never
-draws an end-of-sequence token: requests run to max_tokens or a stop string. Under a mask it draws the first allowed id.
-It reports no logprobs.
+The token at a position is the pangram's character there, so that all text is ASCII. It never draws an end-of-sequence
+token: requests run to max_tokens or a stop string. Under a mask it draws the first allowed id. It reports no logprobs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog ", np.uint8)
 
 
 class NullBackend:
-    """See the module; `Backend` for the rest. `step_ms` (milliseconds) makes each step take that long."""
+    """`Backend` that computes nothing. Each step takes `step_ms` milliseconds."""
 
     device = "null"
     tile_tokens = 1
@@ -44,14 +43,12 @@ class NullBackend:
         self._step_s = step_ms / 1000
 
     def copy_blocks(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Nothing to copy: there is no KV."""
+        """Does nothing: there is no KV."""
 
     def is_broken_by(self, error: Exception) -> bool:
-        """See `Backend`."""
         return False
 
     def step(self, batch: StepBatch) -> StepOutput:
-        """The token at a position is the pangram's character there."""
         began_at_ns = time.perf_counter_ns()
         rows = batch.drawing_rows
         tokens = _TEXT[batch.ends[rows] % len(_TEXT)]
@@ -64,6 +61,6 @@ class NullBackend:
         return output
 
     def _draw_masked(self, batch: StepBatch, masks: NDArray[np.uint32], gone: NDArray[np.bool_]) -> StepOutput:
-        """The first allowed id: where the text is complete, that is its end."""
+        """Draws the first allowed id; once the text is complete, that is an end token."""
         tokens = allowed_ids(masks, self.model.vocab_size).argmax(axis=1).astype(np.int32)
         return StepOutput.sampled(len(batch.slots), batch.awaits, tokens, np.ones(len(tokens), np.bool_))

@@ -1,7 +1,7 @@
 """The backend that computes a real model with torch.
 
-A step is one forward pass over all positions of the batch, then logits for the rows that sample (and for prompt
-positions that are to be scored), then the sampler.
+A step is one forward pass over all positions of the batch, then logits for the sampling rows (and for the prompt
+positions to be scored), then the sampler.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TorchBackend:
     ) -> TorchBackend:
         """Loads the model `name` (see `model_folder`) in float32 on the CPU.
 
-        Raises ModelNotFound when there is no such model, UnsupportedModel when it can't be served.
+        Raises ModelNotFound if there is no such model, UnsupportedModel if it can't be served.
         """
         folder = model_folder(name, cache_folder, progress)
         config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
@@ -91,7 +91,6 @@ class TorchBackend:
         )
 
     def change_slots(self, changes: SlotChanges) -> None:
-        """See `SlotBackend`."""
         self.host_slots.change(changes)
 
     @torch.inference_mode()
@@ -100,18 +99,17 @@ class TorchBackend:
         self.cache.copy_blocks(_int64(sources), _int64(targets))
 
     def is_broken_by(self, error: Exception) -> bool:
-        """See `Backend`."""
         return False
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
-        """Writes the KV of every position, samples the rows that ask for it."""
+        """Writes the KV of every position and samples the rows with `sample` set."""
         started = time.perf_counter_ns()
         batch = self.host_slots.gathered(batch)
         hidden = self._forward(batch)
         rows = np.flatnonzero(batch.sample)
         last = np.cumsum(batch.counts)[rows] - 1
-        logits = self._decoder.logits(hidden[_int64(last)])  # [L, vocab_size]; L is 0 where no prompt is complete
+        logits = self._decoder.logits(hidden[_int64(last)])  # [L, vocab_size]; L is 0 if no prompt is complete
         forwarded = time.perf_counter_ns()
         if len(batch.awaits):
             waits = np.isin(rows, batch.awaits)
@@ -129,7 +127,7 @@ class TorchBackend:
         return self._drawn(self._sampler.sample(logits, batch, rows), batch, rows, batch.slots[rows])
 
     def _keep_masked_rows(self, logits: Tensor, batch: StepBatch) -> MaskedDraw:
-        """The rows that wait for masks, adjusted by what their sequences hold now."""
+        """Returns the draw of the rows that wait for masks; their logits are adjusted for the tokens known now."""
         rows = batch.awaits
         finite = self._sampler.adjust(logits, batch, rows)
         epochs = self.host_slots.epochs[batch.slots[rows]]
@@ -148,7 +146,7 @@ class TorchBackend:
         slots: NDArray[np.int32],
         epochs: NDArray[np.int64] | None = None,
     ) -> StepOutput:
-        """What was drawn goes into the token buffer, at `slots` [L]."""
+        """Writes the drawn tokens into the token buffer at `slots` [L]; returns the output."""
         written = sampled.finite
         self.host_slots.write(
             slots[written],
@@ -161,7 +159,7 @@ class TorchBackend:
         return output
 
     def _forward(self, batch: StepBatch) -> Tensor:
-        """The residual stream [T, hidden_size] after all layers."""
+        """Returns the residual stream [T, hidden_size] after all layers."""
         plan = self._attention.plan(batch.starts, batch.counts, batch.block_tables)
         inputs = DecoderInputs(
             tokens=_int64(batch.tokens),
@@ -172,7 +170,10 @@ class TorchBackend:
         return self._decoder.forward(inputs, self.cache, partial(self._attention.run, plan))
 
     def _prompt_logprobs(self, hidden: Tensor, batch: StepBatch) -> list[plan_pb2.RowLogprobs]:
-        """Log-probabilities of prompt tokens, of the rows that asked; one row's logits exist at a time."""
+        """Returns log-probabilities of prompt tokens for the rows that request them.
+
+        Rows are computed one by one, so that only one row's logits are in memory.
+        """
         scored = []
         offset = 0
         for row, count in enumerate(batch.counts.tolist()):

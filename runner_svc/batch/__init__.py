@@ -1,1 +1,1 @@
-"""From a plan's columns to a batch: the check, the slots that it changes, the rows that it computes."""
+"""Turns a plan's columns into a batch: checks the plan, changes the slots, selects the rows to compute."""

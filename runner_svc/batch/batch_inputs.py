@@ -11,7 +11,7 @@ from runner_svc.interface.step import StepBatch
 
 
 def gather_inputs(batch: StepBatch, tokens: NDArray[np.int32], tables: NDArray[np.int32], block_size: int) -> StepBatch:
-    """The batch with the inputs that `tokens` [slots, context_length] and `tables` [slots, max_table] hold for it."""
+    """Returns the batch with its inputs from `tokens` [slots, context_length] and `tables` [slots, max_table]."""
     slots, starts, counts, ends = batch.slots, batch.starts, batch.counts, batch.ends
     if len(slots) == counts.sum():
         row_slots, positions = slots, starts

@@ -1,24 +1,24 @@
-"""The runner's slots: which sequence is in which slot, block tables, and the token buffer that decode steps read.
+"""The runner's slots: the sequence in each slot, the block tables, and the token buffer that decode steps read.
 
-A plan is checked whole before anything changes (`PlanCheck`, which works on copies of the small counters), then applied
-in the fixed order releases, admissions, table appends; the copies and extents are handed to the backend as arrays. Work
-per row is numpy, never a Python loop: a loop runs only over admissions and over rows' `SlotState` references.
+A plan is checked as a whole before anything changes (`PlanCheck` works on copies of the small counters). Then releases,
+admissions and table appends are applied, in this order. Copies and extents are passed to the backend as arrays. Work
+per row is numpy; Python loops run only over admissions and over rows' `SlotState` references.
 
-Plans are applied in order, and the next may be applied before the last is recorded: what a plan computes and samples
-counts as there once the plan is applied, but for the tokens of rows that wait for masks, which no plan may read before
-they are recorded. A record that comes when the slot already has another sequence is dropped for that slot, by its
-epoch; so is a token of a sequence that failed in an earlier plan.
+Plans are applied in order, and a plan may be applied before the previous one is recorded. Once a plan is applied, its
+computed positions and sampled tokens count as known. Tokens of rows that wait for masks are the exception: no plan may
+read them before they are recorded. When a plan is recorded, a row's epoch shows whether its slot has another sequence
+by then; if so, the row's record is dropped. A token of a sequence that failed in an earlier plan is dropped too.
 
-A row that waits is drawn after its plan, when plans that were sent before its mask have been launched: they may have
-given its slot to another sequence. `outlived` says which rows that has happened to, by the same epochs, right before
-the draw is launched. Both are done by the one thread that applies plans, and a device computes in the order of the
-launches: what was told of a row then still holds when its token is written. So what a step reads of a device's token
-buffer was written once in its epoch: by the admission, or by the one row that samples that position (`PlanCheck`
-refuses a second one, and a row that reads a token which is still waited for). KV is computed from such tokens only, so
-that no block, shared or not, holds KV of a token that was another one later.
+A row that waits for a mask is drawn after its plan. Plans sent before its mask may have been launched by then and may
+have given its slot to another sequence. `outlived` finds these rows by the same epochs, right before the draw is
+launched. The thread that applies plans does both, and a device computes in launch order, so the result of `outlived` is
+still valid when the token is written. Every token that a step reads from a device's token buffer was therefore written
+once in its epoch: by the admission, or by the one row that samples that position. (`PlanCheck` refuses a second such
+row, and a row that reads a token still waiting for its mask.) KV is computed only from such tokens, so that no block,
+shared or not, contains KV of a token that was later replaced.
 
-The token buffer and the block tables are allocated zeroed and lazily by the operating system: a page costs memory only
-once a sequence reaches it.
+The operating system allocates the token buffer and the block tables zeroed and lazily: a page uses memory only once a
+sequence reaches it.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ _NO_APPENDS = Appends(_NONE, _NONE, _NONE)
 
 @dataclass(slots=True, eq=False)
 class AppliedPlan:
-    """What is left of a plan for the backend once the slots are up to date."""
+    """The part of a plan that is left for the backend once the slots are up to date."""
 
     changes: SlotChanges
     copy_sources: NDArray[np.int32]
     copy_targets: NDArray[np.int32]
-    num_rows: int  # extents of the plan
-    rows: NDArray[np.intp]  # plan rows in the batch: those of sequences that did not fail before
-    batch: StepBatch | None  # None when no row is left
-    epochs: NDArray[np.int64]  # [rows] which of its slot's sequences each row belongs to
+    num_rows: int  # number of extents in the plan
+    rows: NDArray[np.intp]  # plan rows in the batch: those whose sequence has not failed
+    batch: StepBatch | None  # None if no row is left
+    epochs: NDArray[np.int64]  # [rows] epoch of each row's slot, which identifies its sequence
 
 
 class BatchState:
     """Slots, block tables and token buffer of one runner; slots are numbered as in plans.
 
-    `gathers_inputs`: the backend keeps tokens and tables itself, so batches come without their inputs.
+    With `gathers_inputs`, the backend keeps tokens and tables itself, and batches have no inputs.
     """
 
     def __init__(self, limits: Limits, gathers_inputs: bool = False) -> None:
         self._limits = limits
         self._gathers_inputs = gathers_inputs
         self._counters = SlotCounters.empty(limits.num_slots)
-        self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None where free
+        self._states: NDArray[np.object_] = np.full(limits.num_slots, None)  # SlotState, or None if free
         self._params = np.zeros(limits.num_slots, ROW_PARAMS)
-        self._epochs = np.zeros(limits.num_slots, np.int64)  # sequences that each slot has had
+        self._epochs = np.zeros(limits.num_slots, np.int64)  # number of sequences admitted to each slot
         self._all_rows = np.arange(limits.num_slots)
-        # What a plan that follows from the last one need not be checked for.
+        # Set if the next plan may skip most of the check.
         self._continuation: PlanContinuation | None = None
         # The last row belongs to the dummy slot of padding rows.
         self._tokens = np.zeros((limits.num_slots + 1, limits.context_length), np.int32)
@@ -83,9 +83,9 @@ class BatchState:
         self._continuation = None
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
-        """Brings the slots up to date with `plan` and says what the backend has to do.
+        """Applies `plan` to the slots and returns the work for the backend.
 
-        Raises PlanFault, with nothing changed, when the plan does not fit the slots.
+        Raises PlanFault, with nothing changed, if the plan does not fit the slots.
         """
         followed = self._continue(plan)
         if followed is not None:
@@ -119,7 +119,7 @@ class BatchState:
         )
 
     def _continue(self, plan: plan_pb2.Plan) -> AppliedPlan | None:
-        """What `apply` does, where the plan follows from the last one."""
+        """Applies a plan that continues the last one; returns None for any other plan."""
         continuation = self._continuation
         if continuation is None or not continuation.follows(plan):
             return None
@@ -140,10 +140,10 @@ class BatchState:
         )
 
     def record(self, applied: AppliedPlan, output: StepOutput, rows: NDArray[np.bool_] | None = None) -> None:
-        """Takes over what the batch of `applied` came to: tokens and failures. Plans are recorded in order.
+        """Records the tokens and failures of the batch of `applied`. Plans are recorded in order.
 
-        `rows` [R]: only these, which are recorded once each; None: all of them. Rows of sequences that failed in an
-        earlier plan, whose failure was not known when this one was applied, are made ROW_STATUS_FAILED in `output`.
+        `rows` [R] selects the rows to record; None means all. Each row is recorded once. A row whose sequence failed in
+        an earlier plan, recorded after this one was applied, is set to ROW_STATUS_FAILED in `output`.
         """
         batch, counters = applied.batch, self._counters
         if batch is None:
@@ -172,9 +172,9 @@ class BatchState:
             self._continuation = None
 
     def outlived(self, applied: AppliedPlan, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """bool [W]: which of the batch's `rows` [W] have no sequence any more for which their token could be written.
+        """Returns bool [W]: which of the batch's `rows` [W] no longer have a sequence to write their token for.
 
-        It has left its slot, which may have another one by now, or has failed.
+        The sequence has left its slot, which may have another one by now, or has failed.
         """
         if applied.batch is None:
             return np.zeros(0, np.bool_)
@@ -183,7 +183,7 @@ class BatchState:
         return ~there
 
     def residents(self) -> list[plan_pb2.ResidentSequence]:
-        """All that a scheduler needs to go on with the sequences, in slot order."""
+        """Returns the state that a scheduler needs to continue the sequences, in slot order."""
         counters = self._counters
         return [
             plan_pb2.ResidentSequence(

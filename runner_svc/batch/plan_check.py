@@ -1,7 +1,7 @@
-"""Does a plan fit the slots? Checked whole before anything changes, on copies of the per-slot counters.
+"""Checks that a plan fits the slots, as a whole before anything changes, on copies of the per-slot counters.
 
-A plan that contradicts the slots is a scheduler's bug and a `PlanFault`. Request data that can't be used (a token
-outside the vocabulary, NaN in a parameter) fails that one sequence instead: its rows get ROW_STATUS_FAILED.
+A plan that contradicts the slots is a scheduler bug and raises `PlanFault`. Unusable request data (a token outside the
+vocabulary, NaN in a parameter) fails only its sequence: its rows get ROW_STATUS_FAILED.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runner_svc.batch.plan_columns import PlanColumns, PlanFault, int32_column
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What plans may name; units as in plan.proto's Hello and Model."""
+    """Limits on what plans may name; units as in plan.proto's Hello and Model."""
 
     num_slots: int
     num_blocks: int
@@ -36,18 +36,18 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class SlotCounters:
-    """Per-slot counters, [num_slots] each; where no sequence is resident the others mean nothing."""
+    """Per-slot counters, [num_slots] each; the others are meaningless in slots that are not `resident`."""
 
     resident: NDArray[np.bool_]
-    # The sequence got a bad status: its later rows, which may be under way already, are not computed.
+    # The sequence has failed: its later rows, which may already be in flight, are not computed.
     failed: NDArray[np.bool_]
-    computed: NDArray[np.int32]  # positions whose KV is there
+    computed: NDArray[np.int32]  # number of positions with KV
     num_tokens: NDArray[np.int32]  # prompt and sampled tokens in the token buffer
     num_blocks: NDArray[np.int32]  # length of the block table
 
     @classmethod
     def empty(cls, num_slots: int) -> SlotCounters:
-        """Counters of slots without sequences."""
+        """Returns counters of empty slots."""
         return cls(
             np.zeros(num_slots, np.bool_),
             np.zeros(num_slots, np.bool_),
@@ -57,7 +57,7 @@ class SlotCounters:
         )
 
     def copy(self) -> SlotCounters:
-        """A copy that may be changed while the original stands."""
+        """Returns a deep copy."""
         return SlotCounters(
             self.resident.copy(),
             self.failed.copy(),
@@ -68,14 +68,17 @@ class SlotCounters:
 
 
 class PlanCheck:
-    """Walks one plan over `counters`, which it changes and returns; raises PlanFault where the plan does not fit."""
+    """Check of one plan against `counters`, which `run` updates."""
 
     def __init__(self, limits: Limits, counters: SlotCounters) -> None:
         self._limits = limits
         self._counters = counters
 
     def run(self, plan: plan_pb2.Plan, columns: PlanColumns) -> SlotCounters:
-        """The counters once releases, admissions and appends are applied; extents are checked against them."""
+        """Applies releases, admissions and appends to the counters, checks extents against them, and returns them.
+
+        Raises PlanFault if the plan does not fit.
+        """
         if len(columns.releases):
             self._releases(columns.releases)
         for admission in plan.admissions:
@@ -112,7 +115,7 @@ class PlanCheck:
         if not 1 <= admission.prompt_len <= num_tokens:
             raise PlanFault(f"{name}: prompt_len is {admission.prompt_len}, must be 1 to {num_tokens}")
         if len(blocks) > limits.max_table:
-            raise PlanFault(f"{name}: {len(blocks)} blocks, the context fits {limits.max_table}")
+            raise PlanFault(f"{name}: {len(blocks)} blocks, must be at most {limits.max_table}")
         self._require_blocks(name, blocks)
         if admission.num_computed >= num_tokens or admission.num_computed > len(blocks) * limits.block_size:
             raise PlanFault(
@@ -122,14 +125,14 @@ class PlanCheck:
         counters.computed[slot] = admission.num_computed
         counters.num_tokens[slot] = num_tokens
         counters.num_blocks[slot] = len(blocks)
-        counters.failed[slot] = unusable(admission, limits.vocab_size)  # whatever came of the one before it there
+        counters.failed[slot] = unusable(admission, limits.vocab_size)  # overwrites the previous sequence's flag
 
     def _appends(self, columns: PlanColumns) -> None:
         slots, indexes = columns.append_slots, columns.append_indexes
         self._require_slots("append", slots)
         _require("append", ~self._counters.resident[slots], "slot {} has no sequence", slots)
         self._require_blocks("append", columns.append_blocks)
-        # The k-th append of a slot goes k behind its table's end.
+        # The k-th append (from 0) of a slot has the index of its table's length plus k.
         order = np.argsort(slots, kind="stable")
         grouped = slots[order]
         ranks = np.empty(len(slots), np.int32)
@@ -151,15 +154,15 @@ class PlanCheck:
         flags = columns.extent_flags
         self._require_slots("extent", slots)
         known_flags = np.uint8(SAMPLE_FLAG | AWAIT_FLAG)
-        _require("extent", flags & ~known_flags != 0, "flags {} ask for what this runner can't do", flags)
+        _require("extent", flags & ~known_flags != 0, "flags {} are not supported by this runner", flags)
         _require("extent", flags == AWAIT_FLAG, "flags {} wait for a mask without sampling", flags)
         _require("extent", np.bincount(slots)[slots] > 1, "slot {} has two rows", slots)
         _require("extent", ~counters.resident[slots], "slot {} has no sequence", slots)
         _require("extent", counts < 1, "count {} must be at least 1", counts)
         total = int(counts.sum(dtype=np.int64))
         if total > limits.max_step_tokens:
-            raise PlanFault(f"the extents have {total} positions, this runner takes {limits.max_step_tokens} a plan")
-        # A sequence that failed has no token where its next row starts; that row is skipped, not refused.
+            raise PlanFault(f"the extents have {total} positions, must be at most {limits.max_step_tokens}")
+        # A failed sequence has no token at its next row's start; that row is skipped, not refused.
         alive = ~counters.failed[slots]
         computed, known = counters.computed[slots], counters.num_tokens[slots]
         _require(
@@ -171,7 +174,7 @@ class PlanCheck:
         _require("extent", alive & (ends > capacity), "end {} is beyond the {} positions of its blocks", ends, capacity)
         sampled = alive & (flags & SAMPLE_FLAG).astype(bool)
         _require(
-            "extent", sampled & (ends != known), "a token sampled at {} would overwrite: {} are known", ends, known
+            "extent", sampled & (ends != known), "a token sampled at {} would replace one: {} are known", ends, known
         )
         _require("extent", sampled & (ends >= limits.context_length), "position {} is beyond the context", ends)
 
@@ -183,8 +186,11 @@ class PlanCheck:
 
 
 def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
-    """Whether the request's own data can't be computed with: ids outside the vocabulary, more log-probabilities than it
-    has tokens, parameters not finite."""
+    """Returns whether the request's data is unusable.
+
+    That is the case with ids outside the vocabulary, more log-probabilities than the vocabulary has tokens, or
+    parameters that are not finite or out of range.
+    """
     sampling = admission.sampling
     for column in (admission.tokens, sampling.bias_ids, sampling.stop_ids):
         ids = np.frombuffer(column, "<i4")
@@ -208,7 +214,7 @@ def unusable(admission: plan_pb2.Admission, vocab_size: int) -> bool:
 
 
 def _require(table: str, bad: NDArray[np.bool_], text: str, *values: NDArray) -> None:
-    """PlanFault about the first row that is `bad`; `text` is formatted with that row of `values`."""
+    """Raises PlanFault about the first `bad` row, if any; `text` is formatted with that row of `values`."""
     if bad.any():
         row = int(bad.argmax())
         raise PlanFault(f"{table} {row}: " + text.format(*(int(column[row]) for column in values)))

@@ -11,22 +11,22 @@ from roster_protos import plan_pb2
 
 
 class PlanFault(Exception):
-    """A plan was refused before it changed anything, or failed half way; the text says which and why.
+    """A plan was refused before it changed anything, or failed during execution.
 
-    Nothing more may execute in its session.
+    The text says which, and why. No further plan may execute in its session.
     """
 
 
 def int32_column(name: str, data: bytes) -> NDArray[np.int32]:
-    """A read-only view of little-endian int32 `data`; PlanFault when its length is no multiple of 4."""
+    """Returns a read-only view of little-endian int32 `data`. Raises PlanFault if its length is not a multiple of 4."""
     if len(data) % 4:
-        raise PlanFault(f"{name} has {len(data)} bytes, which is no whole number of int32")
+        raise PlanFault(f"{name} has {len(data)} bytes, must be a multiple of 4")
     return np.frombuffer(data, "<i4")
 
 
 @dataclass(slots=True, eq=False)
 class PlanColumns:
-    """The columns of one plan; all int32, but for the flags (uint8). Columns of one table have equal lengths."""
+    """The columns of one plan: int32, except the flags (uint8). Columns of one table have equal lengths."""
 
     releases: NDArray[np.int32]
     append_slots: NDArray[np.int32]
@@ -41,7 +41,7 @@ class PlanColumns:
 
     @classmethod
     def read(cls, plan: plan_pb2.Plan) -> PlanColumns:
-        """Views into the plan's bytes; PlanFault when lengths disagree."""
+        """Returns views into the plan's bytes. Raises PlanFault if lengths disagree."""
         columns = cls(
             int32_column("releases", plan.releases),
             int32_column("append_slots", plan.append_slots),

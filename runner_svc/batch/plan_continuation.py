@@ -1,8 +1,8 @@
-"""Plans that follow from the last one: the same rows, each a position further, all sampled.
+"""A fast path for plans that continue the last one: the same rows, each one position further, all sampling.
 
-Between arrivals and ends nearly every plan is like that. What was checked of the last one then holds for it too, but
-for new blocks and the room that is left, so that most of `PlanCheck` and of the batch need not be made again. Whatever
-does not fit here, a fault included, is left to `BatchState.apply`, the slow twin.
+Nearly every plan between arrivals and ends of sequences is like this. The check of the last plan then covers it too,
+except for new blocks and the remaining room, so that most of `PlanCheck` and of the batch is not repeated. Any other
+plan, including a faulty one, is left to the slow path of `BatchState.apply`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Appends:
 
     @classmethod
     def read(cls, plan: plan_pb2.Plan) -> Appends | None:
-        """Views into the plan's bytes; None when their lengths disagree."""
+        """Returns views into the plan's bytes, or None if their lengths disagree."""
         columns = plan.append_slots, plan.append_indexes, plan.append_blocks
         if len({len(column) for column in columns}) > 1 or len(columns[0]) % 4:
             return None
         return cls(*(np.frombuffer(column, "<i4") for column in columns))
 
     def fit(self, counters: SlotCounters, limits: Limits) -> bool:
-        """Whether each is the one new block of a resident sequence, behind those that it has."""
+        """Returns whether each append is valid: at the end of a resident sequence's table, at most one per sequence."""
         slots, indexes, blocks = self.slots, self.indexes, self.blocks
         if slots.min() < 0 or slots.max() >= limits.num_slots or len(set(slots.tolist())) < len(slots):
             return False
@@ -49,7 +49,7 @@ class Appends:
 
 @dataclass(slots=True, eq=False)
 class PlanContinuation:
-    """All rows of the last plan decoded, and none of their sequences has failed since."""
+    """State after a plan whose rows all decoded, while none of their sequences has failed."""
 
     batch: StepBatch
     epochs: NDArray[np.int64]  # [R]
@@ -58,7 +58,7 @@ class PlanContinuation:
     starts: bytes
     counts: bytes
     flags: bytes
-    # More positions for which every row has blocks and context.
+    # Number of further positions for which every row has blocks and context.
     room: int
 
     @classmethod
@@ -70,7 +70,7 @@ class PlanContinuation:
         counters: SlotCounters,
         limits: Limits,
     ) -> PlanContinuation | None:
-        """After a plan whose rows are all in `batch`; None unless each of them decodes."""
+        """Returns the state after `plan`, or None unless all of its rows are in `batch` and decode."""
         counts, flags = plan.extent_counts, plan.extent_flags
         if counts != _ONE * len(flags) or flags != _SAMPLE * len(flags) or len(batch.slots) < len(flags):
             return None
@@ -79,7 +79,7 @@ class PlanContinuation:
         return continuation
 
     def follows(self, plan: plan_pb2.Plan) -> bool:
-        """Whether the plan's rows are the next ones, and it does nothing else but to append blocks."""
+        """Returns whether the plan has the expected rows and otherwise only appends blocks."""
         return (
             plan.extent_starts == self.starts
             and plan.extent_slots == self.slots
@@ -89,9 +89,9 @@ class PlanContinuation:
         )
 
     def advance(self, plan: plan_pb2.Plan, appends: Appends, counters: SlotCounters, limits: Limits) -> bool:
-        """Moves `batch` and the counters on by a plan that follows, with its appends.
+        """Advances `batch` and the counters by a plan that `follows`, with its appends.
 
-        Where the plan must be looked at more closely, returns False and changes nothing.
+        Returns False, with nothing changed, if the plan needs the full check.
         """
         room = self.room
         if len(appends.slots):
@@ -113,5 +113,5 @@ class PlanContinuation:
     def _room(self, counters: SlotCounters, limits: Limits) -> int:
         ends = self.batch.ends
         in_blocks = counters.num_blocks[self.batch.slots] * limits.block_size - ends
-        # The last position of the context is never computed: the token behind it would have no place.
+        # The last position of the context is never computed: there is no position for the token after it.
         return min(int(in_blocks.min()), limits.context_length - 1 - int(ends.max()))

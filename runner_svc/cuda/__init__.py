@@ -1,1 +1,1 @@
-"""Raw CUDA kernels (`kernels/`) and their launchers: everything of a GPU step but the matrix products and attention."""
+"""Launchers of the CUDA kernels in `kernels/`, except those of attention; compilation, streams, graphs and memory."""

@@ -1,4 +1,4 @@
-"""The MLP's activation times its gate; see `kernels/silu_mul.cu`."""
+"""Launches kernels/silu_mul.cu: the MLP's activation of the gate, times up."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-"""The configuration's name of an activation to the kernel's."""
+"""The kernel's name of an activation, by the name in a model's configuration."""
 
 _THREADS = 256
 
 
 class ActivationMul:
-    """activation(gate) * up of one model."""
+    """activation(gate) * up for one model."""
 
     def __init__(
         self, intermediate_size: int, dtype: torch.dtype, activation: str = "silu", *, overlap: bool = False
     ) -> None:
-        """Raises ValueError when rows do not split into vectors of 16 bytes, KeyError for an unknown activation."""
+        """Raises ValueError if rows do not split into vectors of 16 bytes, KeyError for an unknown activation."""
         if intermediate_size % 8:
-            raise ValueError(f"an MLP on a GPU needs a size that is a multiple of 8, not {intermediate_size}")
+            raise ValueError(f"the GPU kernels need an intermediate size of a multiple of 8, not {intermediate_size}")
         defines: dict[str, int | str] = {
             "SCALAR": DTYPE_DEFINES[dtype],
             "SIZE": intermediate_size,
@@ -39,7 +39,7 @@ class ActivationMul:
         self._kernel = Kernel(load("silu_mul", defines), "activation_mul", "PPi", _THREADS, overlap=overlap)
 
     def __call__(self, stream: int, gate_up: Tensor, out: Tensor) -> None:
-        """`gate_up` [T, 2 * intermediate_size] (gate first) to `out` [T, intermediate_size], both contiguous."""
+        """Fills `out` [T, intermediate_size] from `gate_up` [T, 2 * intermediate_size], gate first; both contiguous."""
         num_tokens = out.shape[0]
         grid = -(-num_tokens * self._vectors // _THREADS)
         self._kernel(stream, grid, gate_up.data_ptr(), out.data_ptr(), num_tokens)

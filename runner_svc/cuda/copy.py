@@ -1,4 +1,4 @@
-"""Launches kernels/copy_words.cu: a step's input to the device, its result back."""
+"""Launches kernels/copy_words.cu: copies a step's input to the device and its result back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from runner_svc.cuda.module import load
 
 _THREADS = 256
 _MAX_BLOCKS = 64
-_WORDS = 4  # a thread's
+_WORDS = 4  # per thread
 
 
 class CopyWords:
-    """Copies int32 tensors, one side of which may be page-locked host memory."""
+    """Copies int32 tensors; source or target may be page-locked host memory."""
 
     def __init__(self, *, overlap: bool = False) -> None:
         self._kernel = Kernel(load("copy_words", {}), "copy_words", "PPi", _THREADS, overlap=overlap)

@@ -1,4 +1,4 @@
-"""What a backend needs of a GPU besides kernels: a stream, pinned memory, events, graphs, and its memory's size."""
+"""GPU services for a backend besides kernels: a stream, pinned memory, events, graphs, and memory sizes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from runner_svc.interface.pool_size import MemoryProfile
 
-# While the host launches a step kernel by kernel it takes no result, of which a client waits for the one before:
-# tolerated where that is at most this part of the step's own time.
+# While the host launches a step kernel by kernel, it can't send the previous step's result, for which a client waits.
+# This is tolerated for up to this share of the step's own time.
 _HOST_SHARE = 0.1
 
 
@@ -28,30 +28,33 @@ class GpuDevice:
 
     @contextmanager
     def stream(self) -> Iterator[int]:
-        """Makes the stream the current one of this thread; its handle."""
+        """Makes the stream the current one of this thread; yields its handle."""
         with torch.cuda.stream(self._stream):
             yield self._stream.cuda_stream
 
     def current_stream(self) -> int:
-        """Handle of the thread's current stream, which during a capture is that of the capture."""
+        """Returns the handle of the thread's current stream, which during a capture is the capturing one."""
         return torch.cuda.current_stream().cuda_stream
 
     def synchronize(self) -> None:
-        """Waits for all that was launched."""
+        """Waits for all launched work."""
         torch.cuda.synchronize(self.device)
 
     def pinned(self, words: int) -> Tensor:
-        """Page-locked int32 [words] on the host."""
+        """Returns page-locked, zeroed int32 [words] on the host."""
         return torch.zeros(words, dtype=torch.int32, pin_memory=True)
 
     def event(self) -> torch.cuda.Event:
-        """An event, recorded on the current stream."""
+        """Returns an event recorded on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """A CUDA graph of what `function` launches; it runs once before, so that libraries are loaded."""
+        """Captures what `function` launches in a CUDA graph; returns its replay.
+
+        `function` runs once before the capture, so that libraries are loaded.
+        """
         function()
         graph = torch.cuda.CUDAGraph()
         with _without_collection(), torch.cuda.graph(graph, pool=self._graph_pool, stream=self._stream):
@@ -59,7 +62,7 @@ class GpuDevice:
         return graph.replay
 
     def seconds(self, replay: Callable[[], None], repeats: int = 5) -> float:
-        """Time of one replay, the mean of several."""
+        """Returns the mean time of one replay, in seconds."""
         replay()
         begin = self.event()
         for _ in range(repeats):
@@ -69,7 +72,7 @@ class GpuDevice:
         return begin.elapsed_time(end) / 1000 / repeats
 
     def is_late(self, launch: Callable[[], None], replay: Callable[[], None]) -> bool:
-        """Whether launching takes the host long, beside what the GPU takes for a replay."""
+        """Returns whether the host's launch takes more than its tolerated share of the GPU's time for a replay."""
         self.synchronize()
         begin = time.perf_counter()
         launch()
@@ -77,7 +80,7 @@ class GpuDevice:
         return launching > _HOST_SHARE * self.seconds(replay, repeats=1)
 
     def profile(self, largest_step: Callable[[], None]) -> MemoryProfile:
-        """Runs the largest step and sees what it takes."""
+        """Runs the largest step and measures its memory use."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         largest_step()
@@ -91,7 +94,7 @@ class GpuDevice:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: to free what an earlier backend had on the GPU would invalidate a capture."""
+    """Disables garbage collection: freeing GPU memory of an earlier backend would invalidate a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

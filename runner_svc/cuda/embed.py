@@ -1,4 +1,4 @@
-"""Embeddings of a step's tokens, as the input of the first product; see `kernels/embed.cu`."""
+"""Launches kernels/embed.cu: embeddings of a step's tokens, as the input of the first product."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MAX_THREADS = 512
 
 
 class Embed:
-    """Of one model."""
+    """Embedding kernel of one model."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, *, overlap: bool = False) -> None:
-        """Raises ValueError when rows do not split into vectors of 16 bytes."""
+        """Raises ValueError if rows do not split into vectors of 16 bytes."""
         if hidden_size % 8:
-            raise ValueError(f"embeddings on a GPU need a hidden size that is a multiple of 8, not {hidden_size}")
+            raise ValueError(f"the GPU kernels need a hidden size of a multiple of 8, not {hidden_size}")
         threads = min(_MAX_THREADS, -(-hidden_size // 8 // 32) * 32)
         defines: dict[str, int | str] = {"SCALAR": DTYPE_DEFINES[dtype], "WIDTH": hidden_size}
         self._kernel = Kernel(load("embed", defines), "embed", "PPPPPP", threads, overlap=overlap)
@@ -33,9 +33,10 @@ class Embed:
         out: Tensor,
         squares: Tensor,
     ) -> ScaledRows:
-        """`residual` = the embeddings of `tokens`, int32 [T]; `out` = residual * norm_weight; both [T, hidden_size].
+        """Fills `residual` with the embeddings of `tokens`, int32 [T], and `out` with residual * norm_weight.
 
-        `squares` float32 [n, MAX_ROWS], of which one row is used. Returns `out` as the input of the first product.
+        `residual` and `out` are [T, hidden_size]; `squares` is float32 [n, MAX_ROWS], and its first row is filled.
+        Returns `out` as the input of the first product.
         """
         self._kernel(
             stream,

@@ -1,4 +1,4 @@
-"""A step's token ids, positions and cache positions, gathered on the device; see `kernels/gather_inputs.cu`."""
+"""Launches kernels/gather_inputs.cu: gathers a step's token ids, positions and cache positions on the device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _THREADS = 128
 
 
 class GatherInputs:
-    """Reads a runner's token buffer and block tables, which stay where they are."""
+    """Gathers inputs from a runner's token buffer and block tables, whose addresses must not change."""
 
     def __init__(self, token_buffer: Tensor, block_tables: Tensor, block_size: int, *, overlap: bool = False) -> None:
         """`token_buffer`: int32 [slots + 1, context_length]; `block_tables`: int32 [slots + 1, max_blocks]."""
-        self._token_buffer = token_buffer  # held: the kernel is given addresses
+        self._token_buffer = token_buffer  # keeps the memory alive: the kernel receives addresses
         self._block_tables = block_tables
         self._block_size = block_size
         self._kernel = Kernel(load("gather_inputs", {}), "gather_inputs", "PPPPPPPPiiiii", _THREADS, overlap=overlap)
@@ -32,8 +32,8 @@ class GatherInputs:
     ) -> None:
         """Fills `tokens`, `positions` and `slot_mapping`, int32 [T], for rows of `slots` and `starts`, int32 [R].
 
-        `offsets` int32 [R + 1]: index of each row's first position among the T, then how many positions there are;
-        those beyond are padding, token 0 at position 0 of the dummy block. Rows may be empty.
+        `offsets` int32 [R + 1] has the index of each row's first position among the T, then the number of positions.
+        Further entries up to T are padding: token 0 at position 0 of the dummy block. Rows may be empty.
         """
         num_tokens = tokens.shape[0]
         self._kernel(

@@ -1,9 +1,9 @@
-"""One kernel, ready to be launched at the cost of a C call.
+"""A kernel that is launched at the cost of a C call.
 
-A step without a graph is some two hundred launches. CuPy converts the arguments of each anew (about 9 µs a launch);
-here they are packed into one buffer whose layout is known from the start, and the driver is called through ctypes
-(about 2 µs). It also reaches what CuPy's launches do not: programmatic dependent launch, with which a kernel's start
-overlaps the end of the one before it, also inside CUDA graphs.
+A step without a graph has about two hundred launches. CuPy converts the arguments for each launch (about 9 µs). Here
+they are packed into one buffer with a precomputed layout, and the driver is called through ctypes (about 2 µs). This
+also supports programmatic dependent launch, which CuPy's launches do not: a kernel's start overlaps the end of its
+predecessor, also inside CUDA graphs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Kernel:
     """A function of a module with its argument types, block size and dynamic shared memory.
 
     `arguments` is a `struct` format in the kernel's order: P pointer, i int32, q int64, f float, 128s a tensor map.
-    With `overlap` the kernel is launched before its predecessor in the stream has ended and must execute
-    `griddepcontrol.wait` before it touches memory that one writes. Not thread-safe.
+    With `overlap` the kernel is launched before its predecessor in the stream has ended. It must execute
+    `griddepcontrol.wait` before it accesses memory that the predecessor writes. Not thread-safe.
     """
 
     def __init__(
@@ -86,7 +86,10 @@ class Kernel:
         self._launch = _driver().cuLaunchKernelEx
 
     def __call__(self, stream: int, grid: int | tuple[int, int, int], *arguments: Any) -> None:
-        """Launches on the stream with this handle (`torch.cuda.current_stream().cuda_stream`)."""
+        """Launches the kernel on `stream`, a handle (`torch.cuda.current_stream().cuda_stream`).
+
+        Raises LaunchError if the driver refuses.
+        """
         config = self._config
         if isinstance(grid, int):
             config.grid_x = grid
@@ -100,7 +103,7 @@ class Kernel:
 
 
 def argument_pointers(buffer: ctypes.Array[ctypes.c_char], arguments: str) -> ctypes.Array[ctypes.c_void_p]:
-    """The address of each argument inside `buffer`."""
+    """Returns the address of each argument inside `buffer`."""
     codes = [f"128{code}" if code == "s" else code for code in arguments.replace("128s", "s")]
     base = ctypes.addressof(buffer)
     ends = [struct.calcsize("@" + "".join(codes[: index + 1])) for index in range(len(codes))]

@@ -1,8 +1,8 @@
-"""Compiles a CUDA source for the GPU at hand, with CuPy's NVRTC path and its disk cache.
+"""Compiles a CUDA source for the current GPU, with CuPy's NVRTC path and its disk cache.
 
 Hopper gets `sm_90a` (wgmma, setmaxnreg), which CuPy does not choose by itself; other GPUs get their own architecture.
 With ROSTER_CUDA_PORTABLE=1 the kernels are compiled as `compute_80` PTX instead, so that the code for older GPUs can be
-run, and tested, on a newer one.
+tested on a newer one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from runner_svc.cuda.sources import headers_hash, kernel_folder
 
 if TYPE_CHECKING:
-    import cupy  # elsewhere where it is used: what only describes work on a GPU is imported without one
+    import cupy  # otherwise imported in functions: modules that only describe GPU work are imported without a GPU
 
 DTYPE_DEFINES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
-"""What a source's dtype macro is defined as."""
+"""Values of a source's dtype macros."""
 
 
 def is_portable() -> bool:
-    """Kernels are compiled as `compute_80` PTX."""
+    """Returns whether kernels are compiled as `compute_80` PTX."""
     return os.environ.get("ROSTER_CUDA_PORTABLE", "0") not in ("", "0")
 
 
 @cache
 def is_hopper() -> bool:
-    """Kernels are compiled for sm_90a: `__CUDA_ARCH_FEAT_SM90_ALL` is defined in them."""
+    """Returns whether kernels are compiled for sm_90a, with `__CUDA_ARCH_FEAT_SM90_ALL` defined."""
     import cupy
 
     return not is_portable() and cupy.cuda.Device().compute_capability == "90"
@@ -38,16 +38,16 @@ def is_hopper() -> bool:
 
 @cache
 def num_multiprocessors() -> int:
-    """Multiprocessors of the current GPU."""
+    """Returns the number of multiprocessors of the current GPU."""
     import cupy
 
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
 def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
-    """The module of `kernels/<name>.cu`, with each of `defines` as a macro.
+    """Compiles `kernels/<name>.cu` with `defines` as macros and returns the module.
 
-    Raises cupy.cuda.compiler.CompileException, with the compiler's log, when it does not compile.
+    Raises cupy.cuda.compiler.CompileException, with the compiler's log, if it does not compile.
     """
     import cupy
 
@@ -57,7 +57,7 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
     options = (
         "-std=c++17",
         f"-I{folder}",
-        # CuPy's cache looks at the source and the options, not at what the source includes.
+        # The key of CuPy's cache covers the source and the options, but not included headers.
         f"-DHEADERS_{headers_hash()}",
         *(("-arch=sm_90a",) if is_hopper() else ()),
         *(f"-D{key}={value}" for key, value in defines.items()),
@@ -69,7 +69,7 @@ def load(name: str, defines: Mapping[str, int | str]) -> cupy.RawModule:
 
 @cache
 def _compile_portable_ptx() -> None:
-    """Has CuPy emit `compute_80` PTX from now on; it offers no public way to name an older architecture."""
+    """Makes CuPy emit `compute_80` PTX from now on; it has no public option for an older architecture."""
     import cupy
 
     compiler = cupy.cuda.compiler

@@ -1,4 +1,4 @@
-"""RMSNorm with and without the addition to the residual stream; see `kernels/add_rms_norm.cu`."""
+"""Launches kernels/add_rms_norm.cu: RMSNorm with or without the addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MAX_THREADS = 512
 
 
 class AddRmsNorm:
-    """One model's norms: weights differ from call to call, sizes and eps do not."""
+    """Norms of one model: sizes and eps are fixed, weights are passed per call."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, eps: float, *, overlap: bool = False) -> None:
-        """Raises ValueError when rows do not split into vectors of 16 bytes."""
+        """Raises ValueError if rows do not split into vectors of 16 bytes."""
         if hidden_size % 8:
-            raise ValueError(f"RMSNorm on a GPU needs a hidden size that is a multiple of 8, not {hidden_size}")
+            raise ValueError(f"the GPU kernels need a hidden size of a multiple of 8, not {hidden_size}")
         vectors = hidden_size // 8
         threads = min(_MAX_THREADS, -(-vectors // 32) * 32)
         defines: dict[str, int | str] = {
@@ -32,7 +32,10 @@ class AddRmsNorm:
         ]
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
-        """residual += hidden; out = rms_norm(residual) * weight. All [T, hidden_size]; `out` may be `hidden`."""
+        """Computes residual += hidden; out = rms_norm(residual) * weight.
+
+        All are [T, hidden_size]; `out` may be `hidden`.
+        """
         self._kernels[1](
             stream,
             hidden.shape[0],
@@ -45,7 +48,7 @@ class AddRmsNorm:
         )
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-        """out = rms_norm(hidden) * weight; `hidden` may be rows of a wider tensor, `out` is contiguous."""
+        """Computes out = rms_norm(hidden) * weight; `hidden` may be rows of a wider tensor, `out` is contiguous."""
         self._kernels[0](
             stream,
             hidden.shape[0],

@@ -1,4 +1,4 @@
-"""QK-norm, rotary embedding and the write into the paged cache; see `kernels/rope_kv_write.cu`."""
+"""Launches kernels/rope_kv_write.cu: QK-norm, rotary embedding and the write into the paged cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_THREADS = 512
 
 
 class RopeKvWrite:
-    """One model's step between QKV product and attention. A layer that does not rotate needs a rotary_dim of 0."""
+    """One model's kernel between QKV product and attention; `rotary_dim` is 0 for layers without rotary embedding."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RopeKvWrite:
         fp8_cache: bool = False,
         overlap: bool = False,
     ) -> None:
-        """Raises ValueError for dimensions that no vector width fits."""
+        """Raises ValueError for unsupported dimensions."""
         vector, lanes = _vectors(head_dim, rotary_dim)
         threads = min(_MAX_THREADS, -(-(num_heads + 2 * num_kv_heads) * lanes // 32) * 32)
         defines: dict[str, int | str] = {
@@ -60,13 +60,13 @@ class RopeKvWrite:
         k_norm: Tensor | None = None,
         cache_scales: Tensor | None = None,
     ) -> None:
-        """Rotated queries to `queries`, keys and values to `cache`.
+        """Writes rotated queries to `queries`, keys and values to `cache`.
 
-        `qkv`: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous. `queries`: [T, num_heads * head_dim], rows
-        may be far apart: the first columns of `qkv` rotate in place. `cache`: the layer's [2, num_blocks + 1,
-        block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
-        cosines of the pairs, then sines. `rotation_rows`, `slot_mapping`: int32 [T].
-        `cache_scales`: float32 [2, num_kv_heads], only with fp8_cache.
+        `qkv`: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous. `queries`: [T, num_heads * head_dim] with any
+        row stride; the first columns of `qkv` may be passed to rotate in place. `cache`: the layer's [2, num_blocks +
+        1, block_size, num_kv_heads, head_dim], float8_e4m3fn with fp8_cache. `rotations`: float32 [rows, rotary_dim],
+        cosines of the pairs, then sines. `rotation_rows`, `slot_mapping`: int32 [T]. `cache_scales`: float32
+        [2, num_kv_heads], only with fp8_cache.
         """
         self._kernel(
             stream,
@@ -87,11 +87,11 @@ class RopeKvWrite:
 
 
 def _vectors(head_dim: int, rotary_dim: int) -> tuple[int, int]:
-    """Elements of a vector, and lanes a head."""
+    """Returns the elements per vector and the lanes per head."""
     vector = math.gcd(8, rotary_dim // 2, (head_dim - rotary_dim) // 2)
     lanes = 1
     while lanes * 2 * vector < head_dim:
         lanes *= 2
     if head_dim % 2 or rotary_dim % 2 or lanes > 32:
-        raise ValueError(f"no kernel for heads of {head_dim} dimensions of which {rotary_dim} rotate")
+        raise ValueError(f"the GPU kernels do not support heads of {head_dim} dimensions of which {rotary_dim} rotate")
     return vector, lanes

@@ -1,9 +1,9 @@
-"""Draws tokens on the device with the semantics and noise of `runner_svc/sampling/sampler.py`, the slow twin.
+"""Draws tokens on the device with the semantics and noise of the reference, `runner_svc/sampling/sampler.py`.
 
-The host packs a record per sampled row (`sample_records`) into what it copies to the device anyway; nothing about a
-row is kept on the device but the token buffer. Two launches, the first only where some row has penalties, bias,
-min_tokens or a mask: `kernels/adjust_logits.cu` changes those rows' logits in place (so that log-probabilities may be
-read off them afterwards), `kernels/sample.cu` draws.
+The host packs a record per sampling row (`sample_records`) into the step's copy to the device; the device keeps no
+state of a row except the token buffer. There are two launches. If some row has penalties, bias, min_tokens or a mask,
+`kernels/adjust_logits.cu` changes those rows' logits in place, so that log-probabilities can be computed from them
+afterwards. Then `kernels/sample.cu` draws.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from runner_svc.cuda.module import DTYPE_DEFINES, load
 
 _THREADS = 1024
 _SAMPLE_SHARED_BYTES = 66 * 1024  # struct Shared of sample.cu, rounded up
-_SCRATCH_ROWS = 64  # rows that are adjusted at the same time
+_SCRATCH_ROWS = 64  # rows adjusted at the same time
 
 
 class CudaSampler:
     """The sampling kernels for one vocabulary and the token buffer that drawn tokens are written to."""
 
     def __init__(self, vocab_size: int, dtype: torch.dtype, token_buffer: Tensor) -> None:
-        """`dtype` is that of the logits; `token_buffer` int32 [slots + 1, context_length] is held."""
+        """`dtype` is that of the logits; `token_buffer` is int32 [slots + 1, context_length] and is kept alive."""
         defines: dict[str, int | str] = {"LOGIT": DTYPE_DEFINES[dtype], "VOCAB": vocab_size}
         self._token_buffer = token_buffer
         self._scratch = torch.zeros(_SCRATCH_ROWS, vocab_size, dtype=torch.int32, device=token_buffer.device)
@@ -43,13 +43,14 @@ class CudaSampler:
         adjusted: bool,
         masks: Tensor | None = None,
     ) -> None:
-        """Draws the token of each of L rows.
+        """Draws the tokens of L rows.
 
-        `logits` [L, vocab_size], contiguous; rows with penalties, bias, min_tokens or a mask are changed in place,
-        forbidden ids to the lowest finite number. `masks` int32 [L, ceil(vocab_size / 32)]: a bit per id, set where it
-        may be drawn; None: all may. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids` and
-        `extra_values` are SampleRows on the device; `adjusted` is theirs. `tokens` int32 [L] out, -1 where the row is
-        not finite; `finite` uint8 [L] out. The token of a finite row is also written to the token buffer.
+        `logits` is [L, vocab_size], contiguous. Rows with penalties, bias, min_tokens or a mask are changed in place;
+        forbidden ids get the lowest finite number. `masks` is int32 [L, ceil(vocab_size / 32)] with a bit per id, set
+        if the id is allowed; None allows all. `records` (bytes of SAMPLE_RECORD [L], at a multiple of 16), `extra_ids`,
+        `extra_values` and `adjusted` are those of SampleRows, the tensors on the device. The outputs are `tokens`,
+        int32 [L], -1 for a row that is not finite, and `finite`, uint8 [L]. The token of a finite row is also written
+        to the token buffer.
         """
         num_rows = logits.shape[0]
         if num_rows == 0:

@@ -1,4 +1,4 @@
-"""Launches kernels/scatter_segments.cu: brings the device's slots up to date."""
+"""Launches kernels/scatter_segments.cu: updates the device's slots."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from runner_svc.cuda.module import load
 
 
 class ScatterSegments:
-    """Copies segments (see `DeviceSlots.encode`) into their words."""
+    """Copies segments (see `DeviceSlots.encode`) to their places in a buffer of words."""
 
     def __init__(self) -> None:
         self._kernel = Kernel(load("scatter_segments", {}), "scatter_segments", "PPi", 128, overlap=True)
 
     def __call__(self, stream: int, words: Tensor, changes: Tensor, num_segments: int) -> None:
-        """`changes`: int32 on the device, with `num_segments` >= 1."""
+        """Applies `changes`, int32 on the device with `num_segments` >= 1 segments, to `words`."""
         self._kernel(stream, num_segments, words.data_ptr(), changes.data_ptr(), num_segments)

@@ -1,9 +1,9 @@
-"""Tensor maps (CUtensorMap): how Hopper's copy engine finds rows of heads in queries and in the paged cache.
+"""Tensor maps (CUtensorMap): layouts with which Hopper's copy engine reads queries and the paged cache.
 
-What has 16-bit elements is seen as [planes, rows, 64]: rows are positions, a plane is one of the 64-element parts of
-one of the heads. Heads that do not consist of such parts are planes themselves, of which a copy brings 64 columns, with
-zeros beyond the head. An FP8 cache is seen as [heads, rows, head_dim] bytes, and copied as it is. The driver is called
-through ctypes: it is one function.
+Tensors of 16-bit elements are mapped as [planes, rows, 64]: rows are positions, a plane is one 64-element part of one
+head. If heads are not a multiple of 64 elements, each head is a plane; a copy reads 64 of its columns, with zeros
+beyond the head. An FP8 cache is mapped as [heads, rows, head_dim] bytes and copied unchanged. The driver function is
+called through ctypes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from functools import cache
 
 PLANE = 64
-"""Elements of a row in a plane: 128 bytes, which the copies swizzle."""
+"""Elements of a row in a plane: 128 bytes, the width of the copies' swizzle."""
 
 _MAP_BYTES = 128
 _ALIGNMENT = 64
 _SCALAR_BYTES = 2
-_UINT8, _UINT16 = 0, 1  # CUtensorMapDataType: for any type of that size, as copies only fill with zeros
+_UINT8, _UINT16 = 0, 1  # CUtensorMapDataType; used for any type of that size, as copies only fill with zeros
 _SWIZZLE_NONE, _SWIZZLE_128B = 0, 3
 _PROMOTE_256B = 3
 
@@ -28,9 +28,9 @@ class TensorMapError(RuntimeError):
 
 
 def heads_map(address: int, num_heads: int, head_dim: int, rows: int, row_stride: int, box: Sequence[int]) -> bytes:
-    """The map of 16-bit [rows, num_heads, head_dim] with `row_stride` elements between rows.
+    """Returns the map of 16-bit [rows, num_heads, head_dim] with `row_stride` elements between rows.
 
-    `box` is what one copy brings of 64 columns: (rows, planes). Raises TensorMapError.
+    `box` is the size of one copy of 64 columns: (rows, planes). Raises TensorMapError.
     """
     columns = head_dim if head_dim % PLANE else PLANE
     sizes = (columns, rows, num_heads * head_dim // columns)
@@ -39,7 +39,7 @@ def heads_map(address: int, num_heads: int, head_dim: int, rows: int, row_stride
 
 
 def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: int) -> bytes:
-    """The map of one-byte [rows, num_heads, head_dim]; one copy brings `box_rows` rows of a head.
+    """Returns the map of one-byte [rows, num_heads, head_dim]; one copy reads `box_rows` rows of a head.
 
     Raises TensorMapError.
     """
@@ -50,7 +50,7 @@ def bytes_map(address: int, num_heads: int, head_dim: int, rows: int, box_rows: 
 def _encode(
     address: int, dtype: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
 ) -> bytes:
-    """Sizes in elements and strides in bytes, the innermost size first, which has no stride."""
+    """Encodes a map; sizes are in elements and strides in bytes, innermost first. The innermost size has no stride."""
     buffer = ctypes.create_string_buffer(_MAP_BYTES + _ALIGNMENT)
     aligned = -(-ctypes.addressof(buffer) // _ALIGNMENT) * _ALIGNMENT
     status = _driver().cuTensorMapEncodeTiled(
@@ -68,7 +68,9 @@ def _encode(
         0,
     )
     if status:
-        raise TensorMapError(f"a tensor map of sizes {sizes}, strides {strides}, at {address:#x}: error {status}")
+        raise TensorMapError(
+            f"the driver refused a tensor map of sizes {sizes}, strides {strides}, at {address:#x}: error {status}"
+        )
     return ctypes.string_at(aligned, _MAP_BYTES)
 
 

@@ -1,1 +1,1 @@
-"""A model's forward pass: on the CPU, on a GPU, and on a GPU for few rows."""
+"""A model's forward pass: on the CPU, on a GPU, and on a GPU for small batches."""

@@ -1,8 +1,8 @@
-"""One decoder for all supported models, over ragged batches: T positions of any sequences, one after another.
+"""One decoder for all supported models, over ragged batches: T concatenated positions of any sequences.
 
 Per layer: RMSNorm, one QKV product, QK-norm and RoPE, KV write, paged attention, output product, RMSNorm, one gate-up
-product, SiLU times up, down product. Logits are a call of their own: only rows that sample need them, and the
-vocabulary's product is the largest.
+product, SiLU times up, down product. Logits are a separate call: only sampling rows need them, and the product with the
+vocabulary is the largest.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.weights import LayerWeights, ModelWeights
 
-# Models whose layers have at most this many weights (1 GiB in float32) hold them twice, so that one sequence alone is
-# not slower than it need be.
+# Layers with at most this many weights in total (1 GiB in float32) are kept in a plain copy too, which is faster for a
+# single sequence.
 MAX_PLAIN_WEIGHTS = 2**28
 
 
 class LayerAttention(Protocol):
-    """A step's attention, planned."""
+    """Planned attention of a step."""
 
     def __call__(self, layer: int, queries: Tensor) -> Tensor:
-        """[T, num_heads, head_dim] to [T, num_heads * head_dim], over what the cache holds of the layer."""
+        """Attends with queries [T, num_heads, head_dim] over the layer's cache. Returns [T, num_heads * head_dim]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class DecoderInputs:
 
     tokens: Tensor
     positions: Tensor
-    # Where each position's keys and values are written: block * block_size + offset.
+    # Cache position of each position's keys and values: block * block_size + offset.
     slot_mapping: Tensor
     # Prompt length of each position's sequence (see RotaryEmbedding).
     prompt_lens: Tensor
@@ -79,7 +79,7 @@ class DecoderLayer:
     def forward(
         self, hidden: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache, attention: LayerAttention
     ) -> Tensor:
-        """The residual stream [T, hidden_size] after this layer."""
+        """Returns the residual stream [T, hidden_size] after this layer."""
         normed = functional.rms_norm(hidden, self._attention_norm.shape, self._attention_norm, self._eps)
         queries = self._project(normed, slot_mapping, rotation, cache)
         hidden = hidden + self._output(attention(self._index, queries))
@@ -88,10 +88,10 @@ class DecoderLayer:
         return hidden + self._down(self._activation(gate).mul_(up))
 
     def _project(self, normed: Tensor, slot_mapping: Tensor, rotation: Rotation, cache: KVCache) -> Tensor:
-        """Writes keys and values of the step into the cache; returns the queries [T, num_heads, head_dim]."""
+        """Writes the step's keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
         heads, kv_heads = self._num_heads, self._num_kv_heads
         qkv = self._qkv(normed).view(-1, heads + 2 * kv_heads, self._head_dim)
-        rotated = qkv[:, : heads + kv_heads]  # queries and keys side by side: one rotation serves both
+        rotated = qkv[:, : heads + kv_heads]  # queries and keys are adjacent: one rotation for both
         if self._q_norm is not None and self._k_norm is not None:
             shape = (self._head_dim,)
             rotated = torch.cat(
@@ -127,6 +127,6 @@ class Decoder:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [L, vocab_size] of L positions of the residual stream, [L, hidden_size]."""
+        """Returns float32 [L, vocab_size] for L positions of the residual stream, [L, hidden_size]."""
         normed = functional.rms_norm(hidden, self._norm.shape, self._norm, self.config.rms_norm_eps)
         return self._head(normed).float()

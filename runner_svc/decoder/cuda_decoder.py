@@ -2,11 +2,11 @@
 
 Per layer: add + RMSNorm; QKV product; QK-norm, RoPE and KV write in one; paged attention; output product; add +
 RMSNorm; gate-up product; activation times up; down product. The residual stream is updated in place by the norms or by
-the products in front of them, so that an addition never costs a pass of its own, and the activation may be part of an
-own product (`decoder.fusions`). `decoder.cpu_decoder` is its twin on a CPU.
+the products before them, so that an addition never needs its own pass. The activation may be fused into a custom
+product (`decoder.fusions`). `decoder.cpu_decoder` is the counterpart on a CPU.
 
-Nothing here depends on values, and all intermediate tensors lie in one workspace, at fixed addresses: a forward pass
-can be captured in a CUDA graph, and tensor maps of the attention kernels stay good.
+Launches do not depend on values, and all intermediate tensors are in one workspace at fixed addresses. A forward pass
+can therefore be captured in a CUDA graph, and tensor maps of the attention kernels remain valid.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from runner_svc.model.weights import LayerWeights, ModelWeights
 
 
 class StepAttention(Protocol):
-    """A step's attention, planned."""
+    """Planned attention of a step."""
 
     def __call__(self, stream: int, layer: int, queries: Tensor, output: Tensor) -> None:
-        """Queries [T, num_heads * head_dim], rows may be far apart, to an output of the same shape."""
+        """Fills `output` from `queries`, both [T, num_heads * head_dim]; the row stride of queries is free."""
 
 
 class Mlp(Protocol):
     """An MLP of a layer."""
 
     def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        """Adds its product of `normed` [T, hidden_size] to `hidden`."""
+        """Adds the MLP of `normed` [T, hidden_size] to `hidden`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,16 +47,16 @@ class DeviceInputs:
 
     tokens: Tensor
     positions: Tensor
-    # Where each position's keys and values are written: block * block_size + offset.
+    # Cache position of each position's keys and values: block * block_size + offset.
     slot_mapping: Tensor
-    # float32 [rows, rotary_dim], cosines of the pairs, then their sines; and each position's row of that, int32 [T].
+    # float32 [rows, rotary_dim], cosines of the pairs, then their sines; and each position's row in it, int32 [T].
     rotations: Tensor
     rotation_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
-    """The residual stream, and where norms add to it, the last product, which is still to be added."""
+    """The residual stream and, if the norms do the addition, the last product, which is not yet added."""
 
     residual: Tensor  # [T, hidden_size]
     last: Tensor | None  # [T, hidden_size]
@@ -71,12 +71,12 @@ class Hidden:
             self.residual.add_(bias)
 
     def select(self, index: Tensor) -> Hidden:
-        """A copy of the positions at `index`, int32 [L]."""
+        """Returns a copy of the positions at `index`, int32 [L]."""
         last = self.last.index_select(0, index) if self.last is not None else None
         return Hidden(self.residual.index_select(0, index), last)
 
     def slice(self, begin: int, end: int) -> Hidden:
-        """A copy of the positions from `begin` to `end`."""
+        """Returns a copy of the positions from `begin` to `end`."""
         return Hidden(self.residual[begin:end].clone(), self.last[begin:end].clone() if self.last is not None else None)
 
 
@@ -90,9 +90,9 @@ class Workspace:
         query_width = config.num_heads * config.head_dim
         self.residual = empty(config.hidden_size)
         self.normed = empty(config.hidden_size)
-        self.product = empty(config.hidden_size)  # of the output or the down matrix
+        self.product = empty(config.hidden_size)  # of the output or down matrix
         self.qkv = empty(query_width + 2 * config.num_kv_heads * config.head_dim)
-        self.attended = empty(query_width).zero_()  # rows of padding keep what is there
+        self.attended = empty(query_width).zero_()  # attention does not write padding rows
         self.gate_up = empty(2 * config.intermediate_size)
         self.activated = empty(config.intermediate_size)
 
@@ -103,7 +103,7 @@ class CudaDecoder:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, launchers: DecoderLaunchers, max_tokens: int
     ) -> None:
-        """`max_tokens`: most positions of a forward pass."""
+        """`max_tokens` is the most positions of a forward pass."""
         self.config = config
         self.device = weights.embeddings.device
         self.dtype = weights.embeddings.dtype
@@ -117,7 +117,7 @@ class CudaDecoder:
 
     @property
     def fusions(self) -> list[Fusions]:
-        """What this model's products can do beside multiplying, the plainest first."""
+        """Fusions that this model supports, starting with none."""
         gated = self._launchers.gated
         fits = gated is not None and all(
             layer.gate_up_bias is None and gated.fits(layer.gate_up) for layer in self.layers
@@ -129,17 +129,17 @@ class CudaDecoder:
         ]
 
     def compile_products(self, max_tokens: int) -> None:
-        """Compiles what own gate-up products of up to so many positions take, which would hold up a step."""
+        """Compiles the custom gate-up products for up to `max_tokens` positions, so that no step waits for it."""
         if self._launchers.gated is not None:
             self._launchers.gated.prepare(max_tokens, self.layers[0].gate_up)
 
     @property
     def weights(self) -> ModelWeights:
-        """What another decoder of the same model can be made from."""
+        """The weights, from which another decoder of the same model can be made."""
         return ModelWeights(self.embeddings, self.head, self.norm_weight, iter(self.layers))
 
     def inputs(self, tokens: Tensor, positions: Tensor, slot_mapping: Tensor, rows: StepRows) -> DeviceInputs:
-        """Of T positions, int32 [T] each, that belong to `rows`."""
+        """Returns the inputs for T positions of `rows`; tensors are int32 [T]."""
         return DeviceInputs(tokens, positions, slot_mapping, *self._rope(positions, rows))
 
     def forward(
@@ -151,9 +151,9 @@ class CudaDecoder:
         fusions: Fusions,
         mlp: Mlp | None = None,
     ) -> Hidden:
-        """Writes the KV of all positions; returns what `logits` reads, valid until the next forward pass.
+        """Writes the KV of all positions; returns the input of `logits`, valid until the next forward pass.
 
-        `fusions` is one of those that the model has. `mlp` stands in for the layers' own.
+        `fusions` is one of `self.fusions`. `mlp` replaces the layers' MLP.
         """
         num_tokens = inputs.tokens.shape[0]
         space, hidden = self.workspace, self.hidden(num_tokens, fusions.adding)
@@ -173,19 +173,19 @@ class CudaDecoder:
         return hidden
 
     def hidden(self, num_tokens: int, adding: Adding) -> Hidden:
-        """What the last `forward`, of so many positions, left."""
+        """Returns the residual stream that the last `forward`, of `num_tokens` positions, left."""
         space = self.workspace
         last = space.product[:num_tokens] if adding is Adding.NORMS else None
         return Hidden(space.residual[:num_tokens], last)
 
     def logits(self, stream: int, hidden: Hidden, out: Tensor) -> None:
-        """Fills `out`, float32 [L, vocab_size]; the residual stream of `hidden` is used up."""
+        """Fills `out`, float32 [L, vocab_size]; overwrites the residual stream of `hidden`."""
         normed = torch.empty_like(hidden.residual)
         self._norm(stream, hidden, self.norm_weight, normed)
         self.multiply_head(normed, out)
 
     def _norm(self, stream: int, hidden: Hidden, weight: Tensor, out: Tensor) -> None:
-        """Of the residual stream, with the last product added to it."""
+        """Fills `out` with the norm of the residual stream, after adding the last product to it."""
         if hidden.last is None:
             self._launchers.norm.norm(stream, hidden.residual, weight, out)
         else:
@@ -195,7 +195,7 @@ class CudaDecoder:
         """Fills `out`, float32 [L, vocab_size], from the last norm's rows."""
         if normed.dtype is torch.float32:
             torch.mm(normed, self.head.t(), out=out)
-        else:  # the sums are float32 anyway: rounding them to 16 bits would make ties
+        else:  # the sums are float32 anyway, and rounding them to 16 bits would create ties
             torch.mm(normed, self.head.t(), out_dtype=torch.float32, out=out)
 
     def attend(
@@ -208,7 +208,7 @@ class CudaDecoder:
         attention: StepAttention,
         attended: Tensor,
     ) -> None:
-        """What a layer does between its QKV product and its output product, whose input `attended` becomes."""
+        """Does a layer's work between QKV product and output product; fills `attended`, the output product's input."""
         config, layer = self.config, self.layers[index]
         queries = qkv[:, : config.num_heads * config.head_dim]
         launcher = self._launchers.rotating if config.rotary_layers[index] else self._launchers.plain
@@ -238,7 +238,7 @@ class CudaDecoder:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = x W^T + b, with W [out, in]."""
+    """Computes out = x W^T + b, with W [out, in]."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

@@ -1,4 +1,4 @@
-"""What products of a forward pass on a GPU do beside multiplying. Which is faster depends on the model and the GPU."""
+"""Operations fused into the products of a forward pass on a GPU. The fastest set depends on the model and the GPU."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from enum import Enum
 
 
 class Adding(Enum):
-    """Who adds output and down products to the residual stream."""
+    """Where output and down products are added to the residual stream."""
 
     NORMS = "norms"
-    """The norm behind a product, which reads two tensors and writes two."""
+    """In the norm after a product; the norm then reads two tensors and writes two."""
     PRODUCTS = "products"
-    """cuBLAS, where a product is still in registers; the norm reads one tensor and writes one."""
+    """In cuBLAS, while a product is in registers; the norm then reads one tensor and writes one."""
 
 
 class Activating(Enum):
-    """Who computes the activation between the gate-up and the down product."""
+    """Where the activation between the gate-up and the down product is computed."""
 
     KERNEL = "kernel"
-    """A kernel of its own, which reads what cuBLAS wrote: gate and up."""
+    """In a separate kernel, which reads the gate and up that cuBLAS wrote."""
     PRODUCT = "product"
-    """An own gate-up product, where both are still in registers."""
+    """In a custom gate-up product, while both are in registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fusions:
-    """One of each."""
+    """A choice of where to add and where to activate."""
 
     adding: Adding = Adding.NORMS
     activating: Activating = Activating.KERNEL
 
     @property
     def count(self) -> int:
-        """How much is fused."""
+        """Number of fused operations."""
         return (self.adding is Adding.PRODUCTS) + (self.activating is Activating.PRODUCT)
 
     @property
     def name(self) -> str:
-        """As logs have it."""
+        """Name in logs."""
         adding = ", adding" if self.adding is Adding.PRODUCTS else ""
         return f"cuBLAS{adding}" + (", own gate-up" if self.activating is Activating.PRODUCT else "")

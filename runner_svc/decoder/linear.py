@@ -1,10 +1,10 @@
 """Matrix products with a weight that is packed once.
 
 A decode step multiplies few rows with every weight, and a BLAS call then spends as long on repacking the weight as on
-multiplying: oneDNN's prepacked product takes about half the time of `torch.nn.functional.linear` at 4 to 32 rows. It
-is what torch's inductor calls for frozen float32 weights; where torch lacks it (another device or build), the plain
-product serves. A single row is the exception: reading the plain weight is then all there is to do, and the packed one
-takes up to 1.7 times as long.
+multiplying: oneDNN's prepacked product takes about half the time of `torch.nn.functional.linear` at 4 to 32 rows.
+torch's inductor uses it for frozen float32 weights. If torch lacks it (another device or build), the plain product is
+used. A single row is an exception: its time is that of reading the weight, and the packed product takes up to 1.7 times
+as long as the plain one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Linear:
     """y = x W^T + b, with W [out, in] and b [out] or None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, keep_plain: bool = False) -> None:
-        """`keep_plain` holds a second copy of a packed weight, for single rows."""
+        """`keep_plain` keeps the plain copy of a packed weight too, for single rows."""
         self._bias = bias
         self._packed: Any = None
         if can_pack(weight):
@@ -31,14 +31,14 @@ class Linear:
         self._plain = weight if keep_plain or self._packed is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] to [rows, out]."""
+        """Returns [rows, out] for x [rows, in]."""
         if self._plain is not None and (self._packed is None or x.shape[0] == 1):
             return functional.linear(x, self._plain, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this torch has a prepacked product for the weight."""
+    """Returns whether this torch has a prepacked product for the weight."""
     return (
         weight.device.type == "cpu"
         and weight.dtype is torch.float32

@@ -1,8 +1,8 @@
 """Rotary position embeddings: frequencies by scaling type, cos and sin of a step's positions, and the rotation.
 
-Formulas follow the papers as transformers (Apache-2.0, `modeling_rope_utils.py`) writes them, in float32. cos and sin
-are computed once per step for its T positions, not looked up: that is microseconds, and no table of the whole context
-has to be held. Rotation is of halves (dimension i with i + rotary_dim / 2), as checkpoints expect.
+Formulas follow the papers as implemented in transformers (Apache-2.0, `modeling_rope_utils.py`), in float32. cos and
+sin are computed once per step for its T positions: that takes microseconds and avoids a table of the whole context.
+Rotation pairs halves (dimension i with i + rotary_dim / 2), as checkpoints expect.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class RotaryEmbedding:
         self._inv_freq, self._scale = _frequencies(config, self._exponents)
 
     def rotation(self, positions: Tensor, prompt_lens: Tensor) -> Rotation:
-        """cos and sin for int64 `positions` [T] of sequences whose prompts have `prompt_lens` [T] tokens.
+        """Returns cos and sin for int64 `positions` [T] of sequences whose prompts have `prompt_lens` [T] tokens.
 
-        Only `dynamic` scaling looks at prompt_lens: its frequencies depend on the length of the sequence, which for a
-        prompt is the whole prompt (however it is cut into chunks) and for a generated token its own position + 1.
+        Only `dynamic` scaling uses prompt_lens: its frequencies depend on the length of the sequence. For a prompt
+        token that is the whole prompt's length, however it is cut into chunks; for a generated token, its position + 1.
         """
         if self._config.type is RopeType.DYNAMIC:
             inv_freq = self._dynamic_frequencies(torch.maximum(positions + 1, prompt_lens))
@@ -59,7 +59,7 @@ class RotaryEmbedding:
         return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
 
     def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
-        """float32 [T, rotary_dim / 2]: NTK-aware frequencies for sequences of `lengths` [T]."""
+        """Returns float32 [T, rotary_dim / 2]: NTK-aware frequencies for sequences of `lengths` [T]."""
         config = self._config
         beyond = lengths.clamp(min=config.original_positions)
         growth = (config.factor * beyond / config.original_positions) - (config.factor - 1)
@@ -68,7 +68,7 @@ class RotaryEmbedding:
 
 
 def _frequencies(config: RopeConfig, exponents: Tensor) -> tuple[Tensor, float]:
-    """Inverse frequencies, float32 [rotary_dim / 2], and the scale of cos and sin."""
+    """Returns inverse frequencies, float32 [rotary_dim / 2], and the scale of cos and sin."""
     inv_freq = 1.0 / (config.theta**exponents)
     if config.type is RopeType.LINEAR:
         return inv_freq / config.factor, 1.0
@@ -80,7 +80,7 @@ def _frequencies(config: RopeConfig, exponents: Tensor) -> tuple[Tensor, float]:
 
 
 def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between interpolated (Llama 3.1)."""
+    """Llama 3.1: divides frequencies of long wavelengths by the factor, keeps short ones, interpolates in between."""
     wavelengths = 2 * math.pi / inv_freq
     rotations = config.original_positions / wavelengths
     smooth = (rotations - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
@@ -101,7 +101,7 @@ def _yarn(config: RopeConfig, inv_freq: Tensor) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.rotary_dim - 1)
     if low == high:
-        high += 0.001  # a ramp of no width would divide by zero
+        high += 0.001  # a ramp of width 0 would divide by zero
     dimensions = torch.arange(inv_freq.shape[0], dtype=torch.float32, device=inv_freq.device)
     interpolation = ((dimensions - low) / (high - low)).clamp(0, 1)
     return inv_freq / config.factor * interpolation + inv_freq * (1 - interpolation)

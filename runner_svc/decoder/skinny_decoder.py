@@ -1,8 +1,8 @@
-"""Decode passes of few rows on a GPU, six launches a layer: products that read weights at the memory's full speed.
+"""Decode passes of few rows on a GPU, six launches per layer: products that read weights at full memory bandwidth.
 
-`cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between
-the products around it: one adds to the residual stream, multiplies by the norm's weight and leaves sums of squares, the
-next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
+`cuda_decoder` is the same pass with cuBLAS's products, for any number of positions. Here RMSNorm is split between the
+products around it. The first adds to the residual stream, multiplies by the norm's weight and stores sums of squares.
+The next multiplies by 1 / rms, which commutes with a product. Per layer: QKV product; QK-norm, RoPE and KV write;
 attention; output product with addition; gate-up product with activation; down product with addition.
 """
 
@@ -20,12 +20,12 @@ from runner_svc.model.weights import LayerWeights
 
 
 class SkinnyDecoder:
-    """Decode passes over the weights and the workspace of a `CudaDecoder`, which has no biases."""
+    """Decode passes with the weights and the workspace of a `CudaDecoder` without biases."""
 
     def __init__(self, decoder: CudaDecoder, launchers: SkinnyLaunchers) -> None:
         self._decoder = decoder
         self._launchers = launchers
-        # A row for each tile of an output or down matrix; tiles have 64 rows at least.
+        # One row for each tile of an output or down matrix; tiles have at least 64 rows.
         tiles = -(-decoder.config.hidden_size // 64)
         self._squares = torch.zeros(tiles, MAX_ROWS, dtype=torch.float32, device=decoder.device)
 
@@ -49,17 +49,17 @@ class SkinnyDecoder:
         products.store(stream, x, decoder.head, logits)
 
     def _next_norms(self) -> Iterator[Tensor]:
-        """The norm behind each layer."""
+        """Yields the weight of the norm after each layer."""
         for following in self._decoder.layers[1:]:
             yield following.attention_norm
         yield self._decoder.norm_weight
 
 
 class SkinnyMlp:
-    """A layer's MLP with its own gate-up product, activation included, and perhaps its own down product.
+    """MLP with the skinny gate-up product, activation included, and optionally the skinny down product.
 
-    Large matrices keep the memory busy whoever multiplies, and attention is quicker between cuBLAS's products: then the
-    launch that is saved is all that there is to gain.
+    For large matrices cuBLAS uses the memory's bandwidth as well, and attention is faster between cuBLAS's products.
+    The only gain is then the saved launch.
     """
 
     def __init__(self, decoder: CudaDecoder, products: ProductLauncher, *, own_down: bool) -> None:
@@ -68,7 +68,7 @@ class SkinnyMlp:
         self._own_down = own_down
 
     def __call__(self, stream: int, layer: LayerWeights, normed: Tensor, hidden: Hidden) -> None:
-        """As `cuda_decoder.Mlp`, of at most MAX_ROWS positions. An own down product is left to the next norm."""
+        """Like `cuda_decoder.Mlp`, for at most MAX_ROWS positions. The next norm adds a skinny down product."""
         activated = self._workspace.activated[: len(normed)]
         self._products.gated(stream, ScaledRows(normed, None), layer.gate_up, activated)
         if self._own_down and hidden.last is not None:
@@ -78,7 +78,7 @@ class SkinnyMlp:
 
 
 def matrices(decoder: CudaDecoder) -> list[Tensor] | None:
-    """All that a pass multiplies with; None for a model with biases, which the products here don't add."""
+    """Returns all matrices of a pass, or None for a model with biases, which these products do not support."""
     found = [decoder.head]
     for layer in decoder.layers:
         biases = (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias)

@@ -1,7 +1,7 @@
-"""The rotations of a step on a GPU: a table over all positions, or, for dynamic RoPE, made anew for the step's.
+"""The rotations of a step on a GPU: a table over all positions or, for dynamic RoPE, computed for each step.
 
-Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so no table over positions holds them. What is
-launched then has the step's shape alone and no values: it can be captured in a CUDA graph.
+Dynamic frequencies depend on a sequence's length (see `decoder.rope`), so a table over positions can't be used. The
+launches for them depend only on the step's shape, not on values, and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner_svc.model.rope_config import RopeType
 class StepRows:
     """A step's rows on the device."""
 
-    # int32 [rows + 1]: index of each row's first position, then the number of all; padding rows are empty.
+    # int32 [rows + 1]: index of each row's first position, then the total; padding rows are empty.
     offsets: Tensor
     prompt_lens: Tensor  # int32 [rows]
 
@@ -36,7 +36,10 @@ class StepRotations:
         self._table = self._rotations(positions, torch.zeros_like(positions))
 
     def __call__(self, positions: Tensor, rows: StepRows) -> tuple[Tensor, Tensor]:
-        """float32 [N, rotary_dim], cosines of the pairs, then sines; and the row of it of each position, int32 [T]."""
+        """Returns rotations, float32 [N, rotary_dim], cosines of the pairs, then sines; and each position's row in it.
+
+        The rows are int32 [T].
+        """
         if not self._is_dynamic:
             return self._table, positions
         indexes = self._indexes[: len(positions)]

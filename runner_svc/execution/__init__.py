@@ -1,1 +1,1 @@
-"""Who executes plans: the runner, the plans in flight, and the executors for both kinds of backends."""
+"""Execution of plans: the runner, the plans in flight, and an executor for each kind of backend."""

@@ -1,7 +1,7 @@
-"""How long the backend has been at one plan, in time that this process ran: a pause is not a hang.
+"""Measures how long the backend has computed one plan, in time during which this process ran: a pause is not a hang.
 
-A process that was stopped (SIGSTOP, a paused VM) finds minutes gone since the plan that it was at began. So ticks of a
-tenth of a second are counted instead, and a gap, however long, counts as one.
+After a pause (SIGSTOP, a paused VM), minutes may have passed since the current plan began. Ticks of a tenth of a second
+are therefore counted instead, and a gap of any length counts as one tick.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ TICK_S = 0.1
 
 
 class BusyWatch:
-    """Looked at in each turn of the socket's loop, which takes a tick at most while it runs."""
+    """Watchdog for one plan at a time. The socket's loop calls `look` in each iteration, at least once per tick."""
 
     def __init__(self, limit_s: float) -> None:
-        """`limit_s`: seconds that one plan may take."""
+        """`limit_s` is the time limit of one plan, in seconds."""
         self._limit_s = limit_s
         self._began_at: float | None = None
         self._looked_at = 0.0
         self._busy_s = 0.0
 
     def look(self, began_at: float | None, now: float) -> None:
-        """`began_at`: when (`time.monotonic`) the oldest plan began to compute, as at every look; None: none does."""
+        """Adds the time since the last call, at most one tick.
+
+        `began_at` is the time (`time.monotonic`) at which the oldest plan began to compute; None if no plan computes.
+        """
         if began_at is None or began_at != self._began_at:
             self._began_at, self._busy_s, self._looked_at = began_at, 0.0, now if began_at is None else began_at
         self._busy_s += min(TICK_S, now - self._looked_at)
@@ -28,5 +31,5 @@ class BusyWatch:
 
     @property
     def over(self) -> bool:
-        """The plan has taken longer than it may."""
+        """Whether the plan has exceeded the limit."""
         return self._busy_s > self._limit_s

@@ -1,8 +1,8 @@
-"""The thread that executes plans, so that the thread of the socket never waits for a backend that computes in it.
+"""A thread that executes plans, so that the socket's thread never waits for a backend that computes synchronously.
 
-Jobs go in through a queue and are done strictly in order; finished messages come out through a deque and a wake-up on
-an inproc socket that the socket's thread polls. A plan of a session that is over by the time its turn comes is skipped.
-Masks overtake the plans behind theirs: they are looked for whenever a forward pass has ended.
+Jobs arrive through a queue and are executed strictly in order. Finished messages leave through a deque, with a wake-up
+on an inproc socket that the socket's thread polls. A plan whose session has ended before its turn is skipped. Masks
+overtake the plans queued after their own: they are checked for after every forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runner_svc.execution.runner import Runner
 
 
 class ComputeThread:
-    """Owns `runner` from `start` on."""
+    """Executor for a blocking backend; owns `runner` from `start` on."""
 
     def __init__(self, runner: Runner, context: zmq.Context[zmq.Socket[bytes]], wake_endpoint: str) -> None:
         self.session = 0
@@ -36,17 +36,14 @@ class ComputeThread:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     @property
     def broken(self) -> bool:
-        """See `Executor`."""
         return self._runner.broken
 
     @property
     def oldest_began_at(self) -> float | None:
-        """See `Executor`."""
         return self._began_at
 
     def submit(self, job: Job) -> None:
@@ -56,11 +53,10 @@ class ComputeThread:
         self._jobs.put(job)
 
     def look(self) -> bool:
-        """See `Executor`: results announce themselves by a wake-up."""
+        """Does nothing: results are announced by a wake-up."""
         return False
 
     def is_alive(self) -> bool:
-        """Whether there are jobs left or may come some."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -98,7 +94,7 @@ class ComputeThread:
         return done
 
     def _begin(self, job: BeginSession) -> None:
-        for _ in self._plans.finish_all():  # results of a session that is over
+        for _ in self._plans.finish_all():  # drop the results of the previous session
             pass
         if job.resume:
             self._runner.resume()
@@ -106,7 +102,7 @@ class ComputeThread:
             self._runner.reset()
 
     def _take_masks(self) -> None:
-        """Hands out what has come, but for masks of a plan that is still in the queue."""
+        """Passes received masks to their plans; masks of a plan that is still queued are kept."""
         for _ in range(len(self._masks)):
             job = self._masks.popleft()
             if job.session == self.session and job.number > self._runner.last_plan:

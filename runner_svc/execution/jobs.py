@@ -1,4 +1,4 @@
-"""What the thread of the link asks of whoever executes plans."""
+"""Jobs that the socket's thread submits to an executor, and the executor's interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
-    """Start counting plans anew, with empty slots unless `resume`."""
+    """Begin a session: plans count from 1 again, with empty slots unless `resume`."""
 
     session: int
     resume: bool
@@ -33,7 +33,7 @@ class ExecutePlan:
 
 @dataclass(frozen=True, slots=True)
 class TakeMasks:
-    """Sample rows of a plan that wait for these."""
+    """Pass masks to the rows of a plan that wait for them."""
 
     session: int
     number: int
@@ -42,51 +42,51 @@ class TakeMasks:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Tell what the runner holds."""
+    """Report the sequences in the runner's slots."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End; what was asked before is still done, but for plans that wait for masks."""
+    """End after the jobs submitted before; plans that wait for masks are abandoned."""
 
 
 Job = BeginSession | ExecutePlan | TakeMasks | TakeSnapshot | Stop
 
 
 class Executor(Protocol):
-    """What the socket's thread knows of whoever does its jobs; `session` is the current one, set by that thread."""
+    """Executes the jobs of the socket's thread, which sets `session` to the current session."""
 
     session: int
     finished: deque[plan_pb2.ToScheduler]
 
     @property
     def broken(self) -> bool:
-        """The backend can't be used any more: a fault says so, or will."""
+        """Whether the backend can't be used any more; a fault has been or will be reported."""
 
     @property
     def oldest_began_at(self) -> float | None:
-        """When (`time.monotonic`) the oldest job began that is not done yet; None: there is none.
+        """When (`time.monotonic`) the oldest unfinished job began to compute; None if no job computes.
 
-        A plan that waits for masks only waits for the scheduler.
+        A plan that waits for masks waits for the scheduler and does not count.
         """
 
     def start(self) -> None:
-        """Called once, before the first job."""
+        """Starts the executor. Called once, before the first job."""
 
     def submit(self, job: Job) -> None:
-        """Takes a job; jobs are done in order."""
+        """Queues or executes a job. Jobs are executed in order."""
 
     def look(self) -> bool:
-        """Takes the results that are there; returns whether it wants to be asked again without delay."""
+        """Collects available results; returns whether the caller should call again without sleeping."""
 
     def is_alive(self) -> bool:
-        """Whether there are jobs left or may come some."""
+        """Returns whether the executor has or accepts jobs."""
 
 
 def fault_of(session: int, error: Exception) -> plan_pb2.ToScheduler:
-    """The message that a plan could not be executed, which is logged too."""
+    """Logs the error and returns the fault message for the scheduler."""
     if isinstance(error, PlanFault):
         log.error("fault", reason=str(error), exc_info=error.__cause__)
         reason = str(error)

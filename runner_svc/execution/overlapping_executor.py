@@ -1,12 +1,12 @@
-"""Executes plans for a backend that only launches them, in the thread of the socket itself.
+"""Executes plans for a backend that launches them asynchronously, in the socket's thread itself.
 
-A launch returns long before its plan is done, so no thread is needed that the socket's would have to wake and share the
-interpreter with. While plans are under way that thread does not sleep: it asks in turn the oldest plan's event and the
-socket, so that a result leaves within microseconds of the GPU's last kernel, and the plan that it allows is launched by
-code that is still in the caches. That takes a core while there is work, as waiting for a CUDA event does in any case.
-Only while the oldest plan waits for masks does it sleep: they come over the socket.
+A launch returns long before its plan is done, so no second thread is needed, which would have to be woken and would
+compete for the interpreter. While plans are in flight, the socket's thread does not sleep: it polls the oldest plan's
+event and the socket in turn. A result is thus sent within microseconds of the GPU's last kernel, and the code that
+launches the next plan is still in the caches. This uses a core while there is work, as waiting for a CUDA event does in
+any case. The thread sleeps only while the oldest plan waits for masks, which arrive on the socket.
 
-`ComputeThread` is its twin for backends that compute while the caller waits.
+`ComputeThread` is the counterpart for blocking backends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner_svc.execution.runner import Runner
 
 
 class OverlappingExecutor:
-    """Does each job when it is submitted; those that speak of no plan wait for the plans that are under way."""
+    """Executes each job when it is submitted; jobs that concern no plan first wait for the plans in flight."""
 
     def __init__(self, runner: Runner) -> None:
         self.session = 0
@@ -31,23 +31,20 @@ class OverlappingExecutor:
 
     @property
     def broken(self) -> bool:
-        """See `Executor`."""
         return self._runner.broken
 
     @property
     def oldest_began_at(self) -> float | None:
-        """See `Executor`."""
         return self._plans.oldest_began_at
 
     def start(self) -> None:
-        """There is no thread to start."""
+        """Does nothing: there is no thread to start."""
 
     def is_alive(self) -> bool:
-        """Whether it takes jobs."""
         return not self._stopped
 
     def submit(self, job: Job) -> None:
-        """Does the job, or what can be done of it now."""
+        """Executes the job, or launches its plan."""
         if isinstance(job, Stop):
             self.finished.extend(self._plans.finish_all())
             self._stopped = True
@@ -66,11 +63,11 @@ class OverlappingExecutor:
             elif isinstance(job, BeginSession):
                 self._runner.resume() if job.resume else self._runner.reset()
         except Exception as error:
-            self.finished.extend(self._plans.finish_all())  # a fault comes behind the results of the plans before it
+            self.finished.extend(self._plans.finish_all())  # the fault follows the results of earlier plans
             self.finished.append(fault_of(job.session, error))
 
     def look(self) -> bool:
-        """Takes the results that are there; returns whether plans are under way that wait for nothing else."""
+        """Collects available results; returns whether plans are in flight and the oldest one waits for no masks."""
         plans = self._plans
         while plans.oldest_done:
             self.finished.append(self._plans.take_result())

@@ -1,9 +1,9 @@
-"""Plans in flight: what each of them waits for, and their results in order.
+"""Plans in flight: what each plan waits for, and the results in order.
 
-The scheduler sends the next plan as soon as it is made, which may be before the masks of this one. So when they come
-the sequences of some rows may have left their slots (cancelled, expired, preempted, displaced), and others may be
-there: the rows are checked against the slots' epochs before their draw is launched, and those that are gone write
-nothing into a slot.
+The scheduler sends a plan as soon as it is made, which may be before the masks of the previous one. When masks arrive,
+the sequences of some rows may therefore have left their slots (cancelled, expired, preempted, displaced), and others
+may have entered. The rows are checked against the slots' epochs before their draw is launched; a row whose sequence is
+gone writes nothing into a slot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from runner_svc.interface.step import MaskedRows, PendingStep, StepOutput
 
 
 class LaunchedPlan:
-    """A forward pass, and its rows that wait for masks.
+    """A launched forward pass with its rows that wait for masks.
 
-    These are sampled as soon as the last of their masks is here; nothing else waits for that.
+    These rows are sampled once the last of their masks has arrived; other plans do not wait for that.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class LaunchedPlan:
         mask_words: int,
         outlived: Callable[[AppliedPlan, NDArray[np.intp]], NDArray[np.bool_]],
     ) -> None:
-        """`finish` makes the result of what the forward pass and the rows that waited (None: none did) came to.
+        """`finish` makes the result from the outputs of the forward pass and of the rows that waited, None without any.
 
-        `faulting` turns what is raised within it into a PlanFault. `mask_words`: uint32 of a mask. `outlived`: see
-        `BatchState`.
+        `faulting` turns exceptions raised within it into PlanFault. `mask_words` is the size of a mask in uint32.
+        `outlived` is that of `BatchState`.
         """
         self.number = number
         self.began_at = time.monotonic()
-        """Since then it has had all that it needs, as far as that is here."""
+        """Time of the launch, or of the last masks received."""
         self._applied = applied
         self._pending = pending
         self._finish = finish
@@ -62,11 +62,11 @@ class LaunchedPlan:
 
     @property
     def awaits_masks(self) -> bool:
-        """Some row can't be sampled yet."""
+        """Whether some row still lacks its mask."""
         return bool(self._missing)
 
     def mask(self, masks: plan_pb2.Masks) -> None:
-        """Takes masks; those of rows that wait for none are ignored. Raises PlanFault."""
+        """Takes masks; masks of rows that wait for none are ignored. Raises PlanFault."""
         self.began_at = time.monotonic()
         for entry in masks.rows:
             if entry.row in self._missing:
@@ -77,20 +77,20 @@ class LaunchedPlan:
             self._draw(masked_rows)
 
     def done(self) -> bool:
-        """Whether `wait` would return at once; cheap."""
+        """Returns whether `wait` would return at once. Cheap enough for polling."""
         return not self._missing and self._pending.done() and (self._masked is None or self._masked.done())
 
     def wait(self) -> plan_pb2.Result:
-        """Blocks until the plan is done; called once, in the order of the launches, when no mask is missing.
+        """Waits for the plan and returns its result. Called once, in launch order, when no mask is missing.
 
-        Raises PlanFault when it failed in the backend.
+        Raises PlanFault if the plan failed in the backend.
         """
         if self._missing:
             raise RuntimeError(f"plan {self.number} still waits for masks")
         return self._wait()
 
     def abandon(self) -> None:
-        """Ends a plan whose session is over, in place of `wait`: rows that wait for masks come to nothing."""
+        """Ends a plan whose session is over, in place of `wait`; rows that wait for masks are not sampled."""
         self._wait()
 
     def _draw(self, masked_rows: MaskedRows) -> None:
@@ -118,10 +118,10 @@ class LaunchedPlan:
 
 
 class PlansInFlight:
-    """Those of the current session, the oldest first; belongs to the thread that calls the runner."""
+    """Plans in flight of the current session, oldest first; used only by the thread that calls the runner."""
 
     def __init__(self, launch: Callable[[int, plan_pb2.Plan], LaunchedPlan]) -> None:
-        """`launch`: the runner's."""
+        """`launch` is `Runner.launch`."""
         self._launch = launch
         self._plans: deque[tuple[int, LaunchedPlan]] = deque()  # each with its session
 
@@ -130,31 +130,31 @@ class PlansInFlight:
 
     @property
     def oldest_awaits_masks(self) -> bool:
-        """Nothing comes out before the scheduler's next word."""
+        """Whether no result can be ready before the scheduler sends masks."""
         return bool(self._plans) and self._plans[0][1].awaits_masks
 
     @property
     def oldest_began_at(self) -> float | None:
-        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks, or there is none."""
+        """When (`time.monotonic`) the oldest plan began to compute; None while it waits for masks, or without plans."""
         return self._plans[0][1].began_at if self._plans and not self.oldest_awaits_masks else None
 
     @property
     def oldest_done(self) -> bool:
-        """`take_result` would return at once."""
+        """Whether `take_result` would return at once."""
         return bool(self._plans) and self._plans[0][1].done()
 
     def launch(self, job: ExecutePlan) -> None:
-        """Starts the plan. Raises PlanFault."""
+        """Launches the plan. Raises PlanFault."""
         self._plans.append((job.session, self._launch(job.number, job.plan)))
 
     def hand_masks(self, job: TakeMasks) -> None:
-        """Hands masks to their plan; those for a plan that is not in flight are dropped. Raises PlanFault."""
+        """Passes masks to their plan, or drops them if the plan is not in flight. Raises PlanFault."""
         for session, plan in self._plans:
             if (session, plan.number) == (job.session, job.number):
                 plan.mask(job.masks)
 
     def take_result(self) -> plan_pb2.ToScheduler:
-        """Waits for the oldest plan, which must not await masks; its result, or its fault."""
+        """Waits for the oldest plan, which must not await masks; returns its result or fault."""
         session, plan = self._plans.popleft()
         try:
             return plan_pb2.ToScheduler(session=session, number=plan.number, result=plan.wait())
@@ -162,7 +162,7 @@ class PlansInFlight:
             return fault_of(session, error)
 
     def finish_all(self) -> Iterator[plan_pb2.ToScheduler]:
-        """Waits for the plans, their results or faults; abandons those from the first on that awaits masks."""
+        """Waits for the plans and yields their results or faults; abandons plans from the first that awaits masks."""
         while self._plans and not self.oldest_awaits_masks:
             yield self.take_result()
         while self._plans:

@@ -1,7 +1,7 @@
-"""Executes numbered plans in order: slots, backend, result. No sockets: tests drive it in process.
+"""Executes numbered plans in order: slots, backend, result. It uses no sockets, so tests drive it in process.
 
-`launch` starts a plan and `LaunchedPlan.wait` ends it. Where the backend can, plan N+1 is launched while N computes;
-with every backend, while rows of plan N wait for their masks. `execute` is launch and wait in one.
+`launch` starts a plan and `LaunchedPlan.wait` ends it. Plan N+1 may be launched while rows of plan N wait for their
+masks and, with an overlapping backend, while N computes. `execute` is launch and wait in one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from runner_svc.interface.step import DoneStep, PendingStep, StepOutput
 
 
 class Runner:
-    """One backend and its slots; one thread calls it, all but `launch` only while no plan is under way."""
+    """One backend and its slots. One thread calls it; methods other than `launch` only while no plan is in flight."""
 
     def __init__(self, backend: Backend, runner_id: str = "runner", max_depth: int = 3) -> None:
         self._backend = backend
         self.runner_id = runner_id
         self.max_depth = max_depth
-        """Most plans that may be under way."""
+        """Maximum number of plans in flight."""
         self._overlapping = backend if isinstance(backend, OverlappingBackend) else None
         self._slot_backend = backend if isinstance(backend, SlotBackend) else None
         model = backend.model
@@ -49,12 +49,12 @@ class Runner:
         self._last_plan = 0
         self._faulted = False
         self.broken = False
-        """The backend has failed in a way that it can't recover from: only a new process can go on."""
+        """The backend has failed and can't recover: a new process is needed."""
         self._last_ended_at_ns: int | None = None
 
     @property
     def overlaps(self) -> bool:
-        """Whether `launch` returns before the plan is done."""
+        """Whether `launch` returns before the plan has computed."""
         return self._overlapping is not None
 
     @property
@@ -63,7 +63,7 @@ class Runner:
         return self._last_plan
 
     def hello(self) -> plan_pb2.Hello:
-        """What the scheduler must know of this runner."""
+        """Returns the message that describes this runner to the scheduler."""
         backend = self._backend
         return plan_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -87,20 +87,20 @@ class Runner:
     def resume(self) -> None:
         """Begins a session that keeps the sequences; plans count from 1 again.
 
-        Raises PlanFault after a fault: a plan may have been applied half, so the slots can't be trusted.
+        Raises PlanFault after a fault: a plan may have been partly applied, so the slots are not reliable.
         """
         if self._faulted:
             raise PlanFault("the sequences can't be kept after a fault: begin a session without resume")
         self._begin_session()
 
     def snapshot(self) -> plan_pb2.Snapshot:
-        """The sequences that the runner holds, as of the last plan executed."""
+        """Returns the resident sequences as of the last executed plan."""
         return plan_pb2.Snapshot(last_plan=self._last_plan, sequences=self._state.residents())
 
     def execute(self, number: int, plan: plan_pb2.Plan, masks: plan_pb2.Masks | None = None) -> plan_pb2.Result:
         """Executes the plan after `last_plan`; raises PlanFault as `launch` and `LaunchedPlan.wait` do.
 
-        `masks`: those of all rows that wait for one.
+        `masks` has the masks of all rows that wait for one.
         """
         launched = self.launch(number, plan)
         if masks is not None:
@@ -110,11 +110,11 @@ class Runner:
     def launch(self, number: int, plan: plan_pb2.Plan) -> LaunchedPlan:
         """Starts the plan after `last_plan`.
 
-        Raises PlanFault when the plan is not that one, does not fit the slots (nothing of it is applied), or fails in
-        the backend; from then on every plan is refused until `reset`.
+        Raises PlanFault if `number` is not the next one, the plan does not fit the slots (nothing of it is applied), or
+        the backend fails. From then on every plan is refused until `reset`.
         """
         if self._faulted:
-            raise PlanFault("an earlier plan failed: nothing executes until a new session")
+            raise PlanFault("an earlier plan failed: no plan executes until a new session begins")
         if number != self._last_plan + 1:
             self._faulted = True
             raise PlanFault(f"plan {number} can't follow plan {self._last_plan}")
@@ -125,7 +125,7 @@ class Runner:
 
     @contextmanager
     def _faulting(self, number: int) -> Iterator[None]:
-        """Whatever is raised inside ends the session, as a PlanFault."""
+        """Turns any exception into a PlanFault and marks the session as faulted."""
         try:
             yield
         except PlanFault:
@@ -153,7 +153,7 @@ class Runner:
         return LaunchedPlan(number, applied, pending, finish, self._faulting, self._mask_words, self._state.outlived)
 
     def _start(self, applied: AppliedPlan) -> PendingStep:
-        """Begins the batch; what a blocking backend drew is recorded at once, as the next plan may go by it."""
+        """Starts the batch. A blocking backend's output is recorded at once, because the next plan may depend on it."""
         if applied.batch is None:
             return DoneStep(_nothing())
         if self._overlapping is not None:
@@ -165,7 +165,7 @@ class Runner:
     def _finish(
         self, applied: AppliedPlan, output: StepOutput, masked: StepOutput | None, timings: plan_pb2.Timings
     ) -> plan_pb2.Result:
-        """`masked`: what rows that waited came to; None where none did, or all were abandoned."""
+        """Makes the result. `masked` is the output of rows that waited; None without any, or if they were abandoned."""
         if masked is not None:
             output.add(masked)
         self._state.record(applied, output, None if self._overlapping is not None else _waiting(applied))
@@ -185,7 +185,7 @@ class Runner:
 
 
 def _waiting(applied: AppliedPlan) -> NDArray[np.bool_]:
-    """bool [R]: the batch's rows that wait for masks."""
+    """Returns bool [R]: the batch's rows that wait for masks."""
     return applied.batch.waiting if applied.batch is not None else np.zeros(0, np.bool_)
 
 
@@ -198,7 +198,7 @@ def _failed(num_rows: int) -> np.ndarray:
 
 
 def _result(applied: AppliedPlan, output: StepOutput) -> plan_pb2.Result:
-    """The output by plan row: rows that were left out of the batch have failed."""
+    """Returns the output by plan row; rows left out of the batch have failed."""
     statuses, token_counts = output.statuses, output.token_counts
     if len(applied.rows) < applied.num_rows:
         statuses = _failed(applied.num_rows)

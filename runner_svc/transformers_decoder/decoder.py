@@ -1,4 +1,4 @@
-"""A causal language model of transformers as a decoder over ragged batches: its own forward, our cache and attention."""
+"""A causal language model of transformers as a decoder over ragged batches, with the paged cache and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU's attention kernels against float32 torch, on caches that hold NaN beyond every sequence's end."""
+"""The GPU's attention kernels against float32 torch, on caches with NaN beyond every sequence's end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_prefill_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, seed) -
 @pytest.mark.parametrize("blocks", [1, 3])
 @ALL_SHAPES
 def test_prefill_of_many_pieces_a_block(shape, blocks, fp8_cache, seed) -> None:
-    """Stages and records come round, and a piece of one tile follows one of many, and the other way round."""
+    """Rings of stages and records wrap around; a piece of one tile follows one of many, and vice versa."""
     lengths, counts = (200, 333, 700, 31, 90), (200, 1, 211, 31, 90)
     batch = AttentionBatch(AttentionCase(lengths, counts, *shape, fp8_cache=fp8_cache), seed, DEVICE)
     run_prefill(attention_of(batch), batch, blocks)
@@ -152,7 +152,7 @@ def test_side_by_side_of_any_shape(shape, window, soft_cap, dtype, fp8_cache, se
 @pytest.mark.parametrize("scale", [0.0625, 0.09, 0.11, 0.2])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
-    # Queries of the second row begin before the last tile of keys: some see nothing of the tile that comes first.
+    # Queries of the second row begin before the last tile of keys: some see no keys of the tile processed first.
     case = AttentionCase((200, 700), (200, 211), head_dim, scale=scale)
     batch = AttentionBatch(case, seed, DEVICE)
     run_prefill(attention_of(batch), batch)
@@ -162,7 +162,7 @@ def test_prefill_of_any_scale(head_dim, scale, seed) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("first_key", [4.0, 30.0])
 def test_prefill_of_scores_that_grow_tile_by_tile(first_key, dtype, seed) -> None:
-    """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
+    """Keys are processed from the last to the first: each tile's maximum is far above all earlier ones."""
     for head_dim in HEAD_DIMS:
         case = AttentionCase((1500, 640), (300, 640), head_dim, dtype=dtype, first_key=first_key)
         batch = AttentionBatch(case, seed, DEVICE)

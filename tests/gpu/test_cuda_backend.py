@@ -26,11 +26,12 @@ from runner_svc.cuda.device import GpuDevice
 from runner_svc.gpu.backend import CudaBackend
 from tests.support.gpu_backends import BLOCK_SIZE, FAMILIES, NUM_SLOTS, load, no_progress
 
-# Of 16-bit arithmetic in a few layers, at most, as a share of the standard deviation of log-probabilities. YaRN's scale
-# sharpens the softmax: torch's own bfloat16 on a CPU errs by 0.11 to 0.13 there, by 0.04 to 0.10 without.
+# Largest allowed error of 16-bit arithmetic in a few layers, as a share of the standard deviation of log-probabilities.
+# YaRN's scale sharpens the softmax: torch's own bfloat16 on a CPU has errors of 0.11 to 0.13 with it, 0.04 to 0.10
+# without.
 ERROR = 0.15
 ERRORS = {"llama-yarn": 0.3}
-# The same where keys and values have 4 significant bits.
+# The same for keys and values with 4 significant bits.
 FP8_ERROR = 0.6
 
 
@@ -67,7 +68,7 @@ def random_prompts(rng: random.Random, count: int, longest: int = 60) -> list[li
 
 
 def scored(runner: Runner, tokens: list[int]) -> np.ndarray:
-    """Log-probabilities of tokens 1.. of a prompt, [n - 1]."""
+    """Returns log-probabilities of a prompt's tokens from the second on, [n - 1]."""
     runner.reset()
     blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
     asks = sampling(prompt_logprobs=0)
@@ -81,7 +82,10 @@ def scored(runner: Runner, tokens: list[int]) -> np.ndarray:
 
 
 def gap_at(runner: Runner, prompt: list[int], generated: list[int]) -> float:
-    """Between the two likeliest tokens after both. What was generated is no prompt: dynamic RoPE goes by its length."""
+    """Returns the gap between the logits of the two likeliest tokens after `prompt` and `generated`.
+
+    The generated tokens are not part of the prompt, because dynamic RoPE depends on the prompt's length.
+    """
     runner.reset()
     tokens = prompt + generated
     blocks = list(range(1, -(-len(tokens) // BLOCK_SIZE) + 1))
@@ -126,7 +130,7 @@ def test_an_fp8_cache_costs_little(family: str, tmp_path: Path, rng: random.Rand
     backend = load(folder, fp8_cache=True)
     exact, rounded = Runner(load(folder)), Runner(backend)
     sequences = [[*prompt, 1, 2] for prompt in random_prompts(rng, 4)]
-    # Of all prompts together: the two values of the shortest one may happen to be nearly the same.
+    # All prompts together: the two values of the shortest one may be nearly equal by chance.
     wanted = np.concatenate([scored(exact, sequence) for sequence in sequences])
     actual = np.concatenate([scored(rounded, sequence) for sequence in sequences])
     error = float(np.abs(actual - wanted).max() / wanted.std())
@@ -205,8 +209,8 @@ def test_the_pool_fills_the_share_of_the_memory(tmp_path: Path) -> None:
 
 
 def test_no_garbage_is_collected_within_a_capture() -> None:
-    """Once in two runs of several engines in one process a collection freed something of an earlier one meanwhile, and
-    the capture was invalid."""
+    """In one of two runs of several engines in a process, a collection freed memory of an earlier engine meanwhile, and
+    the capture became invalid."""
     device, values, collects = GpuDevice(), torch.zeros(1024, device="cuda"), []
 
     def step() -> None:

@@ -21,7 +21,7 @@ if not is_hopper():
     pytest.skip("needs Hopper, and kernels compiled for it", allow_module_level=True)
 
 BF16 = torch.bfloat16
-# [outputs, width]: both shapes of the benchmarks, models whose tiles do not come out even, the smallest.
+# [outputs, width]: both shapes of the benchmarks, models with partial tiles, the smallest.
 SHAPES = [(14336, 4096), (3072, 1024), (1536, 576), (4864, 896), (1000, 128), (8, 64)]
 
 
@@ -72,7 +72,7 @@ def test_every_variant(tile: tuple[int, int], cluster: tuple[int, int], head_sta
         check(partial(always, variant), num_tokens, num_outputs, width, BF16, "silu")
 
 
-def test_what_is_prepared_is_all_that_is_compiled() -> None:
+def test_only_prepared_kernels_are_compiled() -> None:
     weight, product = normal(2 * 3072, 1024), GatedProduct(BF16, "silu", chosen)
     product.prepare(2000, weight)
     compiled = product._kernel.cache_info().misses
@@ -94,7 +94,7 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_the_run() -> None:
 
 
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
-    """Each product reads what the one before it wrote; replayed, so that stale inputs would show."""
+    """Each product reads its predecessor's output; the chain is replayed, so that stale inputs would show."""
     size, num_tokens = 1024, 300
     weights = [normal(2 * size, size) / size**0.5 for _ in range(6)]  # six products keep within range
     states = [normal(num_tokens, size) for _ in range(7)]

@@ -1,4 +1,4 @@
-"""Whole decode passes of more rows than own products of few take: every way to launch one gives the same logits."""
+"""Decode passes of more rows than the skinny products support: every way to launch one gives the same logits."""
 
 from __future__ import annotations
 

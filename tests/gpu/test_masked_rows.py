@@ -1,4 +1,4 @@
-"""Rows that wait for masks on a GPU: what they draw, against the CPU's sampler on the same logits, and who waits."""
+"""Rows that wait for masks on a GPU: their draws, against the CPU's sampler on the same logits, and which rows wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKED: tuple[dict[str, float], ...] = (
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.0, "top_k": 20},
 )
-# Between log-probabilities of the same model in batches of other shapes, as a share of their standard deviation.
+# Allowed difference of log-probabilities between batches of different shapes, as a share of their standard deviation.
 ERROR = 0.15
 
 
@@ -56,7 +56,7 @@ def make(tmp_path: Path, rng: random.Random) -> Callable[[], Runner]:
 
 
 def random_rows(rng: random.Random) -> list[Row]:
-    """A prompt for each slot; their logits are still to be found out."""
+    """Returns a prompt for each slot, without logits yet."""
     rows = []
     for slot in range(NUM_SLOTS):
         prompt = [rng.randrange(NUM_TOKENS) for _ in range(rng.randint(1, 8))]
@@ -87,12 +87,12 @@ def opening(rows: Sequence[Row], flags: Sequence[int], logprobs: int | None = No
 
 
 def decoding(lengths: Mapping[int, int], flags: Mapping[int, int]) -> plan_pb2.Plan:
-    """A step of the slots in `flags`, whose sequences have so many tokens."""
+    """Returns a decode step of the slots in `flags`; `lengths` are the tokens of their sequences."""
     return plan(extents=[(slot, lengths[slot] - 1, 1, flag) for slot, flag in flags.items()])
 
 
 def tokens_of(runner: Runner) -> dict[int, list[int]]:
-    """By slot."""
+    """Returns the tokens by slot."""
     return {entry.slot: ints(entry.tokens) for entry in runner.snapshot().sequences}
 
 
@@ -134,7 +134,7 @@ def test_later_plans_do_not_wait(make: Callable[[], Runner], rng: random.Random)
     begin = opening(rows, flags)
     second = decoding(lengths, dict.fromkeys(others, SAMPLE))
     third = decoding(longer, dict(enumerate(flags)))
-    # Plans row by their extents: all slots in order.
+    # Rows are in the order of the extents: all slots in order.
     one_by_one = make()
     expected = [
         one_by_one.execute(1, begin, masks(NUM_TOKENS, first_ids)),
@@ -160,7 +160,7 @@ def test_later_plans_do_not_wait(make: Callable[[], Runner], rng: random.Random)
 
 
 def test_a_step_sees_the_token_that_was_drawn_late(make: Callable[[], Runner], rng: random.Random) -> None:
-    """It computes what a prompt gives whose last token is that one."""
+    """It gives the same as a prompt that ends with that token."""
     prompts = random_rows(rng)
     drawn = [rng.randrange(NUM_TOKENS) for _ in prompts]
     wholes = [
@@ -207,7 +207,7 @@ def test_a_plan_that_is_abandoned_leaves_its_other_rows_as_they_are(
 def test_a_token_that_is_drawn_late_is_not_in_the_prompt_of_the_slots_next_sequence(
     tmp_path: Path, rng: random.Random, checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless rows are checked before their draw is launched: then it is in each slot's."""
+    """Without the check before the draw is launched, the token is in the prompt of each slot's next sequence."""
     if not checked:
         monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
     rows = late_rows(tmp_path, rng)

@@ -1,4 +1,4 @@
-"""The sampling kernels under masks, which say what a constrained row may draw, against the CPU's sampler."""
+"""The sampling kernels with masks, the ids that a constrained row may draw, against the CPU's sampler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dice() -> random.Random:
 
 
 def random_allowed(dice: random.Random, vocab_size: int) -> NDArray[np.bool_]:
-    """[V]: what a grammar may leave, from a single id to all of them, as of a row without a constraint."""
+    """Returns [V]: ids that a grammar may allow, from a single one to all, as for a row without a constraint."""
     count = dice.choice([1, 2, 5, vocab_size // 2, vocab_size - 1, vocab_size, vocab_size])
     allowed = np.zeros(vocab_size, np.bool_)
     allowed[np.random.default_rng(dice.getrandbits(32)).permutation(vocab_size)[:count]] = True
@@ -36,7 +36,7 @@ def random_allowed(dice: random.Random, vocab_size: int) -> NDArray[np.bool_]:
 
 
 def masked(row: Row, allowed: NDArray[np.bool_]) -> Row:
-    """The row whose logits are -inf where the mask excludes the id."""
+    """Returns the row with logits of -inf for ids that the mask excludes."""
     logits = np.where(allowed, np.array(row.logits, np.float32), -np.inf)
     return replace(row, logits=logits.tolist())
 
@@ -52,7 +52,7 @@ def test_random_rows_draw_the_cpu_samplers_tokens(dice: random.Random, vocab_siz
     expected = sample(rows, masks=pack_masks(allowed))
     result, buffer = cuda_sample(rows, masks=pack_masks(allowed, beyond=True))
     np.testing.assert_array_equal(result.finite, expected.finite)
-    assert result.finite.mean() > 0.8  # the stop ids of few took all that their mask allowed
+    assert result.finite.mean() > 0.8  # the stop ids of few rows are all that their mask allows
     close = 0
     for index, (row, token) in enumerate(zip(rows, result.tokens.tolist(), strict=True)):
         drawn = [token] if result.finite[index] else []
@@ -81,7 +81,7 @@ def test_masks_that_allow_everything_change_nothing(dice: random.Random, vocab_s
 
 @pytest.mark.parametrize("vocab_size", [37, 1000, 50_257])
 def test_the_only_id_that_is_allowed_is_drawn(dice: random.Random, vocab_size: int) -> None:
-    """Whatever the parameters, and however unlikely it is."""
+    """It is drawn with any parameters and any probability."""
     rows, only = [], []
     for id_ in (0, 31, 32, vocab_size - 1):
         for asked in (
@@ -105,7 +105,7 @@ def test_the_only_id_that_is_allowed_is_drawn(dice: random.Random, vocab_size: i
 
 
 def test_rows_that_are_not_finite_or_have_nothing_to_draw_leave_their_neighbours_alone(dice: random.Random) -> None:
-    """NaN and infinities tell of a broken forward pass, also where the mask excludes their id."""
+    """NaN and infinities indicate a broken forward pass, even if the mask excludes their id."""
     vocab_size = 1000
     rows = [replace(random_row(dice, vocab_size), min_tokens=0) for _ in range(20)]
     allowed = np.stack([random_allowed(dice, vocab_size) for _ in rows])

@@ -1,4 +1,4 @@
-"""Whole mixed steps on a GPU: whatever products do beside multiplying, captured or not, the logits are the same."""
+"""Mixed steps on a GPU: the logits are the same with all fusions, captured or not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLOTS, CONTEXT, TOKENS = 40, 512, 1024
 
 
 def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
-    """Over a cache of noise, in which every slot has blocks and tokens of its own."""
+    """Returns steps over a cache of noise, with different blocks and tokens for each slot."""
     folder = make_tiny_model(family, folder, rounded_to=BF16, **sizes)
     config, device = ModelConfig.from_hugging_face(read_json(folder / "config.json")), torch.device("cuda")
     weights = load_weights(folder, config, BF16, device, lambda what, share: None)
@@ -50,7 +50,7 @@ def make_steps(family: str, folder: Path, sizes: dict[str, int]) -> CudaSteps:
 
 
 def mixed_batch(rng: np.random.Generator) -> StepBatch:
-    """Most rows decode, some have chunks, in any order; all sample."""
+    """Returns a batch in which most rows decode and some have chunks, in any order; all sample."""
     counts = rng.permutation([1] * (SLOTS - 5) + [int(rng.integers(2, 100)) for _ in range(3)] + [230, 128])
     starts = [int(rng.integers(0, CONTEXT - count + 1)) for count in counts]
     return batch_of(np.array(starts, np.int32), counts.astype(np.int32))

@@ -47,7 +47,7 @@ def test_random_rows_draw_the_cpu_samplers_tokens(dice: random.Random, vocab_siz
 
 
 def test_equal_logits_are_kept_by_rising_id(dice: random.Random) -> None:
-    """More equal logits than are sorted in shared memory: the prefix is bisected."""
+    """There are more equal logits than are sorted in shared memory, so the prefix is bisected."""
     vocab_size = 60_000
     for top_k, top_p in [(1, 1.0), (2, 1.0), (0, 2.5 / vocab_size), (40_000, 1.5 / 40_000), (0, 0.5)]:
         rows = [Row([0.25] * vocab_size, [1], 1, seed=dice.getrandbits(64), top_k=top_k, top_p=top_p) for _ in range(8)]

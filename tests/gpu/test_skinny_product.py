@@ -1,4 +1,4 @@
-"""Products of few rows on a Hopper GPU, with all that is fused into them, against float32 torch."""
+"""Products of few rows on a Hopper GPU, with their fused operations, against float32 torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if not is_hopper():
 EPS = 1e-5
 BF16 = torch.bfloat16
 TOKENS = [1, 5, 8, 16, 27, 64, 128]
-# [out, in] of matrices: both shapes of the benchmarks, a model whose tiles do not come out even, the smallest.
+# [out, in] of matrices: both shapes of the benchmarks, a model with partial tiles, the smallest.
 SHAPES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 14336), (960, 576), (1160, 576), (256, 64)]
 
 
@@ -38,7 +38,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def scaled_input(num_tokens: int, width: int) -> tuple[ScaledRows, Tensor]:
-    """A product's input whose sums of squares come in three parts, and what it stands for."""
+    """Returns a product's input, with sums of squares in three parts, and the normalised rows that it represents."""
     rows = normal(num_tokens, width)
     parts = torch.rand(3, MAX_ROWS, device="cuda") * width
     scale = torch.rsqrt(parts.sum(dim=0)[:num_tokens] / width + EPS)
@@ -113,7 +113,7 @@ def test_results_do_not_depend_on_the_run_or_on_the_neighbours() -> None:
 
 
 def test_a_chain_that_overlaps_gives_what_launches_one_by_one_give() -> None:
-    """Each product begins while the one before it runs; replayed, so that stale inputs would show."""
+    """Each product begins while its predecessor runs; the chain is replayed, so that stale inputs would show."""
     hidden, inner, num_tokens = 1024, 3072, 33
     gate_up, down, norm_weight = normal(2 * inner, hidden) * 0.05, normal(hidden, inner) * 0.05, normal(hidden)
     embeddings = normal(100, hidden)

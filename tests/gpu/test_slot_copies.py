@@ -1,4 +1,4 @@
-"""What brings a step to the device and its result back, and what changes the slots there, against numpy."""
+"""Copies of a step to the device and of its result back, and updates of the slots there, against numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda")
 
 
 def words(where: str, count: int) -> torch.Tensor:
-    """int32, on the device or page-locked."""
+    """Returns int32 zeros on the device or in page-locked memory."""
     if where == "device":
         return torch.zeros(count, dtype=torch.int32, device=DEVICE)
     return torch.zeros(count, dtype=torch.int32, pin_memory=True)

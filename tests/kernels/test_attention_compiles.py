@@ -1,4 +1,4 @@
-"""The attention kernels compile for every architecture that is promised, and their inner loops keep to registers."""
+"""The attention kernels compile for every supported architecture, without spills in their inner loops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES = (
     ("__nv_bfloat16", 128, 40, 2, 16, None, False),
     ("__nv_bfloat16", 256, 16, 1, 16, None, True),
 )
-# A shape of each head size for Hopper, the widest for each architecture; all for all with ROSTER_TEST_FULL.
+# By default each head size is compiled for Hopper and the widest for each architecture; with ROSTER_TEST_FULL, all.
 FOR_ALL = SHAPES[-1:]
 ON_HOPPER = choice(SHAPES, in_ci=(SHAPES[0], SHAPES[2], SHAPES[5], SHAPES[6], SHAPES[-1]))
 FOR_HOPPER = [shape for shape in ON_HOPPER if HopperPrefillVariant.fits(AttentionShape(*shape))]
@@ -66,7 +66,7 @@ def test_decode_beside_prefill_compiles(shape: tuple) -> None:
 @pytest.mark.parametrize(("shape", "arch"), COMBINATIONS)
 def test_prefill_compiles(shape: tuple, arch: str) -> None:
     log = compile_variant("paged_prefill", arch, PrefillVariant(AttentionShape(*shape)))
-    if shape[1] < 256:  # queries and outputs of 256 fill the registers, and a few go to memory
+    if shape[1] < 256:  # queries and outputs of 256 fill the registers, and a few spill
         assert " 0 bytes spill stores" in log, log
 
 

@@ -1,7 +1,7 @@
-"""No kernel gives shared memory back before it has read it, which neither the tests nor compute-sanitizer would show.
+"""No kernel releases shared memory before it has read it, a fault that neither tests nor compute-sanitizer would show.
 
-An arrival at an mbarrier is not ordered behind loads from shared memory that are under way, as seen from asynchronous
-copies: a prefill of FP8 caches that did so passed under memcheck and racecheck, and failed by itself (bench/NOTES.md).
+For asynchronous copies, an arrival at an mbarrier is not ordered after loads from shared memory that are in flight. A
+prefill of FP8 caches with this fault passed under memcheck and racecheck, and failed without them (bench/NOTES.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The attention kernels, their very sources, on a CPU: against float32 torch, for Hopper and for other GPUs.
+"""The sources of the attention kernels, emulated on a CPU, against float32 torch, for Hopper and for other GPUs.
 
-No registers run out here and nothing is timed; what a GPU's own order of things could break, random orders try. CI has
-a part of it; `ROSTER_TEST_FULL=1` has all, five minutes of two cores.
+The emulator models neither register limits nor timing; random execution orders test for races. CI runs a part of the
+cases; `ROSTER_TEST_FULL=1` runs all, which takes five minutes of two cores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def prefill(case: AttentionCase, seed: int, blocks: int | None = None) -> None:
 def test_hoppers_prefill_with_many_pieces_a_block(
     head_dim: int, fp8_cache: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece of one tile follows one of several and the other way round; records come round."""
+    """A piece of one tile follows one of several, and vice versa; the ring of records wraps around."""
     emulate_attention(monkeypatch, HOPPER, 2)
     rows = ((200, 130, 31, 16, 5, 140), (150, 1, 31, 16, 3, 140))
     prefill(AttentionCase(*rows, head_dim, 6, 2, fp8_cache=fp8_cache), seed, blocks=1)
@@ -70,7 +70,7 @@ def test_hoppers_prefill_with_windows_and_soft_caps(
 def test_hoppers_prefill_of_scores_that_grow_tile_by_tile(
     head_dim: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are taken from the last to the first: each tile's maximum is far above all before it."""
+    """Keys are processed from the last to the first: each tile's maximum is far above all earlier ones."""
     emulate_attention(monkeypatch, HOPPER, 1)
     prefill(AttentionCase((500, 140), (140, 140), head_dim, 2, 1, first_key=30.0), seed)
 
@@ -91,7 +91,7 @@ def test_prefill_elsewhere(head_dim: int, fp8_cache: bool, seed: int, monkeypatc
     ),
 )
 def test_decode(head_dim: int, fp8_cache: bool, arch: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are split over blocks, rows that share one, an empty one; both variants."""
+    """Rows that are split over blocks, rows that share a block, an empty row; both variants."""
     emulate_attention(monkeypatch, arch, 3)
     for lengths in ((300, 1, 17, 0, 33), tuple(range(1, 60, 3))):
         case = AttentionCase(lengths, (1,) * len(lengths), head_dim, 6, 2, fp8_cache=fp8_cache)

@@ -1,4 +1,4 @@
-"""The kernels that are not attention compile for every architecture that is promised, without spilling registers."""
+"""The other kernels compile for every supported architecture without spilling registers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = {
 }
 EVERYWHERE = [(case, arch) for arch in ("sm_80", "sm_90a", "sm_100") for case in CASES]
 DEAR = [("sample", "sm_80"), ("sample", "sm_100")]
-"""A kernel that takes as long as all others together."""
+"""Cases of a kernel whose compilation takes as long as that of all others together."""
 
 
 @pytest.mark.parametrize(("case", "arch"), choice(EVERYWHERE, in_ci=[one for one in EVERYWHERE if one not in DEAR]))
@@ -51,7 +51,7 @@ def test_compiles(case: str, arch: str) -> None:
     code, log = compile_kernel(kernel_folder() / f"{name}.cu", arch, defines)
     assert code.startswith(b"\x7fELF")
     assert "warning" not in log, log
-    if name != "sample":  # it is held to 64 registers, and keeps a few words beside the hot loops in memory
+    if name != "sample":  # it is limited to 64 registers, and spills a few words outside of the hot loops
         assert " 0 bytes spill stores" in log, log
 
 
@@ -63,7 +63,7 @@ EPILOGUES = ("STORE", "GATED", "RESIDUAL")
     ("tokens", "blocks", "epilogue"),
     choice(
         [(*shape, epilogue) for shape in SKINNY for epilogue in EPILOGUES],
-        in_ci=[(*shape, EPILOGUES[place % 3]) for place, shape in enumerate(SKINNY)],  # each of both
+        in_ci=[(*shape, EPILOGUES[place % 3]) for place, shape in enumerate(SKINNY)],  # each shape and each epilogue
     ),
 )
 def test_skinny_products_compile_for_hopper(tokens: int, blocks: int, epilogue: str) -> None:

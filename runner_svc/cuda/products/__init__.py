@@ -1,1 +1,1 @@
-"""Matrix products of our own, and which variant of its kernel each gets."""
+"""Matrix products with kernels of this repository, and the selection of their variants."""

@@ -1,4 +1,4 @@
-"""The gate-up product of many rows with its activation; see `kernels/gated_product.cu`. Only for Hopper."""
+"""Launches kernels/gated_product.cu: the gate-up product of many rows with its activation. Only for Hopper."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from runner_svc.cuda.products.gated_variant import CONSUMER_ROWS, STEP, VECTOR, 
 from runner_svc.cuda.tensor_map import PLANE, heads_map
 
 Choose = Callable[[int, int, int], GatedVariant]
-"""From rows of x, outputs and columns of x."""
+"""Returns the variant for rows of x, outputs and columns of x."""
 
-# What is kept: maps of a model's weights for a few boxes, and for every number of rows a map of x, and the variant.
+# Size of the caches: maps of a model's weights for a few boxes, and per number of rows a map of x and the variant.
 _MAX_KEPT = 16384
 
 
 class GatedProduct:
-    """activation(x G^T) * (x U^T) of one model; x has any number of rows, and more than 128 are worth it."""
+    """activation(x G^T) * (x U^T) of one model, for any number of rows of x; it pays off above 128."""
 
     def __init__(self, dtype: torch.dtype, activation: str, choose: Choose, *, overlap: bool = False) -> None:
-        """`choose` makes the variants. Raises KeyError for an unknown activation."""
+        """`choose` selects variants. Raises KeyError for an unknown activation."""
         self._dtype = dtype
         self._activation = ACTIVATIONS[activation]
         self._choose = lru_cache(_MAX_KEPT)(choose)
@@ -34,7 +34,7 @@ class GatedProduct:
         self._map = lru_cache(_MAX_KEPT)(_matrix_map)
 
     def fits(self, weight: Tensor) -> bool:
-        """Whether the kernel has products with this matrix, gate above up."""
+        """Returns whether the kernel supports this matrix, gate above up."""
         return (
             weight.dtype is self._dtype
             and weight.is_contiguous()
@@ -43,7 +43,7 @@ class GatedProduct:
         )
 
     def prepare(self, max_tokens: int, weight: Tensor) -> None:
-        """Compiles what products of up to so many rows with such a matrix take; else a step would wait for that."""
+        """Compiles the kernels for products of up to `max_tokens` rows with such a matrix; a step would wait for it."""
         num_outputs, width = weight.shape[0] // 2, weight.shape[1]
         for num_tokens in range(CONSUMER_ROWS, max_tokens + CONSUMER_ROWS, CONSUMER_ROWS):
             self._kernel(self._choose(num_tokens, num_outputs, width))
@@ -74,7 +74,7 @@ class GatedProduct:
         return Kernel(
             load("gated_product", defines),
             "gated_product",
-            "128s128sPiiiiii",  # maps of x and weights; out; steps, rows, outputs; rows, columns and groups of clusters
+            "128s128sPiiiiii",  # maps of x and weights; out; steps, rows, outputs; rows, columns and group of clusters
             variant.threads,
             shared_bytes=variant.shared_bytes,
             overlap=self._overlap,

@@ -1,25 +1,25 @@
-"""Which variant of kernels/gated_product.cu a product gets: tiles, clusters, stages. Plain arithmetic, no CUDA."""
+"""Selects a product's variant of kernels/gated_product.cu: tiles, clusters, stages. Plain arithmetic, no CUDA."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CONSUMER_ROWS = 64
-"""Rows of x that a warpgroup multiplies; between multiples of it the choice is the same."""
+"""Rows of x that a warpgroup multiplies; the choice changes only at multiples of it."""
 STEP = 64
-"""Columns of x in a stage; its width is a multiple of it."""
+"""Columns of x in a stage; the width of x is a multiple of it."""
 VECTOR = 8
-"""Outputs written at once; their number is a multiple of it."""
+"""Outputs written at once; the number of outputs is a multiple of it."""
 TILES = ((2, 48), (2, 64), (2, 80), (2, 96), (2, 112), (2, 128), (3, 96), (3, 112))
-"""Warpgroups that multiply, and outputs: so many rows of the gate's matrix, and as many of the other one."""
+"""Tile shapes: warpgroups that multiply, and outputs, for each of which a row of G and a row of U are read."""
 
-# Of a block.
+# Per block.
 _SHARED_BYTES = 227 * 1024
 _BARRIER_BYTES = 16
-# Fitted to times of both shapes of the benchmarks on an H200: what a step costs a tile beside its products, in outputs
-# of a warpgroup, what a tile costs beside its steps, and how much longer blocks take that don't share weights.
+# Fitted to times of both shapes of the benchmarks on an H200: overhead of a step besides its products, in outputs of a
+# warpgroup; overhead of a tile besides its steps; and the factor by which blocks that don't share weights are slower.
 _STEP_COST, _TILE_COST, _OWN_WEIGHTS = 8, 640, 1.02
-# Rows of tiles that are worked off together: their x stays in L2 while the weights pass by.
+# Rows of tiles that are processed together: their x stays in L2 while the weights are streamed.
 _GROUP = 16
 
 
@@ -27,7 +27,7 @@ _GROUP = 16
 class GatedVariant:
     """Tiles of `consumers` times 64 rows by `columns` outputs, `cluster_rows` by `cluster_columns` tiles in a cluster.
 
-    One warpgroup is `head_start` stages ahead of the others.
+    One warpgroup starts `head_start` stages ahead of the others.
     """
 
     consumers: int
@@ -39,7 +39,7 @@ class GatedVariant:
 
     @classmethod
     def choose(cls, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> GatedVariant:
-        """The one whose last block ends first: blocks work off tiles in rounds, which last as long as their tiles."""
+        """Returns the variant whose last block ends first: blocks process tiles in rounds of equal duration."""
         variants = [
             cls(consumers, columns, *_cluster(-(-num_tokens // (consumers * CONSUMER_ROWS))))
             for consumers, columns in TILES
@@ -47,7 +47,7 @@ class GatedVariant:
         return min(variants, key=lambda variant: variant.cost(multiprocessors, num_tokens, num_outputs, width))
 
     def cost(self, multiprocessors: int, num_tokens: int, num_outputs: int, width: int) -> float:
-        """Of a product of so many rows of x, outputs and columns of x, in outputs of a warpgroup for each step."""
+        """Returns the cost of a product of `num_tokens` rows, in outputs of a warpgroup for each step."""
         rows, columns = self.tiles(num_tokens, num_outputs)
         rounds = -(-rows * columns // (multiprocessors // self.cluster))
         tile = self.consumers * self.columns + _STEP_COST + _TILE_COST * STEP / width
@@ -55,7 +55,7 @@ class GatedVariant:
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
+        """Blocks per cluster."""
         return self.cluster_rows * self.cluster_columns
 
     @property
@@ -65,7 +65,7 @@ class GatedVariant:
 
     @property
     def threads(self) -> int:
-        """Of a block: the warpgroups that multiply and one that copies."""
+        """Threads per block: the warpgroups that multiply, and one that copies."""
         return (self.consumers + 1) * 128
 
     @property
@@ -74,12 +74,12 @@ class GatedVariant:
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """Stages per block, as many as fit."""
         return _SHARED_BYTES // (self._stage_bytes + _BARRIER_BYTES)
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Shared memory per block."""
         return self.stages * (self._stage_bytes + _BARRIER_BYTES)
 
     @property
@@ -89,7 +89,7 @@ class GatedVariant:
 
     @property
     def group(self) -> int:
-        """Rows of clusters that are worked off together."""
+        """Rows of clusters that are processed together."""
         return self.group_rows // self.cluster_rows
 
     @property
@@ -105,13 +105,13 @@ class GatedVariant:
         }
 
     def tiles(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
-        """Rows and columns of clusters."""
+        """Returns the number of rows and of columns of clusters."""
         rows = -(-num_tokens // (self.rows * self.cluster_rows))
         return rows, -(-num_outputs // (self.columns * self.cluster_columns))
 
 
 def _cluster(tile_rows: int) -> tuple[int, int]:
-    """Rows and columns of a cluster where there are so many rows of tiles: pairs of them, if they come out even."""
+    """Returns rows and columns of a cluster for `tile_rows` rows of tiles: pairs of rows if their number is even."""
     if tile_rows == 1:
         return 1, 1
     return (2, 1) if tile_rows % 2 == 0 else (1, 2)

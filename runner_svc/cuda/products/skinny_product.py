@@ -1,6 +1,6 @@
-"""Products of up to 128 rows with a matrix, norms and activations fused in; see `kernels/skinny_product.cu`.
+"""Launches kernels/skinny_product.cu: products of up to 128 rows with a matrix, with norms and activations fused.
 
-Only for Hopper and bfloat16: `x` before its norm's 1 / rms would leave the range of float16.
+Only for Hopper and bfloat16: `x` before the factor 1 / rms of its norm would exceed the range of float16.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from runner_svc.cuda.tensor_map import PLANE, heads_map
 from runner_svc.interface.skinny_launchers import ScaledRows
 
 Choose = Callable[[int, int, int], SkinnyVariant]
-"""From rows of x, rows and columns of W."""
+"""Returns the variant for rows of x, rows and columns of W."""
 
 _TWO_BLOCKS = partial(SkinnyVariant.choose, 2)
-# Maps of a model's weights for a few boxes, and of a decoder's workspace.
+# Size of the cache: maps of a model's weights for a few boxes, and of a decoder's workspace.
 _MAX_MAPS = 4096
 
 
@@ -30,7 +30,7 @@ class SkinnyProducts:
     """The products of one model. Matrices are [out, in], contiguous; x has up to 128 rows."""
 
     def __init__(self, eps: float, activation: str, choose: Choose = _TWO_BLOCKS, *, overlap: bool = False) -> None:
-        """`choose` makes the variants. Raises KeyError for an unknown activation."""
+        """`choose` selects variants. Raises KeyError for an unknown activation."""
         self._eps = eps
         self._choose = choose
         self._activation = ACTIVATIONS[activation]
@@ -39,11 +39,11 @@ class SkinnyProducts:
         self._map = lru_cache(_MAX_MAPS)(_matrix_map)
 
     def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        """out = norm(x) W^T; `out` [T, out] bfloat16 or float32, contiguous."""
+        """Computes out = norm(x) W^T; `out` is [T, out], bfloat16 or float32, contiguous."""
         self._launch(stream, "EPILOGUE_STORE", x, weight, out)
 
     def gated(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
-        """out = activation(norm(x) G^T) * (norm(x) U^T), where `weight` is G above U; `out` [T, out / 2]."""
+        """Computes out = activation(norm(x) G^T) * (norm(x) U^T); `weight` is G above U, `out` is [T, out / 2]."""
         self._launch(stream, "EPILOGUE_GATED", x, weight, out)
 
     def add(
@@ -56,10 +56,10 @@ class SkinnyProducts:
         out: Tensor,
         squares: Tensor,
     ) -> ScaledRows:
-        """residual += x W^T; `out` = residual * norm_weight, whose missing factor is left in `squares`.
+        """Computes residual += x W^T and out = residual * norm_weight; the norm's factor is left to `squares`.
 
-        `residual` and `out` [T, out]; `squares` float32 [n, 128], n at least the tiles of W. Returns `out` as the input
-        of the next product.
+        `residual` and `out` are [T, out]; `squares` is float32 [n, 128], n at least the tiles of W. Returns `out` with
+        the sums of squares as the input of the next product.
         """
         squares = squares[: num_tiles(weight.shape[0])]
         self._launch(stream, "EPILOGUE_RESIDUAL", ScaledRows(x, None), weight, out, residual, norm_weight, squares)
@@ -122,7 +122,7 @@ class SkinnyProducts:
 
 
 def fits(*weights: Tensor) -> bool:
-    """Whether the kernel has products with these matrices."""
+    """Returns whether the kernel supports these matrices."""
     return all(
         weight.dtype is torch.bfloat16
         and weight.is_contiguous()

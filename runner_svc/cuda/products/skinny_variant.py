@@ -1,4 +1,4 @@
-"""Which variant of kernels/skinny_product.cu a product gets: rows of x, split, stages. Plain arithmetic, no CUDA."""
+"""Selects a product's variant of kernels/skinny_product.cu: rows of x, split, stages. Plain arithmetic, no CUDA."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 TILE_ROWS = 64
 """Rows of W in a tile."""
 STEP = 64
-"""Columns of W in a stage; the widths of all matrices are multiples of it."""
+"""Columns of W in a stage; the width of every matrix is a multiple of it."""
 QUAD = 4
-"""Outputs written at once; the outputs of all matrices are multiples of it."""
+"""Outputs written at once; the number of outputs of every matrix is a multiple of it."""
 THREADS = 192
-"""A warpgroup that multiplies, a warp that copies and one that reads the scales."""
+"""Threads of a block: a warpgroup that multiplies, a warp that copies and one that reads the scales."""
 
 _TOKENS = (8, 16, 32, 64, 128)
 _SPLITS = (1, 2, 4, 8)
-# Each multiprocessor should have one.
+# About one for each multiprocessor.
 _ENOUGH_BLOCKS = 128
-# Of a multiprocessor: what its blocks can have together, less what the driver keeps of each.
+# Shared memory for all blocks of a multiprocessor, without the part that the driver reserves per block.
 _SHARED_BYTES = 224 * 1024
 _MAX_STAGES = 24
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyVariant:
-    """Of a product of up to `tokens` rows, `split` blocks sharing a tile.
+    """Variant for products of up to `tokens` rows, with `split` blocks per tile and `blocks` per multiprocessor.
 
-    With two `blocks` a multiprocessor the next product's rings fill while this one runs, but blocks may crowd on some
-    multiprocessors: good for small matrices. One has a ring twice as long.
+    With two blocks per multiprocessor the next product's rings fill while this one runs, but blocks may be unevenly
+    spread over the multiprocessors: good for small matrices. A single block has a ring twice as long.
     """
 
     tokens: int
@@ -36,7 +36,7 @@ class SkinnyVariant:
 
     @classmethod
     def choose(cls, blocks: int, num_tokens: int, num_rows: int, num_columns: int) -> SkinnyVariant:
-        """For x of `num_tokens` rows and W [num_rows, num_columns]."""
+        """Returns the variant for x of `num_tokens` rows and W [num_rows, num_columns]."""
         tokens = next(tokens for tokens in _TOKENS if tokens >= num_tokens)
         splits = [split for split in _SPLITS if split <= num_columns // STEP]
         enough = (split for split in splits if num_tiles(num_rows) * split >= _ENOUGH_BLOCKS)
@@ -48,17 +48,17 @@ class SkinnyVariant:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Sums (rows padded by four floats) and scales."""
+        """Bytes of sums (rows padded by four floats) and scales."""
         return 4 * self.tokens * (TILE_ROWS + 4) + 4 * self.tokens
 
     @property
     def stages(self) -> int:
-        """As many as fit, with two barriers of 8 bytes for each."""
+        """Stages per block, as many as fit, with two barriers of 8 bytes each."""
         return min(_MAX_STAGES, (_SHARED_BYTES // self.blocks - self._fixed_bytes) // (self._stage_bytes + 16))
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Shared memory per block."""
         return self.stages * (self._stage_bytes + 16) + self._fixed_bytes
 
     @property
@@ -68,5 +68,5 @@ class SkinnyVariant:
 
 
 def num_tiles(num_rows: int) -> int:
-    """Tiles of a matrix of so many rows."""
+    """Returns the number of tiles of a matrix of `num_rows` rows."""
     return -(-num_rows // TILE_ROWS)

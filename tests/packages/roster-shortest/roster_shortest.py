@@ -8,7 +8,7 @@ class ShortestPromptParameters(PolicyParameters):
 
 
 class ShortestPrompt(Policy):
-    """Shortest prompt first; who waits gains on later arrivals."""
+    """Shortest prompt first; a waiting request gains on later arrivals."""
 
     name = "shortest"
     Parameters = ShortestPromptParameters

@@ -1,4 +1,4 @@
-"""The fast attention agrees with its slow twin on fresh random inputs, over a cache that is NaN wherever unwritten."""
+"""CpuAttention agrees with the reference on random inputs, over a cache in which unwritten positions are NaN."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATER_CHUNKS = [(3, 5), (16, 16), (29, 4)]
 
 @dataclass
 class Case:
-    """A cache whose rows' positions are written, and nothing else."""
+    """A cache in which only the rows' positions are written."""
 
     cache: KVCache
     starts: list[int]

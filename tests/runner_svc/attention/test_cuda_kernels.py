@@ -1,4 +1,4 @@
-"""The variants of the attention kernels fit the shared memory of the GPUs that they are meant for."""
+"""The variants of the attention kernels fit the shared memory of their GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of decode attention, walked as the kernel walks them: every tile is done once, and all agree who merges."""
+"""Plans of decode attention, interpreted as in the kernel: each tile is done once, and one block merges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.decode_plan_twin import PlannerTwin
 
 @dataclass(frozen=True)
 class Segment:
-    """What one block of threads does of a (row, unit), in tiles of the line."""
+    """One thread block's part of a (row, unit), in tiles of the line."""
 
     block: int
     slot: int
@@ -39,7 +39,7 @@ def planners(draw: st.DrawFn) -> DecodePlanner:
 
 
 def plan_of(planner: DecodePlanner, lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and ranges of a plan; table and query rows count down, so that none is mistaken for an index."""
+    """Returns rows and ranges of a plan; table and query rows descend, so that none equals an index by chance."""
     plan = np.full(planner.words, -1, np.int32)
     countdown = np.arange(planner.batch, 0, -1, dtype=np.int32)
     planner.write(np.array(lengths, np.int32), countdown, countdown + 100, plan)
@@ -48,7 +48,7 @@ def plan_of(planner: DecodePlanner, lengths: list[int]) -> tuple[np.ndarray, np.
 
 
 def segments_of(planner: DecodePlanner, rows: np.ndarray, ranges: np.ndarray) -> dict[tuple[int, int], list[Segment]]:
-    """Per (row, unit), as blocks of threads find them."""
+    """Returns the segments of each (row, unit), as the thread blocks compute them."""
     segments = defaultdict(list)
     for block, words in enumerate(ranges.tolist()):
         begin, end = words[8:10]
@@ -69,7 +69,7 @@ def segments_of(planner: DecodePlanner, rows: np.ndarray, ranges: np.ndarray) ->
 
 
 @given(planners(), st.data())
-def test_blocks_share_all_tiles_and_agree_on_who_merges(planner: DecodePlanner, data: st.DataObject) -> None:
+def test_blocks_share_all_tiles_and_agree_on_the_merging_block(planner: DecodePlanner, data: st.DataObject) -> None:
     longest = data.draw(st.sampled_from([4, 40, 700]))
     lengths = data.draw(st.lists(st.integers(0, longest), min_size=planner.batch, max_size=planner.batch))
     rows, ranges = plan_of(planner, lengths)
@@ -80,7 +80,7 @@ def test_blocks_share_all_tiles_and_agree_on_who_merges(planner: DecodePlanner, 
         assert [part.begin for part in parts] == [begin] + [part.end for part in parts[:-1]]
         assert parts[-1].end == begin + rows[row, 1]
         assert [part.block for part in parts] == list(range(parts[0].block, parts[-1].block + 1))
-        # A whole one only has to know that it is whole.
+        # The first slot of an unsplit (row, unit) is not used.
         if len(parts) > 1:
             assert {part.first_slot for part in parts} == {parts[0].slot}
         assert {part.first_slot // 2 for part in parts} == {parts[0].block}
@@ -89,7 +89,7 @@ def test_blocks_share_all_tiles_and_agree_on_who_merges(planner: DecodePlanner, 
 
 
 @given(planners(), st.data())
-def test_plans_are_the_slow_twins(planner: DecodePlanner, data: st.DataObject) -> None:
+def test_plans_equal_those_of_the_reference(planner: DecodePlanner, data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(1, planner.batch))
     longest = data.draw(st.sampled_from([4, 40, 700, 100_000]))
     lengths = np.array(data.draw(st.lists(st.integers(0, longest), min_size=num_rows, max_size=num_rows)), np.int32)
@@ -119,7 +119,7 @@ def test_work_is_shared_evenly_whatever_the_lengths() -> None:
     assert (ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN] == 300).all()
 
 
-def test_blocks_beyond_those_that_are_asked_for_have_no_work() -> None:
+def test_blocks_beyond_the_requested_number_have_no_work() -> None:
     planner = DecodePlanner(batch=2, grid=10, min_cost=1, units=2, end_cost=3, window=None)
     plan = np.full(planner.words, -1, np.int32)
     rows = np.arange(2, dtype=np.int32)

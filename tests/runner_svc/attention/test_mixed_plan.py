@@ -21,7 +21,7 @@ def planner_of(window: int | None = None, fp8_cache: bool = False) -> MixedPlann
 
 
 def shared(planner: MixedPlanner, lengths: list[int], chunks: list[tuple[int, int]]) -> tuple[int, int]:
-    """Blocks with work of decode's plan, and those that prefill is dealt to."""
+    """Returns the number of blocks with decode work, and of blocks that prefill is dealt to."""
     rows = np.arange(len(lengths), dtype=np.int32)
     starts, counts = (np.array([chunk[i] for chunk in chunks], np.int32) for i in (0, 1))
     queries = np.cumsum(counts, dtype=np.int32) - counts
@@ -52,7 +52,7 @@ def test_both_have_blocks_of_their_own_or_all_in_turn(
     assert dealt == GRID or (dealt % 2 == 0 and dealt >= GRID // 4 and decoding <= GRID - dealt)
 
 
-def test_who_has_more_work_gets_more_multiprocessors() -> None:
+def test_more_work_gets_more_multiprocessors() -> None:
     planner, short, long = planner_of(), [(0, 1024)], [(1024, 1024)]
     left = [shared(planner, [1000] * rows, short)[1] for rows in (4, 8, 16, 64)]
     assert left == sorted(left, reverse=True) and GRID > left[0] > left[-1]
@@ -60,22 +60,25 @@ def test_who_has_more_work_gets_more_multiprocessors() -> None:
 
 
 def test_many_rows_of_an_fp8_cache_leave_prefill_more_multiprocessors() -> None:
-    """Half the bytes: decode of 128 rows at 1,000 beside 896 positions on 1,000: 110 us on 80 of them, 153 on 96."""
+    """An FP8 cache has half the bytes.
+
+    Decode of 128 rows at position 1,000 beside 896 positions after 1,000: 110 us with 80 multiprocessors, 153 with 96.
+    """
     planners = [planner_of(fp8_cache=fp8_cache) for fp8_cache in (False, True)]
     cost, key_tiles = planners[0].decode.cost(np.full(128, 1000, np.int32)), np.arange(15, 8, -1, dtype=np.int32)
     sixteen_bit, fp8 = (planner.decode_blocks(cost, key_tiles) for planner in planners)
     assert sixteen_bit > 90 > fp8 > 70
 
 
-def test_one_behind_the_other_where_one_multiprocessor_less_costs_prefill_a_round() -> None:
-    # 264 pieces of 33 tiles of keys each, two for everyone.
+def test_in_turn_if_one_multiprocessor_less_costs_prefill_a_round() -> None:
+    # 264 pieces of 33 key tiles each, two per multiprocessor.
     planner = MixedPlanner(planner_of().decode, PrefillPlanner(128, None, GRID), heads=33)
     assert shared(planner, [500] * 4, [(32 * 128 + 128 * tile, 128) for tile in [0] * 8])[1] == GRID
 
 
 @pytest.mark.parametrize("chunks", [[], [(0, 1024)], [(32 * 128, 128)] * 8])
 def test_an_odd_number_of_multiprocessors_loses_no_work(chunks: list[tuple[int, int]]) -> None:
-    """Decode's blocks come in pairs: it has one less than prefill, also where it is to have all."""
+    """Decode's blocks come in pairs: it has one multiprocessor fewer than prefill, even when it should have all."""
     decode = DecodePlanner(batch=2, grid=10, min_cost=4, units=2, end_cost=3, window=None)
     planner = MixedPlanner(decode, PrefillPlanner(128, None, 11), heads=3)
     rows, parts = np.arange(2, dtype=np.int32), np.array(chunks, np.int32).reshape(-1, 2)
@@ -86,7 +89,7 @@ def test_an_odd_number_of_multiprocessors_loses_no_work(chunks: list[tuple[int, 
     assert (ranges[:, RANGE_END] - ranges[:, RANGE_BEGIN]).sum() == 2 * (70 + 30)
 
 
-def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
+def test_the_first_and_the_last_block_determine_when_prefill_is_done() -> None:
     rng, planner, ratios = np.random.default_rng(0), planner_of(), []
     for _ in range(100):
         key_tiles = np.sort(rng.integers(1, 40, rng.integers(1, 30)))[::-1].astype(np.int32)
@@ -97,7 +100,7 @@ def test_the_first_and_the_last_block_tell_when_prefill_is_done() -> None:
 
 
 def end_of_both(planner: MixedPlanner, cost: int, key_tiles: np.ndarray, blocks: int) -> float:
-    """In tiles of decode, with every block looked at."""
+    """Returns when the later of the two is done, in tiles of decode, computed from all blocks."""
     pieces = np.repeat(key_tiles * 17.5 + 9, planner.heads)
     workers = GRID - blocks if blocks < GRID else GRID
     loads = np.zeros(workers)

@@ -1,4 +1,4 @@
-"""Plans of prefill attention: every query is in one tile, the longest tiles come first."""
+"""Plans of prefill attention: each query is in one tile, the longest tiles come first."""
 
 from __future__ import annotations
 

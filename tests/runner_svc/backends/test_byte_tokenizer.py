@@ -1,4 +1,4 @@
-"""The byte tokenizer round trips whatever it is given."""
+"""The byte tokenizer round-trips any text and any bytes."""
 
 from __future__ import annotations
 

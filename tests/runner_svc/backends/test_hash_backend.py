@@ -1,4 +1,4 @@
-"""The hash backend against its slow twin, over random plans: chunks, preemption, late rows, whatever the neighbours."""
+"""The hash backend against its reference, over random plans: chunks, preemption, late rows, any mix of rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Request:
 
 
 class RandomDriver:
-    """Makes plans by dice: whoever has a slot gets a random chunk, or is preempted, or rests."""
+    """Makes random plans: a sequence in a slot gets a random chunk, is preempted, or has no row."""
 
     def __init__(self, dice: random.Random, num_requests: int) -> None:
         self.dice = dice
@@ -122,7 +122,7 @@ class RandomDriver:
             rows.append(request)
             request.computed += count
         dice.shuffle(appends)
-        appends.sort(key=lambda append: append[1])  # each slot's own in order, slots mixed
+        appends.sort(key=lambda append: append[1])  # ordered within each slot, slots mixed
         result = self.runner.execute(
             number, plan(releases=releases, admissions=admissions, appends=appends, extents=extents)
         )
@@ -165,7 +165,7 @@ def test_any_schedule_gives_the_tokens_of_the_twin() -> None:
 
 
 def _generate(runner: Runner, blocks: list[int], **fields: object) -> list[int]:
-    """The next token of a 20-token prompt in the given blocks of 16, then one more."""
+    """Returns the first two tokens after a 20-token prompt in the given blocks of 16."""
     runner.reset()
     prompt = admission(0, list(range(20)), blocks, **fields)
     first = runner.execute(1, plan(admissions=[prompt], extents=[(0, 0, 20, SAMPLE)]))
@@ -185,7 +185,7 @@ def test_a_prefix_hit_gives_the_same_tokens_and_a_wrong_one_does_not() -> None:
     assert hit([1, 5]) == right[:1]
     _generate(runner, [1, 2])
     assert hit([9, 5]) != right[:1]  # block 9 was never written
-    # A block with the right tokens in it, computed behind another prefix.
+    # A block with the right tokens, computed after another prefix.
     _generate(runner, [1, 2])
     stranger = admission(2, [7] * 16 + prefix, [11, 12])
     runner.execute(3, plan(admissions=[stranger], extents=[(2, 0, 32, 0)]))

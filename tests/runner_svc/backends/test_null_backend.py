@@ -1,4 +1,4 @@
-"""The null backend: text that reads, at the pace it is told."""
+"""The null backend: readable text at the configured pace."""
 
 from __future__ import annotations
 

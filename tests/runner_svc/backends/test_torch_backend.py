@@ -1,6 +1,6 @@
-"""A model's backend by itself: which rows get tokens and logprobs, and that rows don't disturb each other.
+"""A model's backend alone: which rows get tokens and logprobs, and that rows don't affect each other.
 
-The one in torch, and in CI the CUDA backend's host code as well; ROSTER_TEST_DEVICE names another one.
+The tests use the torch backend and, in CI, the CUDA backend's host code; ROSTER_TEST_DEVICE selects another backend.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def random_prompt(rng: random.Random, length: int) -> list[int]:
 
 
 def reference_logprobs(device: TestedBackend, folder: Path, tokens: list[int]) -> torch.Tensor:
-    """float32 [len(tokens), vocab_size], by transformers."""
+    """Returns float32 [len(tokens), vocab_size], computed by transformers."""
     model = reference(folder, device.tiny)
     with torch.inference_mode():
         logprobs: torch.Tensor = model(torch.tensor([tokens])).logits[0].log_softmax(-1)

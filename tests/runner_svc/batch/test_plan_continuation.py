@@ -1,4 +1,4 @@
-"""Plans that follow from the last one: the slots come out as if each had been checked and applied whole."""
+"""Plans that continue the last one leave the slots as if each had been fully checked and applied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(num_slots=6, num_blocks=200, block_size=4, max_step_tokens=64, c
 
 
 class Whole(BatchState):
-    """The slow twin: looks at every plan, and at what came of it, as if it were the first."""
+    """The reference: fully checks and records every plan."""
 
     def apply(self, plan: plan_pb2.Plan) -> AppliedPlan:
         applied = super().apply(plan)
@@ -29,7 +29,7 @@ class Whole(BatchState):
 
 
 class Counted(BatchState):
-    """Counts the plans that followed."""
+    """Counts the plans that took the fast path."""
 
     followed = 0
 
@@ -40,13 +40,13 @@ class Counted(BatchState):
 
 
 class Pair:
-    """The same plans for both; what comes of them must be equal."""
+    """Applies the same plans to both states and compares the outcomes."""
 
     def __init__(self) -> None:
         self.fast, self.slow = Counted(LIMITS, gathers_inputs=True), Whole(LIMITS, gathers_inputs=True)
 
     def apply(self, asked: plan_pb2.Plan) -> tuple[AppliedPlan, AppliedPlan] | None:
-        """None where both refuse."""
+        """Applies a plan; returns None if both refuse it with the same text."""
         outcomes: list[AppliedPlan | str] = []
         for state in (self.fast, self.slow):
             try:
@@ -62,7 +62,10 @@ class Pair:
         return fast, slow
 
     def record(self, applied: tuple[AppliedPlan, AppliedPlan], failing: set[int]) -> list[int]:
-        """Every row draws a token, but for those of slots in `failing`, which are not finite; failed plan rows."""
+        """Records a token for each row, except rows of slots in `failing`, which are not finite.
+
+        Returns the slots of failed rows.
+        """
         outputs = []
         for state, each in zip((self.fast, self.slow), applied, strict=True):
             if each.batch is None:
@@ -102,7 +105,7 @@ def compare(fast: AppliedPlan, slow: AppliedPlan) -> None:
 
 
 class Scheduling:
-    """Sequences that come, decode and go; plans that are spoilt now and then."""
+    """Plans of sequences that arrive, decode and leave, and faulty copies of plans."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -115,7 +118,7 @@ class Scheduling:
         return self._next_block
 
     def coming_and_going(self, failed: set[int]) -> plan_pb2.Plan:
-        """Somebody leaves, whoever failed among them, somebody comes, the others stand still."""
+        """Returns a plan that releases failed and random sequences and admits new ones; the others have no row."""
         free = sorted(set(range(LIMITS.num_slots)) - set(self.lengths))
         leaving = [slot for slot in self.lengths if slot in failed or self._rng.random() < 0.3]
         for slot in leaving:
@@ -130,7 +133,7 @@ class Scheduling:
         return plan(releases=leaving, admissions=admissions, extents=extents)
 
     def decoding(self, slots: list[int]) -> plan_pb2.Plan:
-        """A position of each of the slots, with the blocks that they need."""
+        """Returns a plan that decodes a position of each slot, with the blocks that they need."""
         appends, extents = [], []
         for slot in slots:
             start = self.lengths[slot] - 1
@@ -145,7 +148,7 @@ class Scheduling:
         del self.lengths[slot], self._tables[slot]
 
     def spoilt(self, asked: plan_pb2.Plan) -> plan_pb2.Plan:
-        """A copy with one number wrong."""
+        """Returns a copy with one wrong number, or sometimes a column of the wrong length."""
         copy = plan_pb2.Plan.FromString(asked.SerializeToString())
         columns = ["append_slots", "append_indexes", "append_blocks", "extent_slots", "extent_starts", "extent_counts"]
         name = self._rng.choice([name for name in columns if getattr(copy, name)])
@@ -159,7 +162,7 @@ class Scheduling:
 
 
 @pytest.mark.parametrize("run", range(count(200, in_ci=8)))
-def test_the_slots_are_those_of_the_slow_twin(run: int) -> None:
+def test_the_slots_equal_those_of_the_reference(run: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -177,7 +180,7 @@ def test_the_slots_are_those_of_the_slow_twin(run: int) -> None:
         if rng.random() < 0.1 and asked.extent_slots:
             wrong = scheduling.spoilt(asked)
             if wrong != asked and both.apply(wrong) is not None:
-                return  # it fitted after all, and the plans behind it no longer do
+                return  # the wrong plan was valid by chance, so the later plans no longer fit
         applied = both.apply(asked)
         assert applied is not None
         under_way.append(applied)

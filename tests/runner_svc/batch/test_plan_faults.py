@@ -1,4 +1,4 @@
-"""Every way in which a plan can contradict the slots is refused, says why, and changes nothing."""
+"""A plan that contradicts the slots is refused with the reason and changes nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from runner_svc.execution.runner import Runner
 from tests.support.plans import SAMPLE, admission, int32s, plan, sampling
 from tests.support.spy_backend import SpyBackend
 
-# Before each bad plan: slot 0 has 6 tokens in blocks 1 and 2, all computed, one sampled (so 7 known); slot 1 has a
-# prompt of 5 in blocks 3 and 4 of which 2 are computed; slots 2 and 3 are free.
+# Before each bad plan: slot 0 has 6 tokens in blocks 1 and 2, all computed, and one sampled token (so 7 are known).
+# Slot 1 has a prompt of 5 in blocks 3 and 4, of which 2 are computed. Slots 2 and 3 are free.
 FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("releases has 3 bytes", plan_pb2.Plan(releases=b"abc")),
     ("the append columns have different lengths", plan_pb2.Plan(append_slots=int32s([0]))),
@@ -29,7 +29,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("tokens has 5 bytes", plan(admissions=[plan_pb2.Admission(slot=2, tokens=b"12345")])),
     ("prompt_len is 0", plan(admissions=[admission(2, [1], [5], prompt_len=0)])),
     ("prompt_len is 2", plan(admissions=[admission(2, [1], [5], prompt_len=2)])),
-    ("17 blocks, the context fits 16", plan(admissions=[admission(2, [1], [5] * 17)])),
+    ("17 blocks, must be at most 16", plan(admissions=[admission(2, [1], [5] * 17)])),
     ("there is no block 0", plan(admissions=[admission(2, [1], [5, 0])])),
     ("there is no block 21", plan(admissions=[admission(2, [1], [21])])),
     ("num_computed is 5 with 6 tokens and 1 blocks", plan(admissions=[admission(2, [1] * 6, [5], num_computed=5)])),
@@ -57,7 +57,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("copy 0: block 6 is written twice", plan(copies=[(5, 6), (4, 6)])),
     ("extent 0: there is no slot 4", plan(extents=[(4, 0, 1, 0)])),
     ("extent 0: there is no slot -2", plan(extents=[(-2, 0, 1, 0)])),
-    ("extent 1: flags 5 ask for what this runner can't do", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 5)])),
+    ("extent 1: flags 5 are not supported by this runner", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 5)])),
     ("extent 1: flags 2 wait for a mask without sampling", plan(extents=[(0, 6, 1, SAMPLE), (1, 2, 3, 2)])),
     ("extent 0: slot 0 has two rows", plan(extents=[(0, 6, 1, SAMPLE), (0, 7, 1, SAMPLE)])),
     ("extent 1: slot 2 has no sequence", plan(extents=[(0, 6, 1, SAMPLE), (2, 0, 1, 0)])),
@@ -65,7 +65,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
     ("extent 0: count 0 must be at least 1", plan(extents=[(0, 6, 0, SAMPLE)])),
     ("extent 0: count -1 must be at least 1", plan(extents=[(0, 6, -1, SAMPLE)])),
     (
-        "the extents have 33 positions, this runner takes 32 a plan",
+        "the extents have 33 positions, must be at most 32",
         plan(admissions=[admission(2, [1] * 32, range(5, 13))], extents=[(0, 6, 1, SAMPLE), (2, 0, 32, 0)]),
     ),
     ("extent 0: start 7 is not the first uncomputed position 6", plan(extents=[(0, 7, 1, 0)])),
@@ -76,7 +76,7 @@ FAULTS: list[tuple[str, plan_pb2.Plan]] = [
         "extent 0: end 5 is beyond the 4 positions of its blocks",
         plan(admissions=[admission(2, [1] * 5, [5])], extents=[(2, 0, 5, 0)]),
     ),
-    ("extent 0: a token sampled at 4 would overwrite: 5 are known", plan(extents=[(1, 2, 2, SAMPLE)])),
+    ("extent 0: a token sampled at 4 would replace one: 5 are known", plan(extents=[(1, 2, 2, SAMPLE)])),
     (
         "extent 0: position 64 is beyond the context",
         plan(
@@ -106,7 +106,7 @@ def test_a_bad_plan_is_refused_with_a_reason_and_changes_nothing(
     runner: Runner, backend: SpyBackend, reason: str, bad: plan_pb2.Plan
 ) -> None:
     before = runner.snapshot()
-    # What is wrong comes with changes that are right: none of them may be applied.
+    # The plan also has valid changes, none of which may be applied.
     mixed = plan(admissions=[admission(3, [1, 2], [19])])
     mixed.MergeFrom(bad)
     if not bad.copy_targets and not bad.copy_sources:
@@ -120,13 +120,13 @@ def test_a_bad_plan_is_refused_with_a_reason_and_changes_nothing(
         runner.execute(2, plan(extents=[(0, 6, 1, SAMPLE)]))
 
 
-def test_the_same_roster_takes_a_good_plan(runner: Runner, backend: SpyBackend) -> None:
+def test_a_good_plan_is_accepted_in_the_same_state(runner: Runner, backend: SpyBackend) -> None:
     runner.execute(2, plan(appends=[(0, 2, 5), (1, 2, 6), (0, 3, 7)], extents=[(1, 2, 3, SAMPLE), (0, 6, 1, SAMPLE)]))
     assert backend.batches[0].tokens.tolist() == [3, 4, 5, 10]
 
 
-def test_a_slot_is_checked_again_for_whoever_follows_a_failed_sequence(runner: Runner, backend: SpyBackend) -> None:
-    """Rows of a failed sequence are skipped unchecked; those of the next one in its slot are not."""
+def test_a_slot_is_checked_again_for_the_sequence_after_a_failed_one(runner: Runner, backend: SpyBackend) -> None:
+    """Rows of a failed sequence are skipped unchecked; rows of the next sequence in its slot are checked."""
     hostile = admission(2, [1], [5], sampling=sampling(temperature=float("nan")))
     result = runner.execute(2, plan(admissions=[hostile], extents=[(2, 0, 1, SAMPLE)]))
     assert list(result.statuses) == [plan_pb2.ROW_STATUS_FAILED]

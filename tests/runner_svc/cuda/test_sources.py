@@ -1,4 +1,4 @@
-"""Where the kernels' sources are found, and when compiled ones are stale."""
+"""The location of the kernels' sources, and the hash that invalidates compiled kernels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_hash_changes_with_any_header(tmp_path: Path, monkeypatch: pytest.Mo
         (folder / name).write_text(text)
         sources.headers_hash.cache_clear()
         hashes.add(sources.headers_hash())
-    (folder / "kernel.cu").write_text("")  # CuPy hashes this one itself
+    (folder / "kernel.cu").write_text("")  # CuPy itself hashes .cu files
     sources.headers_hash.cache_clear()
     hashes.add(sources.headers_hash())
     assert len(hashes) == 4

@@ -1,4 +1,4 @@
-"""What tensor maps are made of, with an imitation of the driver."""
+"""The arguments of tensor maps, with a fake driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDRESS = 0x7F0000001000
 
 @dataclass
 class Driver:
-    """Takes the arguments of cuTensorMapEncodeTiled apart, and fills the map with a byte."""
+    """Records the arguments of cuTensorMapEncodeTiled and fills the map with a byte."""
 
     status: int = 0
     calls: list[dict[str, object]] = field(default_factory=list)
@@ -69,7 +69,7 @@ def test_heads_of_8_bits(driver: Driver) -> None:
     assert (call["dtype"], call["swizzle"]) == (0, 0)
 
 
-def test_what_the_driver_refuses_is_told(driver: Driver) -> None:
+def test_a_refusal_of_the_driver_is_reported(driver: Driver) -> None:
     driver.status = 1
     with pytest.raises(TensorMapError, match=r"sizes \(64, 10, 4\).* error 1"):
         heads_map(ADDRESS, 4, 64, 10, 256, (16, 1))

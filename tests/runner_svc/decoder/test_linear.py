@@ -1,4 +1,4 @@
-"""Packed, plain and both: all give the product."""
+"""Linear gives the product with a packed weight, a plain one, and both."""
 
 from __future__ import annotations
 

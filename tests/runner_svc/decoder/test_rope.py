@@ -1,4 +1,4 @@
-"""cos, sin and rotation equal those of transformers' Llama, for each scaling type."""
+"""cos, sin and rotation equal those of Llama in transformers, for each scaling type."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_dynamic_frequencies_depend_on_the_prompt_not_on_its_chunks() -> None:
     whole = rope.rotation(torch.arange(300), torch.full((300,), 300))
     chunk = rope.rotation(torch.arange(100, 140), torch.full((40,), 300))
     torch.testing.assert_close(chunk.cos, whole.cos[100:140], rtol=0, atol=1e-5)
-    # A generated token has the frequencies of a sequence that ends with it.
+    # A generated token has the frequencies of a sequence that ends with this token.
     generated = rope.rotation(torch.tensor([399]), torch.tensor([300]))
     torch.testing.assert_close(generated.sin[0], rope.rotation(torch.arange(400), torch.full((400,), 400)).sin[399])
 

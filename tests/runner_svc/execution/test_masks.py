@@ -1,6 +1,6 @@
-"""Rows that wait for masks: they alone wait, whatever the backend, and draw nothing that their mask excludes.
+"""Rows that wait for masks: no other rows wait, with any backend, and they draw only tokens that their mask allows.
 
-In CI over all backends but the one on a GPU; ROSTER_TEST_DEVICE names a single one that computes a model.
+In CI the tests run with all backends except the GPU's; ROSTER_TEST_DEVICE selects a single one that computes a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = NEEDS_DEVICE
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TestedBackend], Path]:
-    """Of a model that a device can serve, made once."""
+    """Returns a function that makes a model for a device, once each."""
     return functools.cache(lambda device: device.make_model("llama", tmp_path_factory.mktemp("models") / "tiny"))
 
 
@@ -53,13 +53,13 @@ def vocabulary(runner: Runner) -> int:
 
 
 def settle(device: str) -> None:
-    """What was launched is done."""
+    """Waits for all launched work."""
     if device not in MADE_UP:
         synchronize(device)
 
 
 def opening(*flags: int, temperature: float = 0.0, **asked: int) -> plan_pb2.Plan:
-    """Two sequences enter, with a prompt each."""
+    """Returns a plan that admits two sequences with a prompt each."""
     settings = sampling(temperature=temperature, **asked)
     return plan(
         admissions=[
@@ -84,7 +84,7 @@ def test_a_row_draws_what_its_mask_allows_and_the_others_what_they_would(
     runner = make()
     everything = masks(vocabulary(runner), {0: range(vocabulary(runner)), 1: [66]})
     result = runner.execute(1, opening(AWAIT, AWAIT, temperature=temperature), everything)
-    if runner.hello().device not in MADE_UP:  # those two have ways of their own to pick under a mask
+    if runner.hello().device not in MADE_UP:  # those two pick differently under a mask
         assert ints(result.tokens)[0] == free[0]
     assert ints(result.tokens)[1] == 66
 
@@ -102,11 +102,11 @@ def test_later_plans_do_not_wait(make: Callable[[], Runner]) -> None:
     assert second.done() and not first.done() and first.awaits_masks
     with pytest.raises(RuntimeError, match="waits for masks"):
         first.wait()
-    first.mask(masks(vocabulary(runner), {1: [1], 7: [1]}))  # of rows that wait for none
+    first.mask(masks(vocabulary(runner), {1: [1], 7: [1]}))  # for rows that wait for no mask
     first.mask(masks(vocabulary(runner), {0: ALLOWED}))
     settle(device)
     assert first.done()
-    first.mask(masks(vocabulary(runner), {0: [1]}))  # twice: the first one counts
+    first.mask(masks(vocabulary(runner), {0: [1]}))  # a second mask is ignored
     results = [first.wait(), second.wait()]
     third = runner.launch(3, plan(extents=[(0, 3, 1, AWAIT), (1, 4, 1, SAMPLE)]))
     third.mask(masks(vocabulary(runner), {0: [9]}))
@@ -140,17 +140,17 @@ def test_a_plan_that_is_abandoned_leaves_its_other_rows_as_they_are(make: Callab
 
 
 NEWCOMER = [65, 66, 200, 66, 65, 66, 200, 65, 66, 65, 200, 66]
-"""Its prompt is of what masks allow, so that penalties that count it change what is drawn."""
+"""Its prompt has only tokens that masks allow, so that penalties that count them would change the draw."""
 
 
 def settle_in(runner: Runner, number: int, releases: list[int]) -> plan_pb2.Result:
-    """A plan in which the newcomer takes slot 0, and the first chunk of its prompt is computed."""
+    """Executes a plan that admits the newcomer to slot 0 and computes the first chunk of its prompt."""
     entering = admission(0, NEWCOMER, [9, 10], sampling=sampling(logprobs=1))
     return runner.execute(number, plan(releases=releases, admissions=[entering], extents=[(0, 0, 3, 0)]))
 
 
 def finish_prompt(runner: Runner, number: int) -> tuple[list[int], float]:
-    """The newcomer's first token, and its log-probability."""
+    """Returns the newcomer's first token and its log-probability."""
     result = runner.execute(number, plan(extents=[(0, 3, 9, SAMPLE)]))
     ((logprob,),) = (np.frombuffer(entry.values, "<f4") for entry in result.logprobs)
     return ints(result.tokens), float(logprob)
@@ -161,7 +161,7 @@ def finish_prompt(runner: Runner, number: int) -> tuple[list[int], float]:
 def test_a_token_that_is_drawn_late_is_not_written_into_anothers_slot(
     make: Callable[[], Runner], way: str, checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unchecked it would be: it would lie in a part of the prompt that is still to be read."""
+    """Without the check it would be written into a part of the prompt that is yet to be read."""
     if not checked:
         monkeypatch.setattr(BatchState, "outlived", lambda self, applied, rows: np.zeros(len(rows), np.bool_))
     alone = make()
@@ -179,7 +179,7 @@ def test_a_token_that_is_drawn_late_is_not_written_into_anothers_slot(
         settled = settle_in(runner, 1, [])
     held.mask(masks(vocabulary(runner), {0: [9]}))
     if way == "released":
-        assert ints(held.wait().tokens)[0] == 9, "a preempted sequence goes on with it"
+        assert ints(held.wait().tokens)[0] == 9, "a preempted sequence continues with it"
         assert ahead.wait() is not None
     assert settled.token_counts == b"\0"
     tokens, logprob = finish_prompt(runner, 4 if way == "released" else 2)
@@ -188,12 +188,12 @@ def test_a_token_that_is_drawn_late_is_not_written_into_anothers_slot(
 
 
 def test_a_row_that_has_left_draws_what_it_would_have_drawn(make: Callable[[], Runner]) -> None:
-    """Penalties count what its sequence had, not what the slot holds by then."""
+    """Penalties count the tokens of the row's sequence, not those of the slot's next sequence."""
     asked = {"repetition_penalty": 1.7, "presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 2}
     results = []
     for leaves in (False, True):
         runner = make()
-        ids = [5, 65, 200]  # of its own prompt, and of the other's
+        ids = [5, 65, 200]  # tokens of its own prompt and of the other's
         allowed = masks(vocabulary(runner), {0: ids, 1: ids})
         held = runner.launch(1, opening(AWAIT, AWAIT, temperature=1.0, **asked))
         if leaves:
@@ -207,7 +207,7 @@ def test_a_row_that_has_left_draws_what_it_would_have_drawn(make: Callable[[], R
         np.testing.assert_allclose(np.frombuffer(mine.values, "<f4"), np.frombuffer(wanted.values, "<f4"), atol=1e-3)
 
 
-def test_a_token_that_is_waited_for_can_not_be_read(make: Callable[[], Runner]) -> None:
+def test_a_token_that_waits_for_its_mask_can_not_be_read(make: Callable[[], Runner]) -> None:
     runner = make()
     runner.launch(1, opening(AWAIT, SAMPLE))
     with pytest.raises(PlanFault, match="end 4 is beyond the 3 tokens known"):
@@ -215,7 +215,7 @@ def test_a_token_that_is_waited_for_can_not_be_read(make: Callable[[], Runner]) 
 
 
 def test_a_draw_that_fails_is_the_plans_fault(make: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no result without its tokens."""
+    """There is no result without the tokens of the failed draw."""
 
     def fails(self: BatchState, applied: object, rows: object) -> None:
         raise MemoryError("no room")
@@ -237,7 +237,7 @@ def test_a_mask_of_another_size_is_a_fault(make: Callable[[], Runner]) -> None:
 
 
 def test_a_row_that_failed_needs_no_mask() -> None:
-    """Its sequence had a token outside the vocabulary: the plan's other rows are all that there is."""
+    """Its sequence has a token outside the vocabulary."""
     runner = Runner(HashBackend(**SIZES, eos_probability=0))
     bad = admission(0, [5, 100_000], [1])
     launched = runner.launch(1, plan(admissions=[bad], extents=[(0, 0, 2, AWAIT)]))

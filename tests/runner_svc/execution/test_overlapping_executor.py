@@ -1,4 +1,4 @@
-"""The executor that launches in the socket's thread: order, results as they come, sessions, faults."""
+"""The executor that launches in the socket's thread: order, results, sessions, faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION = 7
 
 
 class Pending:
-    """A step that is done when the test says so, or when somebody waits for it."""
+    """A step that is done once the test sets `is_done` or `wait` is called."""
 
     def __init__(self, output: StepOutput) -> None:
         self._output = output
@@ -34,14 +34,14 @@ class Pending:
 
 
 class OverlappingSpy(SpyBackend):
-    """Steps that are under way until they are told to end."""
+    """Backend whose steps remain in flight until the test ends them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pending: list[Pending] = []
 
     def change_slots(self, changes: SlotChanges) -> None:
-        """Nothing is kept."""
+        """Does nothing: no slots are kept."""
 
     def launch(self, batch: StepBatch) -> Pending:
         self.pending.append(Pending(self.step(batch)))
@@ -63,7 +63,7 @@ def executor(backend: OverlappingSpy) -> OverlappingExecutor:
 
 
 def submit_steps(executor: OverlappingExecutor, count: int) -> None:
-    """One sequence, a prompt of three tokens, decoding."""
+    """Submits `count` plans that decode one sequence with a prompt of three tokens."""
     for number in range(1, count + 1):
         if number == 1:
             step = plan(admissions=[admission(0, [1, 2, 3], [1, 2, 3, 4])], extents=[(0, 0, 3, SAMPLE)])
@@ -82,7 +82,7 @@ def test_results_come_when_their_step_is_done_and_in_order(
     executor: OverlappingExecutor, backend: OverlappingSpy
 ) -> None:
     submit_steps(executor, 2)
-    assert len(backend.pending) == 2, "the second is launched while the first is under way"
+    assert len(backend.pending) == 2, "the second is launched while the first is in flight"
     assert executor.look() and not executor.finished
     backend.pending[1].is_done = True
     assert executor.look() and not executor.finished, "not before the first"

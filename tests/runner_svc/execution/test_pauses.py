@@ -1,4 +1,4 @@
-"""A runner that was stopped for longer than a plan may take goes on: the pause is not the plan's."""
+"""A runner that was paused for longer than the plan timeout continues: the pause does not count."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_gap_counts_as_one_tick() -> None:
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_a_stopped_runner_is_no_hanging_one(tmp_path: Path, paused: bool) -> None:
-    """`paused` False: with nothing to excuse it, a plan of the pause's length does end the process."""
+def test_a_stopped_runner_is_not_taken_for_a_hanging_one(tmp_path: Path, paused: bool) -> None:
+    """Without the pause, a plan that takes as long ends the process."""
     scheduler = FakeScheduler(f"ipc://{tmp_path}/link")
     step_s = STEP_S if paused else PLAN_TIMEOUT_S + PAUSE_S
     flags = {

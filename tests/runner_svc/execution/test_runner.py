@@ -1,4 +1,4 @@
-"""What a plan means: order of application, chunks, the token buffer, late rows, failures, sessions, snapshots."""
+"""Semantics of plans: order of application, chunks, the token buffer, late rows, failures, sessions, snapshots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def runner(backend: SpyBackend) -> Runner:
     return Runner(backend, "spy")
 
 
-def test_hello_tells_the_backends_sizes(runner: Runner, backend: SpyBackend) -> None:
+def test_hello_reports_the_backends_sizes(runner: Runner, backend: SpyBackend) -> None:
     hello = runner.hello()
     assert (hello.protocol_version, hello.runner_id, hello.device) == (1, "spy", "null")
     assert (hello.num_slots, hello.block_size, hello.num_blocks, hello.max_step_tokens) == (4, 4, 20, 32)
@@ -129,18 +129,18 @@ def test_a_sequence_that_is_not_finite_fails_alone_and_for_good(runner: Runner, 
     assert list(first.statuses) == [plan_pb2.ROW_STATUS_NOT_FINITE, 0]
     assert list(first.token_counts) == [0, 1]
     assert ints(first.tokens) == [11]
-    # The next row was planned before the failure was known: it is no fault, and the neighbour goes on.
+    # The next row was planned before the failure was known: it is not a fault, and the other sequence continues.
     backend.bad_slots = set()
     second = runner.execute(2, plan(extents=[(0, 2, 1, SAMPLE), (1, 2, 1, SAMPLE)]))
     assert list(second.statuses) == [plan_pb2.ROW_STATUS_FAILED, 0]
     assert list(second.token_counts) == [0, 1]
     assert ints(second.tokens) == [10]
     assert [logprobs.row for logprobs in second.logprobs] == [1]  # the plan's row, not the batch's
-    # Alone in a plan it needs no step at all.
+    # A plan with only this row needs no step.
     steps = len(backend.batches)
     assert list(runner.execute(3, plan(extents=[(0, 3, 1, SAMPLE)])).statuses) == [plan_pb2.ROW_STATUS_FAILED]
     assert len(backend.batches) == steps
-    # The slot's next sequence is sound.
+    # The slot's next sequence is not affected.
     third = runner.execute(4, plan(releases=[0], admissions=[admission(0, [3], [1])], extents=[(0, 0, 1, SAMPLE)]))
     assert list(third.statuses) == [0]
 
@@ -202,7 +202,7 @@ def test_snapshot_holds_all_that_a_scheduler_needs(runner: Runner) -> None:
     assert ints(second.blocks) == [7, 8, 9, 11]
 
 
-def test_resume_keeps_the_sequences_and_counts_plans_anew(runner: Runner, backend: SpyBackend) -> None:
+def test_resume_keeps_the_sequences_and_restarts_plan_numbers(runner: Runner, backend: SpyBackend) -> None:
     runner.execute(1, plan(admissions=[admission(0, [1, 2], [1])], extents=[(0, 0, 2, SAMPLE)]))
     runner.resume()
     assert runner.snapshot().last_plan == 0
@@ -228,7 +228,7 @@ def test_an_error_in_the_backend_is_a_fault_that_only_a_new_session_ends(runner:
     with pytest.raises(PlanFault, match="plan 1 failed in the backend: RuntimeError: out of memory"):
         runner.execute(1, begin)
     backend.on_step = lambda batch: None
-    with pytest.raises(PlanFault, match="nothing executes until a new session"):
+    with pytest.raises(PlanFault, match="no plan executes until a new session begins"):
         runner.execute(2, plan())
     with pytest.raises(PlanFault, match="can't be kept after a fault"):
         runner.resume()
@@ -252,13 +252,13 @@ def test_timings_cover_the_step() -> None:
     assert timings.idle_ns > 0
 
 
-def test_a_large_roster_costs_memory_only_where_it_is_used() -> None:
-    """The token buffer alone spans 134 MB."""
+def test_large_buffers_use_memory_only_where_they_are_used() -> None:
+    """The token buffer alone has 134 MB of address space."""
     assert int(in_own_process("bytes_of_a_large_roster()", __name__)) < 32 << 20
 
 
 def bytes_of_a_large_roster() -> int:
-    """Resident bytes that it adds to a process that does nothing else."""
+    """Returns the resident bytes that a runner with many large slots adds to a process."""
     import psutil
 
     big = SpyBackend()

@@ -1,4 +1,4 @@
-"""A runner and its link leave nothing to the garbage collector, whose pauses would stop every stream."""
+"""A runner and its link create no reference cycles, because collector pauses would stop every stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torch_backend(folder: Path) -> TorchBackend:
 
 
 def cuda_backend(folder: Path) -> CudaBackend:
-    """With launchers for the CPU: all but the kernels is what serves."""
+    """The CUDA backend with launchers for the CPU: everything but the kernels is the product's code."""
     return host_backend(
         make_tiny_model("llama", folder / "tiny"),
         num_slots=NUM_SLOTS,
@@ -55,10 +55,10 @@ def circles_of(name: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         backend: Backend = BACKENDS[name](Path(folder))
         with linked_runner(backend) as runner:
-            runner.generations(2)  # what is made once is made
+            runner.generations(2)  # warm-up, for objects that are created once
             return circles_left_by(lambda: runner.generations(3))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_plans_leave_no_circles(name: str) -> None:
+def test_plans_leave_no_reference_cycles(name: str) -> None:
     assert in_own_process(f"circles_of({name!r})", __name__) == "0"

@@ -1,4 +1,4 @@
-"""Variants of gate-up products: shared memory that a block has, and tiles that keep the GPU busy."""
+"""Variants of gate-up products fit a block's shared memory, and their tiles keep the GPU busy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_tiles_cover_the_product_and_little_more(num_tokens: int, num_outputs: i
 
 
 def test_every_64th_size_has_all_variants() -> None:
-    """By which `GatedProduct.prepare` finds what is to be compiled."""
+    """`GatedProduct.prepare` relies on this to find the variants to compile."""
     for num_tokens in range(1, 700):
         rounded = -(-num_tokens // CONSUMER_ROWS) * CONSUMER_ROWS
         chosen = [GatedVariant.choose(MULTIPROCESSORS, size, 3072, 1024) for size in (num_tokens, rounded)]
@@ -50,6 +50,6 @@ def test_few_blocks_idle(num_tokens: int, num_outputs: int) -> None:
 
 @pytest.mark.parametrize(("num_tokens", "cluster"), [(100, (1, 1)), (256, (2, 1)), (1024, (2, 1)), (640, (1, 2))])
 def test_clusters_come_out_even(num_tokens: int, cluster: tuple[int, int]) -> None:
-    """Two blocks share weights where tiles' rows are pairs, else x."""
+    """Two blocks share weights if the number of tile rows is even, otherwise x."""
     variant = GatedVariant.choose(MULTIPROCESSORS, num_tokens, 3072, 1024)
     assert (variant.cluster_rows, variant.cluster_columns) == cluster

@@ -1,4 +1,4 @@
-"""Variants of products of few rows: enough blocks, and shared memory that the promised number of them has."""
+"""Variants of products of few rows: enough blocks, and shared memory for the specified number per multiprocessor."""
 
 from __future__ import annotations
 
