@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.rope_config import RopeConfig
+from runner_svc.model.rope_config import RopeConfig, RopeType
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -89,6 +89,22 @@ class ModelConfig:
         """Elements of the matrices of all layers (embeddings and head not counted)."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         return self.num_layers * (attention + 3 * self.intermediate_size * self.hidden_size)
+
+    @property
+    def decoder(self) -> str:
+        """See `ServedConfig`."""
+        return "roster"
+
+    @property
+    def prefix_positions(self) -> int | None:
+        """See `ServedConfig`."""
+        return self.rope.original_positions if self.rope.type is RopeType.DYNAMIC else None
+
+    @property
+    def rope_fingerprint(self) -> str:
+        """See `ServedConfig`."""
+        rope = self.rope
+        return f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:

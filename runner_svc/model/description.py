@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from roster_protos import plan_pb2
-from runner_svc.model.config import ModelConfig, token_ids
+from runner_svc.interface.served_config import ServedConfig
+from runner_svc.model.config import token_ids
 from runner_svc.model.errors import ModelNotFound
-from runner_svc.model.rope_config import RopeType
 
 # Vocabularies in formats from before tokenizer.json, which transformers converts.
 _OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def describe_model(name: str, folder: Path, config: ModelConfig, weights_version: str) -> plan_pb2.Model:
+def describe_model(name: str, folder: Path, config: ServedConfig, weights_version: str) -> plan_pb2.Model:
     """Everything the scheduler needs to speak the model's language.
 
     `name`: as the runner was told. Raises ModelNotFound when the folder has no tokenizer.
@@ -32,7 +32,8 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
         tokenizer=_tokenizer_json(folder),
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(folder, tokenizer_config),
-        prefix_positions=config.rope.original_positions if config.rope.type is RopeType.DYNAMIC else None,
+        prefix_positions=config.prefix_positions,
+        decoder=config.decoder,
     )
 
 
@@ -44,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:
+def _eos_token_ids(folder: Path, config: ServedConfig) -> list[int]:
     """Of generation_config.json first (chat models end with more than one token), then of the configuration."""
     generation = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
     return list(dict.fromkeys((*generation, *config.eos_token_ids)))

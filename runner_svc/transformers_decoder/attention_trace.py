@@ -6,7 +6,7 @@ window, arguments that change the scores, sizes that differ between calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,13 +86,13 @@ class _Trace:
         return known[1]
 
 
-def trace(forward: Callable[[Tensor, Tensor], Any]) -> Sequence[TracedCall]:
-    """Returns the attention calls of `forward`, which takes int64 token ids and positions [1, T].
+def trace(forward: Callable[[Tensor, Tensor], Any]) -> list[TracedCall]:
+    """Returns the attention calls of `forward`, which takes int64 token ids and positions [T].
 
     Raises UnsupportedModel for what paged attention lacks.
     """
     recorded = _Trace()
-    positions = torch.arange(TRACED_TOKENS)[None]
+    positions = torch.arange(TRACED_TOKENS)
     with serving(recorded), torch.inference_mode():
         forward(torch.zeros_like(positions), positions)
     calls = recorded.calls

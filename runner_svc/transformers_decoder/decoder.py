@@ -1,10 +1,9 @@
-"""A causal language model of transformers as a decoder over ragged batches, with the paged cache and attention."""
+"""A causal language model of transformers as a decoder over ragged batches: its forward, our cache and attention."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +12,17 @@ from torch import Tensor
 from runner_svc.decoder.cpu_decoder import DecoderInputs, LayerAttention
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.interface.kv_cache import KVCache
+from runner_svc.model.config import token_ids
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.transformers_decoder.attention_trace import TracedCall, trace
 from runner_svc.transformers_decoder.paged_attention import PagedStep
+from runner_svc.transformers_decoder.split_model import SplitModel
 from runner_svc.transformers_decoder.step_attention import NAME, register, serving
 
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig:
-    """What a backend needs to know of a model: as `runner_svc.model.config.ModelConfig` where the names are alike."""
+    """Implements `runner_svc.interface.served_config.ServedConfig`."""
 
     architecture: str
     vocab_size: int
@@ -32,12 +33,25 @@ class TransformersConfig:
     attention_layers: tuple[AttentionLayer, ...]
     context_length: int
     eos_token_ids: tuple[int, ...]
+    prefix_positions: int | None = None
+
+    @property
+    def decoder(self) -> str:
+        """See `ServedConfig`."""
+        return "transformers"
+
+    @property
+    def rope_fingerprint(self) -> str | None:
+        """See `ServedConfig`: config.json, which the weights' fingerprint covers, says it all."""
+        return None
 
     @classmethod
     def of(cls, model: Any, calls: list[TracedCall]) -> TransformersConfig:
-        """Reads the sizes off a model and its attention calls."""
+        """Reads the sizes off a model and its attention calls. Raises UnsupportedModel if one is not given."""
         text = model.config.get_text_config()
-        eos = text.eos_token_id
+        context_length = getattr(text, "max_position_embeddings", None)
+        if not isinstance(context_length, int) or context_length < 1:
+            raise UnsupportedModel(f"The config.json of {type(model).__name__} has no 'max_position_embeddings'.")
         return cls(
             architecture=type(model).__name__,
             vocab_size=model.get_output_embeddings().weight.shape[0],
@@ -46,51 +60,45 @@ class TransformersConfig:
             num_kv_heads=calls[0].num_kv_heads,
             head_dim=max(max(call.key_dim, call.value_dim) for call in calls),
             attention_layers=tuple(call.layer for call in calls),
-            context_length=text.max_position_embeddings,
-            eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+            context_length=context_length,
+            eos_token_ids=token_ids(getattr(text, "eos_token_id", None)),
         )
 
 
 class TransformersDecoder:
-    """Computes steps with a model of transformers, in evaluation mode, whose attention is ours."""
+    """Computes steps with a model of transformers, in evaluation mode, whose attention is ours.
+
+    Implements `runner_svc.decoder.served_decoder.ServedDecoder`.
+    """
 
     def __init__(self, model: Any) -> None:
         """Raises UnsupportedModel for a model whose attention can't be paged."""
         register()
+        name = type(model).__name__
         if not getattr(type(model), "_supports_attention_backend", False):
-            raise UnsupportedModel(f"{type(model).__name__} does not let its attention be replaced.")
+            raise UnsupportedModel(f"{name} does not let its attention be replaced.")
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise UnsupportedModel(f"{name} does not take the positions of its tokens.")
         model.set_attn_implementation(NAME)
         self._model = model
-        parameters = inspect.signature(model.forward).parameters
-        self._takes = parameters.keys()
-        self._calls = list(trace(lambda tokens, positions: self._run(tokens, positions, None)))
+        self._split = SplitModel(model)
+        self._calls = trace(self._hidden)
         self.config = TransformersConfig.of(model, self._calls)
 
-    @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype) -> TransformersDecoder:
-        """Loads a checkpoint. Raises UnsupportedModel for a model that transformers can't load without remote code."""
-        from transformers import AutoModelForCausalLM
-
-        register()
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, trust_remote_code=False, local_files_only=True, use_safetensors=True
-        )
-        return cls(model.eval())
-
-    def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention, wanted: Tensor) -> Tensor:
-        """Writes the KV of all positions; returns float32 [L, vocab_size] of the `wanted` positions, int64 [L]."""
+    def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
+        """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
         step = PagedStep(self._calls, cache, inputs.slot_mapping, attention)
         with serving(step):
-            logits = self._run(inputs.tokens[None], inputs.positions[None], wanted)
+            hidden = self._hidden(inputs.tokens, inputs.positions)
         step.finish()
-        return logits.float()
+        return hidden
 
-    def _run(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
-        """Returns the logits of the wanted positions, or of all."""
-        arguments: dict[str, Any] = {"position_ids": positions}
-        if wanted is not None and "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = wanted
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False, **arguments).logits[0]
-        if wanted is not None and "logits_to_keep" not in self._takes:
-            return logits[wanted]
-        return logits
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns float32 [L, vocab_size] of L of these positions, [L, hidden_size]; L may be 0."""
+        if not len(hidden):
+            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        return self._split.logits(hidden).float()
+
+    def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        arguments = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
+        return self._split.hidden(arguments)
