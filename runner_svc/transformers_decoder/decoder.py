@@ -15,7 +15,9 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.model.config import token_ids
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.transformers_decoder.attention_trace import TracedCall, trace
+from runner_svc.transformers_decoder.context import context_length
 from runner_svc.transformers_decoder.paged_attention import PagedStep
+from runner_svc.transformers_decoder.row_rope import RowLengths, compute_by_row
 from runner_svc.transformers_decoder.split_model import SplitModel
 from runner_svc.transformers_decoder.step_attention import NAME, register, serving
 
@@ -46,12 +48,9 @@ class TransformersConfig:
         return None
 
     @classmethod
-    def of(cls, model: Any, calls: list[TracedCall]) -> TransformersConfig:
+    def of(cls, model: Any, calls: list[TracedCall], prefix_positions: int | None) -> TransformersConfig:
         """Reads the sizes off a model and its attention calls. Raises UnsupportedModel if one is not given."""
         text = model.config.get_text_config()
-        context_length = getattr(text, "max_position_embeddings", None)
-        if not isinstance(context_length, int) or context_length < 1:
-            raise UnsupportedModel(f"The config.json of {type(model).__name__} has no 'max_position_embeddings'.")
         return cls(
             architecture=type(model).__name__,
             vocab_size=model.get_output_embeddings().weight.shape[0],
@@ -60,8 +59,9 @@ class TransformersConfig:
             num_kv_heads=calls[0].num_kv_heads,
             head_dim=max(max(call.key_dim, call.value_dim) for call in calls),
             attention_layers=tuple(call.layer for call in calls),
-            context_length=context_length,
+            context_length=context_length(model),
             eos_token_ids=token_ids(getattr(text, "eos_token_id", None)),
+            prefix_positions=prefix_positions,
         )
 
 
@@ -80,16 +80,22 @@ class TransformersDecoder:
         if "position_ids" not in inspect.signature(model.forward).parameters:
             raise UnsupportedModel(f"{name} does not take the positions of its tokens.")
         model.set_attn_implementation(NAME)
-        self._model = model
+        self.model = model
         self._split = SplitModel(model)
+        self._rows = RowLengths()
+        prefix_positions = compute_by_row(model, self._rows)
         self._calls = trace(self._hidden)
-        self.config = TransformersConfig.of(model, self._calls)
+        self.config = TransformersConfig.of(model, self._calls, prefix_positions)
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
         step = PagedStep(self._calls, cache, inputs.slot_mapping, attention)
-        with serving(step):
-            hidden = self._hidden(inputs.tokens, inputs.positions)
+        self._rows.lengths = torch.maximum(inputs.positions + 1, inputs.prompt_lens)
+        try:
+            with serving(step):
+                hidden = self._hidden(inputs.tokens, inputs.positions)
+        finally:
+            self._rows.lengths = None
         step.finish()
         return hidden
 

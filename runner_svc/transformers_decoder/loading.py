@@ -11,11 +11,13 @@ import torch
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.weights import checkpoint_files
+from runner_svc.transformers_decoder.cpu_check import check_on_cpu
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
 from runner_svc.transformers_decoder.served_classes import served_class
 from runner_svc.transformers_decoder.step_attention import NAME, register
 
 _WHAT = "loading weights"
+_CHECK = "comparing with the model's own attention"
 
 
 def load_transformers_decoder(
@@ -30,7 +32,11 @@ def load_transformers_decoder(
     progress(_WHAT, 0.0)
     model = _loaded(model_class, folder, dtype)
     progress(_WHAT, 1.0)
-    return TransformersDecoder(model)
+    decoder = TransformersDecoder(model)
+    progress(_CHECK, 0.0)
+    check_on_cpu(decoder)
+    progress(_CHECK, 1.0)
+    return decoder
 
 
 def _loaded(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
