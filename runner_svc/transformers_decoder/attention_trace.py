@@ -22,6 +22,7 @@ _HARMLESS_ARGUMENTS = {
     "cache_position": "positions come from the step",
     "dropout": "0 in evaluation",
     "is_causal": "the mask decides",
+    "logits_to_keep": "of the model's head",
     "output_attentions": "weights are not returned",
     "output_hidden_states": "of the model's own return value",
     "output_router_logits": "of the model's own return value",
@@ -43,6 +44,8 @@ class TracedCall:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    index: int | None
+    """The layer's number in the model, where its module has one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +71,14 @@ class _Trace:
         tokens, num_heads, key_dim = call.queries.shape
         if call.keys.shape[0] != tokens:
             raise UnsupportedModel(f"{where} attends to {call.keys.shape[0]} keys of {tokens} positions.")
+        index = getattr(call.module, "layer_idx", None)
         layer = AttentionLayer(
             window=self._window(call.mask, where),
             scale=key_dim**-0.5 if scale is None else float(scale),
             soft_cap=call.arguments.get("softcap"),
             sinks=None if sinks is None else sinks.detach().float().reshape(-1),
         )
-        self.calls.append(TracedCall(layer, num_heads, call.keys.shape[1], key_dim, call.values.shape[-1]))
+        self.calls.append(TracedCall(layer, num_heads, call.keys.shape[1], key_dim, call.values.shape[-1], index))
         return call.queries.new_zeros(tokens, num_heads, call.values.shape[-1])
 
     def _window(self, mask: Tensor | None, where: str) -> int | None:

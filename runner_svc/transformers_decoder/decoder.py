@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from runner_svc.model.config import token_ids
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.transformers_decoder.attention_trace import TracedCall, trace
 from runner_svc.transformers_decoder.context import context_length
+from runner_svc.transformers_decoder.own_cache import refuse_narrower_cache
 from runner_svc.transformers_decoder.paged_attention import PagedStep
 from runner_svc.transformers_decoder.row_rope import RowLengths, compute_by_row
 from runner_svc.transformers_decoder.split_model import SplitModel
@@ -48,12 +48,14 @@ class TransformersConfig:
         return None
 
     @classmethod
-    def of(cls, model: Any, calls: list[TracedCall], prefix_positions: int | None) -> TransformersConfig:
+    def of(
+        cls, model: Any, calls: list[TracedCall], vocab_size: int, prefix_positions: int | None
+    ) -> TransformersConfig:
         """Reads the sizes off a model and its attention calls. Raises UnsupportedModel if one is not given."""
         text = model.config.get_text_config()
         return cls(
             architecture=type(model).__name__,
-            vocab_size=model.get_output_embeddings().weight.shape[0],
+            vocab_size=vocab_size,
             num_layers=len(calls),
             num_heads=calls[0].num_heads,
             num_kv_heads=calls[0].num_kv_heads,
@@ -77,15 +79,21 @@ class TransformersDecoder:
         name = type(model).__name__
         if not getattr(type(model), "_supports_attention_backend", False):
             raise UnsupportedModel(f"{name} does not let its attention be replaced.")
-        if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UnsupportedModel(f"{name} does not take the positions of its tokens.")
         model.set_attn_implementation(NAME)
         self.model = model
         self._split = SplitModel(model)
         self._rows = RowLengths()
         prefix_positions = compute_by_row(model, self._rows)
-        self._calls = trace(self._hidden)
-        self.config = TransformersConfig.of(model, self._calls, prefix_positions)
+        try:
+            self._calls = trace(self._hidden)
+            vocab_size = self._vocab_size()
+            refuse_narrower_cache(model, self._calls)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{name} is not served: {error}") from error
+        except Exception as error:  # whatever a class says about arguments that it misses, or has too many
+            reason = " ".join(str(error).split())[:300]
+            raise UnsupportedModel(f"{name} does not run on tokens and positions alone: {reason}") from error
+        self.config = TransformersConfig.of(model, self._calls, vocab_size, prefix_positions)
 
     def forward(self, inputs: DecoderInputs, cache: KVCache, attention: LayerAttention) -> Tensor:
         """Writes the KV of all positions; returns the hidden states [T, hidden_size] that `logits` reads."""
@@ -104,6 +112,11 @@ class TransformersDecoder:
         if not len(hidden):
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self._split.logits(hidden).float()
+
+    def _vocab_size(self) -> int:
+        with torch.inference_mode():
+            example = self._split.example
+            return self._split.logits(torch.zeros_like(example[:1])).shape[-1]
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         arguments = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}

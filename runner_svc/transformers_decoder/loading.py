@@ -13,6 +13,7 @@ from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.weights import checkpoint_files
 from runner_svc.transformers_decoder.cpu_check import check_on_cpu
 from runner_svc.transformers_decoder.decoder import TransformersDecoder
+from runner_svc.transformers_decoder.linear_layers import swap_linear_layers, watched_layers
 from runner_svc.transformers_decoder.served_classes import served_class
 from runner_svc.transformers_decoder.step_attention import NAME, register
 
@@ -32,7 +33,9 @@ def load_transformers_decoder(
     progress(_WHAT, 0.0)
     model = _loaded(model_class, folder, dtype)
     progress(_WHAT, 1.0)
-    decoder = TransformersDecoder(model)
+    with watched_layers(model) as linear_layers:
+        decoder = TransformersDecoder(model)
+    swap_linear_layers(model, linear_layers)
     progress(_CHECK, 0.0)
     check_on_cpu(decoder)
     progress(_CHECK, 1.0)

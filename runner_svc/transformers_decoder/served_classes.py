@@ -8,7 +8,12 @@ from typing import Any
 from runner_svc.model.errors import UnsupportedModel
 
 SERVED_LAYERS = {"full_attention", "sliding_attention", "attention"}
-"""Values of `layer_types` whose state is the KV cache."""
+"""Values of `layer_types` whose state is the KV cache, read through a causal mask or a sliding window."""
+_OTHER_LAYERS = {
+    "chunked_attention": "its mask is neither causal nor a sliding window",
+    "indexed_attention": "it chooses which positions it attends to",
+}
+"""Why others are not served; the rest keep state other than keys and values."""
 
 
 def served_class(raw: Mapping[str, Any]) -> Any:
@@ -35,7 +40,7 @@ def served_class(raw: Mapping[str, Any]) -> Any:
 
 
 def _config(raw: Mapping[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
@@ -43,7 +48,7 @@ def _config(raw: Mapping[str, Any]) -> Any:
             f"The installed transformers has no model_type {kind!r}: upgrade it, or check config.json."
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(dict(raw))
+        return CONFIG_MAPPING[kind].from_dict(PreTrainedConfig._decode_special_floats(dict(raw)))
     except Exception as error:  # its own checks of the values
         raise UnsupportedModel(f"transformers refuses its config.json: {' '.join(str(error).split())[:300]}") from error
 
@@ -78,6 +83,8 @@ def _reasons(model_class: Any, config: Any) -> Iterator[str]:
         yield "its config.json says is_decoder false: its positions see later ones"
     if getattr(text, "add_cross_attention", False):
         yield "it attends to another model's output (add_cross_attention)"
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS)
-    if others:
-        yield f"its layers are of the kind {', '.join(others)}, which keeps state other than keys and values"
+    if getattr(text, "cross_attention_layers", None):
+        yield "layers of it attend to an image (cross_attention_layers)"
+    for kind in sorted(set(getattr(text, "layer_types", None) or ()) - SERVED_LAYERS):
+        why = _OTHER_LAYERS.get(kind, "it keeps state other than keys and values")
+        yield f"it has layers of the kind {kind!r}: {why}"

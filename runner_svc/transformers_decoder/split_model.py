@@ -7,10 +7,12 @@ as the base model returns. For the logits, the base model answers with the hidde
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner_svc.model.errors import UnsupportedModel
 
@@ -26,14 +28,17 @@ class SplitModel:
     def __init__(self, model: Any) -> None:
         """Raises UnsupportedModel for a model that has no base model of its own."""
         base = getattr(model, model.base_model_prefix, None)
-        if not isinstance(base, torch.nn.Module):
+        if not isinstance(base, nn.Module):
             raise UnsupportedModel(f"{type(model).__name__} has no base model {model.base_model_prefix!r}.")
         self._model = model
-        self._forward = base.forward
         self._leaves = False
+        self._depth = 0
         self._answer: Any = None
         self._example: Any = None  # an output of the base model
-        base.forward = self._base_forward
+        # Some classes call the decoder within the base model, past it. The first of them to return is the one.
+        inner = getattr(base, "decoder", None)
+        for module in (base, inner) if isinstance(inner, nn.Module) else (base,):
+            module.forward = partial(self._base_forward, module.forward)
 
     def hidden(self, arguments: dict[str, Any]) -> Tensor:
         """Returns the base model's last hidden states [T, hidden_size] for arguments of the model's forward."""
@@ -47,6 +52,12 @@ class SplitModel:
         finally:
             self._leaves = False
         raise UnsupportedModel(f"The forward pass of {type(self._model).__name__} does not call its base model.")
+
+    @property
+    def example(self) -> Tensor:
+        """Hidden states [T, hidden_size] that `hidden` returned last."""
+        hidden: Tensor = self._example[0][0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [L, vocab_size] of L positions that `hidden` returned, [L, hidden_size]."""
@@ -64,10 +75,16 @@ class SplitModel:
         first, *others = self._example.items()
         return type(self._example)(**{first[0]: hidden, **dict(others)})
 
-    def _base_forward(self, *positional: Any, **named: Any) -> Any:
+    def _base_forward(self, forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+        if self._depth:
+            return forward(*positional, **named)
         if self._answer is not None:
             return self._answer
-        output = self._forward(*positional, **named)
+        self._depth += 1
+        try:
+            output = forward(*positional, **named)
+        finally:
+            self._depth -= 1
         if self._leaves:
             raise _BaseReturned(output)
         return output

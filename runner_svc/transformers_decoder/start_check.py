@@ -8,7 +8,8 @@ differs from its eager attention, and a little: that is rounding. So what nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,11 @@ from runner_svc.model.errors import UnsupportedModel
 FLOOR = 2e-4
 """Allowed in any case: root mean square of the differences of a position's logits, in their standard deviations."""
 ROUNDING = 2.0
+MOST = 0.25
+"""Allowed at most, in the same unit: a model that rounding changes by more can't be compared."""
 BLOCK_SIZE = 4
+GENERATED = 3
+"""Tokens that its own `generate` draws."""
 SHARED = 8
 """Positions that the last row takes over from the one before it."""
 LENGTHS = (11, 5, 14, 13)
@@ -83,13 +88,28 @@ def check_model(model: Any, compute: ComputeStep, vocab_size: int) -> None:
 
     `model` is left with the attention implementation that it has.
     """
-    told: str | None = None
+    difference: str | None = None
     for seed in range(TRIES):
         rows = _rows(vocab_size, seed)
-        told = _numbers_positions(model, rows[0]) or _difference(model, rows, _packed(rows, compute))
-        if told is None:
+        eager = [_alone(model, row, "eager") for row in rows]
+        bound = min(ROUNDING * _noise(model, rows, eager) + FLOOR, MOST)
+        difference = (
+            _numbers_positions(model, rows[0], eager[0], bound)
+            or _generates_otherwise(model, rows[1], bound)
+            or _difference(rows, eager, _packed(rows, compute), bound)
+        )
+        if difference is None:
             return
-    raise UnsupportedModel(f"{type(model).__name__} is not served: {told}.")
+    raise UnsupportedModel(f"{type(model).__name__} is not served: {difference}.")
+
+
+def _noise(model: Any, rows: list[NDArray[np.int64]], eager: list[Tensor]) -> float:
+    """Returns what rounding does: SDPA against eager attention; without SDPA, a batch of the row twice against it."""
+    if getattr(model, "_supports_sdpa", False):
+        others = [_alone(model, row, "sdpa") for row in rows]
+    else:
+        others = [_alone(model, np.stack((row, row)), "eager") for row in rows]
+    return max(_apart(other, own).max().item() for other, own in zip(others, eager, strict=True))
 
 
 def _rows(vocab_size: int, seed: int) -> list[NDArray[np.int64]]:
@@ -123,40 +143,72 @@ def _packed(rows: list[NDArray[np.int64]], compute: ComputeStep) -> list[dict[in
     return found
 
 
-def _difference(model: Any, rows: list[NDArray[np.int64]], packed: list[dict[int, Tensor]]) -> str | None:
-    eager = [_alone(model, row, "eager") for row in rows]
-    sdpa = [_alone(model, row, "sdpa") for row in rows] if getattr(model, "_supports_sdpa", False) else eager
-    noise = max(_apart(theirs, own).max().item() for theirs, own in zip(sdpa, eager, strict=True))
-    bound = ROUNDING * noise + FLOOR
+def _difference(
+    rows: list[NDArray[np.int64]], eager: list[Tensor], packed: list[dict[int, Tensor]], bound: float
+) -> str | None:
     for row, (logits, own) in enumerate(zip(packed, eager, strict=True)):
         for position, values in sorted(logits.items()):
             apart = _apart(values, own[position]).item()
             if not apart <= bound:  # NaN too
                 return (
-                    f"over the paged cache, the logits of position {position} of row {row} ({len(own)} tokens) differ "
-                    f"by {apart:.2g} standard deviations from its own eager attention's, where {bound:.2g} is rounding"
+                    f"over the paged cache, the logits of position {position} of row {row} ({len(rows[row])} tokens) "
+                    f"differ by {apart:.2g} standard deviations from its own eager attention's, where {bound:.2g} is "
+                    "rounding"
                 )
     return None
 
 
-def _numbers_positions(model: Any, row: NDArray[np.int64]) -> str | None:
+def _numbers_positions(model: Any, row: NDArray[np.int64], eager: Tensor, bound: float) -> str | None:
     """A class that numbers its positions other than `generate` does (RoBERTa's begin behind the padding token)."""
     given = _alone(model, row, "eager", position_ids=torch.arange(len(row), device=model.device)[None])
-    if _apart(given, _alone(model, row, "eager")).max().item() > FLOOR:
+    if not _apart(given, eager).max().item() <= bound:
         return "its forward pass numbers positions from another number than 0, which its `generate` begins with"
     return None
 
 
-def _alone(model: Any, row: NDArray[np.int64], implementation: str, **arguments: Any) -> Tensor:
-    """Returns the logits [T, vocab_size] of one row through the model's own attention."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(implementation)
+def _generates_otherwise(model: Any, row: NDArray[np.int64], bound: float) -> str | None:
+    """A class whose `generate`, over its own cache, computes something else than its forward pass over a whole text."""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        max_new_tokens=GENERATED,
+        min_new_tokens=GENERATED,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    ids = torch.from_numpy(row).to(model.device)[None]
     try:
-        with torch.inference_mode():
-            ids = torch.from_numpy(row).to(model.device)[None]
-            logits: Tensor = model(input_ids=ids, use_cache=False, **arguments).logits[0]
+        with _implementation(model, "eager"), torch.inference_mode():
+            output = model.generate(ids, generation_config=settings, attention_mask=torch.ones_like(ids))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        return f"its own `generate` fails, so that it can't be compared ({type(error).__name__}: {reason})"
+    text = output.sequences[0, :-1].cpu().numpy()
+    whole = _alone(model, text, "eager")[len(row) - 1 :]
+    cached = torch.cat(output.logits).float().cpu()
+    if not _apart(cached, whole).max().item() <= bound:
+        return "its `generate`, over its own cache, gives other logits than its forward pass over the whole text"
+    return None
+
+
+@contextmanager
+def _implementation(model: Any, name: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
     finally:
         model.set_attn_implementation(before)
+
+
+def _alone(model: Any, row: NDArray[np.int64], implementation: str, **arguments: Any) -> Tensor:
+    """Returns the logits [T, vocab_size] of one row through the model's own attention."""
+    with _implementation(model, implementation), torch.inference_mode():
+        ids = torch.from_numpy(np.atleast_2d(row)).to(model.device)
+        logits: Tensor = model(input_ids=ids, use_cache=False, **arguments).logits[0]
     return logits.float().cpu()
 
 
