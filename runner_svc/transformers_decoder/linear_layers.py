@@ -67,13 +67,23 @@ def watched_layers(model: nn.Module) -> Iterator[set[nn.Module]]:
         for layer in layers:
             layer.__class__ = nn.Linear
     found |= calls - reads
+    calls.clear()  # which the class refers to
+    reads.clear()
 
 
 def swap_linear_layers(model: nn.Module, layers: set[nn.Module]) -> None:
-    """Swaps `layers` one after another, so that a second copy of the whole model never exists."""
+    """Swaps `layers` one after another and empties the set, so that a second copy of the model never exists."""
     keep_plain = sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)) <= MAX_PLAIN_WEIGHTS
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in layers and isinstance(child, nn.Linear):
-                with torch.no_grad():
-                    setattr(parent, name, ServedLinear(child, keep_plain=keep_plain))
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # a layer may be in two
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if child in layers:
+                places.setdefault(id(child), []).append((parent, name))
+    layers.clear()
+    for found in places.values():
+        layer = getattr(*found[0])
+        with torch.no_grad():
+            served = ServedLinear(layer, keep_plain=keep_plain)
+        for parent, name in found:
+            setattr(parent, name, served)
+        del layer

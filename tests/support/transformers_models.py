@@ -80,7 +80,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 32},
     },
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
-    "dots3_note": {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24, "per_layer_config": {}}},
     "dots3_note_text": {"num_key_value_heads": 4},
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
@@ -119,7 +118,10 @@ def tiny_config(model_type: str) -> Any:
 def _sizes(config_class: Any, model_type: str) -> dict[str, Any]:
     """Returns arguments of the class: those of its keys that `_SIZES` has, and those of its parts."""
     own = _OWN.get(model_type, {})
-    default = config_class(**{key: value for key, value in own.items() if key == "text_config"})
+    try:
+        default = config_class()
+    except Exception:  # a part's defaults are not allowed in it
+        default = config_class(text_config=own["text_config"])
     aliases = dict(getattr(config_class, "attribute_map", None) or {})
     known = set(default.to_dict()) | set(aliases)
     sizes: dict[str, Any] = {key: value for key, value in {**_SIZES, **own}.items() if key in known or key in own}
