@@ -1,11 +1,11 @@
-"""Runs side by side: a table, and a picture of both. Runs that can't be compared are refused with a sentence.
+"""Compares runs: prints a table and draws a picture. Refuses runs that can't be compared, and says why.
 
     python -m bench.compare RUN.jsonl RUN.jsonl ... [--plot FILE] [--json FILE] [--across-versions]
 
-A difference is the systems' only where everything else is alike: card, model, workload (with what its lengths and
-arrivals were divided by) and versions of the libraries. Another version on the same card may be the very question:
-`--across-versions`. Runs at several rates, of a sweep, are grouped by their arrivals; `vs first` compares with the
-first run of the group. The client must not have been what was slow: such runs are marked.
+A difference can be attributed to the systems only if everything else is equal: card, model, workload (including the
+divisors of its lengths and arrivals) and library versions. To compare versions on the same card, use
+`--across-versions`. Runs of a sweep are grouped by their arrivals; `vs first` compares with the first run of the group.
+Runs whose client was the bottleneck are marked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from roster_client.bench.records.record_file import RecordFileError, read_run
 from roster_client.bench.records.summary import Distribution, Summary, summarize
 
 WORKLOAD_SETTINGS = {"prompt_divisor": 1, "output_divisor": 1, "tenants": 1}
-"""Settings that belong to the workload, with what they are when not given; all others are the system's."""
+"""Settings that belong to the workload, with their defaults; all others belong to the system."""
 
 
 class Incomparable(ValueError):
-    """Runs whose difference would say nothing; the message says why and what to do."""
+    """Raised for runs that can't be compared; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Side:
 
 
 def read_sides(paths: Sequence[Path]) -> list[Side]:
-    """Reads and names them: by system, and by file where a system comes twice under the same arrivals.
+    """Reads the runs. Each is named by its system, and also by its file if a system occurs twice under the same
+    arrivals.
 
     Raises RecordFileError or OSError.
     """
@@ -55,7 +56,7 @@ def read_sides(paths: Sequence[Path]) -> list[Side]:
 
 
 def check(sides: Sequence[Side], across_versions: bool) -> None:
-    """Raises Incomparable unless everything but the systems is alike."""
+    """Raises Incomparable if the runs differ in anything but their systems."""
     for what in ("card", "model", "workload"):
         values = {str(getattr(side.run.header, what)): side.name for side in sides}
         if len(values) > 1:
@@ -69,18 +70,16 @@ def check(sides: Sequence[Side], across_versions: bool) -> None:
         asked = {(len(side.run.requests), sum(one.wanted_tokens for one in side.run.requests)) for side in group}
         if len(asked) > 1:
             raise Incomparable(
-                f"{arrivals}: these runs had other requests: "
+                f"{arrivals}: these runs had different requests: "
                 + ", ".join(f"{count} that wanted {tokens} tokens" for count, tokens in sorted(asked))
             )
     differing = differing_versions(sides)
     if differing and not across_versions:
-        raise Incomparable(
-            f"versions differ: {'; '.join(differing)}. If that is what you compare, say --across-versions."
-        )
+        raise Incomparable(f"versions differ: {'; '.join(differing)}. To compare versions, pass --across-versions.")
 
 
 def differing_versions(sides: Sequence[Side]) -> list[str]:
-    """A sentence for each package that several runs name in different versions."""
+    """Returns one phrase for each package whose version differs between runs."""
     versions: dict[str, set[str]] = {}
     for side in sides:
         for package, version in side.run.header.versions.items():
@@ -89,7 +88,7 @@ def differing_versions(sides: Sequence[Side]) -> list[str]:
 
 
 def groups(sides: Sequence[Side]) -> dict[str, list[Side]]:
-    """By arrivals, in their order; only runs of one group saw the same load."""
+    """Groups the runs by arrivals, in order of appearance; only runs of one group had the same load."""
     found: dict[str, list[Side]] = {}
     for side in sides:
         found.setdefault(side.run.header.arrivals, []).append(side)
@@ -97,7 +96,7 @@ def groups(sides: Sequence[Side]) -> dict[str, list[Side]]:
 
 
 def table(sides: Sequence[Side]) -> Table:
-    """A row for each run."""
+    """Returns the table, one row per run."""
     header = sides[0].run.header
     view = Table(title=f"{header.model}, {header.workload}, on {header.card}")
     left = ("arrivals", "system")
@@ -127,7 +126,7 @@ def _ms(times: Distribution | None, point: str) -> str:
 
 
 def plot(path: Path, sides: Sequence[Side]) -> None:
-    """A row of panels for each arrival process: throughput as bars, TTFT and ITL as cumulative distributions."""
+    """Draws one row of panels per arrival process: throughput as bars, TTFT and ITL as cumulative distributions."""
     from matplotlib.figure import Figure
 
     rows = groups(sides)
@@ -158,12 +157,14 @@ def plot(path: Path, sides: Sequence[Side]) -> None:
 
 
 def main() -> None:
-    """Entry point; exit status 2 and a sentence when the runs can't be compared."""
+    """Compares the runs. Exits with status 2 and a message if they can't be compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="files that `roster bench` or `bench.baselines` wrote")
-    parser.add_argument("--across-versions", action="store_true", help="versions may differ, on the same card")
-    parser.add_argument("--plot", type=Path, help="draw them there (.png, .svg, .pdf)")
-    parser.add_argument("--json", type=Path, help="also write the summaries there")
+    parser.add_argument(
+        "--across-versions", action="store_true", help="allow different library versions on the same card"
+    )
+    parser.add_argument("--plot", type=Path, help="draw the picture to this file (.png, .svg, .pdf)")
+    parser.add_argument("--json", type=Path, help="also write the summaries to this file")
     options = parser.parse_args()
     try:
         sides = read_sides(options.runs)

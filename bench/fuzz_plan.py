@@ -2,10 +2,10 @@
 
     python -m bench.fuzz_plan --seconds 300
 
-An input is a little program: plans, each either raw bytes for the decoder or columns that mostly fit the slots, with
-some values spoilt. A plan may be executed or refused with a PlanFault; anything else (another exception, a slot or
-block out of range reaching the backend, slots that a refused plan has changed) is a crash, and becomes a test in
-tests/fuzz/test_plans.py. atheris comes for Python 3.11 to 3.13: `pip install atheris`.
+An input is a sequence of plans. Each is either raw bytes for the decoder or columns that mostly fit the slots, with
+some values corrupted. A plan may be executed or refused with a PlanFault; anything else (another exception, a slot or
+block out of range that reaches the backend, slots changed by a refused plan) is a crash, and becomes a test in
+tests/fuzz/test_plans.py. atheris supports Python 3.11 to 3.13: `pip install atheris`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.random_plans import PlanFuzzer
 
 
 class Campaign:
-    """Inputs until the time is over. libFuzzer never returns, so the report is written from within."""
+    """Runs inputs until the time is over. libFuzzer never returns, so the report is written from within an input."""
 
     def __init__(self, seconds: float, output: Path | None) -> None:
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class Campaign:
         self._plans: Counter[str] = Counter()
 
     def one_input(self, data: bytes) -> None:
-        """What libFuzzer calls."""
+        """Runs one input; libFuzzer calls this."""
         source = atheris.FuzzedDataProvider(data)
         fuzzer = PlanFuzzer(source.ConsumeIntInRange, source.ConsumeBytes)
         for _ in range(source.ConsumeIntInRange(1, 6)):
@@ -54,7 +54,7 @@ class Campaign:
             "seconds": round(time.monotonic() - self._began, 1),
             "inputs": self._inputs,
             "plans": dict(self._plans),
-            "crashes": 0,  # libFuzzer ends the process at the first
+            "crashes": 0,  # libFuzzer ends the process at the first crash
         }
         print(json.dumps(result, indent=1))
         if self._output is not None:
@@ -62,7 +62,7 @@ class Campaign:
 
 
 def main() -> None:
-    """Runs for a time, then prints what came of the plans."""
+    """Fuzzes for the requested time, then prints how many plans were executed and refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=300, help="how long")
     parser.add_argument("--corpus", type=Path, default=None, help="folder of inputs, kept between runs")

@@ -1,8 +1,9 @@
-"""The page about a benchmark's results, from its JSON, on any machine.
+"""Makes a page from a benchmark's JSON results, on any machine.
 
     python -m bench.page bench/results/DATE-CARD-kernels.json [--output FILE.html]
 
-Knows those of `bench.steps` and `bench.kernels`. Pages about requests come from records: `roster bench report`.
+Supports the results of `bench.steps` and `bench.kernels`. `roster bench report` makes pages about requests, from
+records. Pages are not committed: bench/results keeps one as a sample.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ DOCUMENTS: dict[str, Callable[[Mapping[str, Any]], Document]] = {
 
 
 def page_of(record: Mapping[str, Any]) -> str:
-    """The HTML. Raises ValueError for results of another benchmark."""
+    """Returns the HTML. Raises ValueError for results of another benchmark."""
     module = shlex.split(record["command"])[2]
     if module not in DOCUMENTS:
-        raise ValueError(f"there is no page for results of {module}: only for {', '.join(DOCUMENTS)}")
+        raise ValueError(f"there is no page for results of {module}, only for those of {', '.join(DOCUMENTS)}")
     return document_page(DOCUMENTS[module](record), record)
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--output", type=Path, help="default: beside the results, with .html")

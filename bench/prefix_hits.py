@@ -1,15 +1,16 @@
-"""Prefix cache: share of a trace's KV blocks that is hit, as the pool grows, against a cache without end.
+"""Prefix cache: share of a trace's KV blocks that is hit, by pool size, compared with an unlimited cache.
 
     python -m bench.prefix_hits [--trace FILE ...] [--blocks 1000 5000 10000 20000 50000] [--limit N]
                                 [--json FILE] [--plot FILE]
 
-A hash id of the trace names one block of 512 tokens. Two ways of counting, each a share of all block references:
-  pool       the block pool alone, one request after another, every block of a prompt (its last, partial one too): what
-             LRU eviction, deepest block first, makes of the trace
-  simulated  the production engine on the virtual clock, lengths divided by 32 so that an id is one block of 16 tokens:
-             requests overlap and pin what they use, outputs take blocks, and a prompt's last token is always computed,
-             so its last block is never hit
-The last row is a pool that holds everything. Its `pool` column is the trace's own limit.
+A hash id of the trace names one block of 512 tokens. Hits are counted in two ways, each as a share of all block
+references:
+  pool       the block pool alone, one request after another, counting every block of a prompt, also a partial last
+             one: the effect of LRU eviction, deepest block first
+  simulated  the production engine on the virtual clock, with lengths divided by 32 so that an id is one block of 16
+             tokens. Requests overlap and pin the blocks that they use, outputs take blocks, and a prompt's last token
+             is always computed, so its last block is never hit
+The last row is a pool that holds every block. Its `pool` column is the upper limit for the trace.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ COST_MODEL = "h200-llama-3.1-8b"
 
 
 def references(trace: Trace) -> int:
-    """Blocks that the prompts name, repetitions included."""
+    """Returns the number of blocks that the prompts name, repetitions included."""
     return sum(len(request.prefix_hash_ids) for request in trace.requests)
 
 
 def pool_hits(trace: Trace, num_blocks: int) -> int:
-    """Blocks hit when the requests come one after another to a pool of `num_blocks`."""
+    """Returns the blocks hit if the requests come one after another to a pool of `num_blocks`."""
     pool, hits = BlockPool(num_blocks, HASH_BLOCK_TOKENS), 0
     for request in trace.requests:
         names = [number.to_bytes(8, "little") for number in request.prefix_hash_ids]
@@ -53,7 +54,7 @@ def pool_hits(trace: Trace, num_blocks: int) -> int:
 
 
 def simulated_hits(trace: Trace, num_blocks: int) -> int:
-    """Blocks hit on the simulator with one runner whose pool has `num_blocks`."""
+    """Returns the blocks hit on the simulator with one runner whose pool has `num_blocks`."""
     cost = load_cost_model(COST_MODEL)
     setup = Setup(cost, block_size=BLOCK_SIZE, kv_tokens=num_blocks * BLOCK_SIZE, prefix_sharing=True)
     outcome = simulate(trace.divided(DIVISOR, DIVISOR), setup)
@@ -63,7 +64,7 @@ def simulated_hits(trace: Trace, num_blocks: int) -> int:
 
 
 def measure(trace: Trace, sizes: list[int]) -> list[dict[str, Any]]:
-    """A row per pool size, and one for a pool that holds everything."""
+    """Returns one row per pool size, and one for a pool that holds every block."""
     total = references(trace)
     everything = total + sum(-(-request.output_tokens // HASH_BLOCK_TOKENS) + 1 for request in trace.requests)
     rows = []
@@ -80,7 +81,7 @@ def measure(trace: Trace, sizes: list[int]) -> list[dict[str, Any]]:
 
 
 def plot(path: Path, results: list[dict[str, Any]]) -> None:
-    """Hit rates over pool sizes; dashed: without end."""
+    """Draws hit rates over pool sizes; dashed lines are the unlimited pool."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -98,13 +99,12 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measures each trace and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, nargs="+", default=DEFAULT_TRACES)
     parser.add_argument("--blocks", type=int, nargs="+", default=[1000, 5000, 10_000, 20_000, 50_000])
     parser.add_argument("--limit", type=int, help="only the first requests of each trace")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
-    parser.add_argument("--plot", type=Path, help="also draw them there (.png, .svg, .pdf)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--plot", type=Path, help="also draw them to this file (.png, .svg, .pdf)")
     options = parser.parse_args()
     configure_logs("console", "warning")
     results = []

@@ -1,11 +1,11 @@
-"""Cost of prefix sharing in the scheduler's step, in µs: apply + plan under churn, with sharing and without.
+"""Cost of prefix sharing in the scheduler's step, in µs: apply + plan under churn, with and without sharing.
 
     python -m bench.prefix_sharing [--sequences 256] [--steps 3000] [--json FILE]
 
-A null runner answers each plan; two are in flight. Every slot is always taken: prompts have 512 tokens, of which the
-first half is one of 16 stems, outputs 50 to 150 tokens, so two or three sequences end and are seated in a step. Work
-per step is what hashing, naming, lookups and eviction add to it; what sharing saves (prefill) is on the runner and not
-counted. `behind one block`: 10,000 sequences wait for one prompt that is being computed.
+A null runner answers each plan; two plans are in flight. All slots are always in use. Prompts have 512 tokens, the
+first half of which is one of 16 stems; outputs have 50 to 150 tokens, so two or three sequences end and are admitted
+per step. The measured work is what hashing, naming, lookups and eviction add to a step; the prefill that sharing saves
+is on the runner and is not counted. `behind one block`: 10,000 sequences wait for one prompt that is being computed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WARMUP_STEPS = 300
 
 
 class Load:
-    """Sequences that keep coming, the same ones for every measurement."""
+    """Endless source of sequences, the same for every measurement."""
 
     def __init__(self) -> None:
         self._rng = random.Random(0)
@@ -45,12 +45,10 @@ class Load:
         self._count = 0
 
     def next(self) -> Sequence:
-        """Another sequence."""
         rest = self._rng.choices(range(1000, 30_000), k=PROMPT_TOKENS // 2)
         return self.sequence(self._rng.choice(self._stems) + rest, self._rng.randint(50, 150))
 
     def sequence(self, prompt: list[int], max_tokens: int) -> Sequence:
-        """A sequence of this prompt."""
         self._count += 1
         submit = engine_pb2.Submit(
             handle=self._count,
@@ -82,13 +80,13 @@ class Roster:
         self._results: deque[tuple[int, bytes]] = deque()
 
     def step(self) -> tuple[float, int]:
-        """Apply, leave and plan: what it took in µs, and how many left."""
+        """Runs apply, leave and plan. Returns the time in µs and the number of sequences that left."""
         result = self._results.popleft() if len(self._results) == DEPTH else None
         start, ended = time.perf_counter(), 0
         if result is not None:
             applied = self.scheduler.apply(result[0], plan_pb2.Result.FromString(result[1]))
             if applied is None:
-                raise RuntimeError("a duplicate result")
+                raise RuntimeError("the scheduler took a result for a duplicate")
             for sequence, _ in applied.ends:
                 self.scheduler.leave(sequence, "length")
             ended = len(applied.ends)
@@ -102,7 +100,7 @@ class Roster:
 
 
 def churn(slots: int, steps: int, sharing: bool) -> dict[str, Any]:
-    """Step times while sequences come and go."""
+    """Measures steps while sequences join and leave."""
     load, roster = Load(), Roster(slots, 8192, sharing)
     times, ended, cached = [], 0, 0
     for number in range(WARMUP_STEPS + steps):
@@ -124,7 +122,7 @@ def churn(slots: int, steps: int, sharing: bool) -> dict[str, Any]:
 
 
 def behind_one_block() -> dict[str, Any]:
-    """Step times while one prompt of 1,024 tokens is computed, 8 positions a step, and 10,000 like it wait."""
+    """Measures steps while one prompt of 1,024 tokens is computed, 8 positions per step, and 10,000 equal ones wait."""
     load, roster = Load(), Roster(8, 8, sharing=True)
     prompt = list(range(1000, 2024))
     for _ in range(10_000):
@@ -142,11 +140,10 @@ def _times(times: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     rows = [churn(options.sequences, options.steps, sharing) for sharing in (False, True)]
     rows.append(behind_one_block())

@@ -1,7 +1,7 @@
 """Generates the package `roster_protos` from protos/*.proto: `python protos/generate.py [FOLDER]` (`make protos`).
 
-It needs the extra `dev`: grpcio-tools in exactly the version of the constraints, since `_pb2_grpc.py` refuses a grpcio
-that is older than its generator.
+It needs the extra `dev`, with exactly the grpcio-tools version of constraints.txt: `_pb2_grpc.py` refuses a grpcio that
+is older than its generator.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "roster_protos"
-"""The package of the generated code, and the folder of the files' names in protobuf's descriptor pool. The pool belongs
-to the whole process, and `protos/inference.proto` may be a user's own file there."""
+"""Package of the generated code, and the folder of the file names in protobuf's descriptor pool. The pool is shared by
+the whole process, where `protos/inference.proto` may be a user's own file."""
 INCLUDE = f"-I{PACKAGE}={ROOT / 'protos'}"
 
 
@@ -27,7 +27,7 @@ def generate(out: Path) -> None:
 
 
 def run(*arguments: str) -> None:
-    """Runs protoc, which prints what is wrong. Raises RuntimeError."""
+    """Runs protoc, which prints its errors. Raises RuntimeError."""
     includes = f"-I{Path(protoc.__file__).parent / '_proto'}"
     if protoc.main(["protoc", includes, *arguments]) != 0:
         raise RuntimeError(f"protoc failed: {' '.join(arguments)}")

@@ -1,1 +1,1 @@
-"""What the services and the client share: no torch, numpy, grpc or zmq comes with its import."""
+"""Code shared by the services and the client. Importing it imports no torch, numpy, grpc or zmq."""

@@ -1,4 +1,4 @@
-"""Keys of a gRPC call's metadata that the client sends and the scheduler reads."""
+"""Metadata keys of gRPC calls, which the client sends and the scheduler reads."""
 
 from __future__ import annotations
 

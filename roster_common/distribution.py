@@ -1,4 +1,4 @@
-"""Which version of the package this is."""
+"""Version of the installed package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def distribution_version() -> str:
-    """Version of roster-serve, or "unknown" when it runs from a bare folder."""
+    """Returns the version of roster-serve, or "unknown" if it is not installed as a package."""
     try:
         return version("roster-serve")
     except PackageNotFoundError:

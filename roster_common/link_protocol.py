@@ -1,6 +1,6 @@
-"""The protocol between scheduler and runner (plan.proto): its version, a row's flags, what the link has got since.
+"""The protocol between scheduler and runner (plan.proto): its version, row flags, and features added later.
 
-A feature is used only with a peer that has named it. Those of a runner that is there are
+A feature is used only with a peer that lists it. The features in use with a connected runner are
 `shared(scheduler.hello.features)`.
 """
 
@@ -16,13 +16,13 @@ AWAIT_FLAG = 2
 """Extent flag: the row waits for its mask before sampling."""
 
 TERMS = "terms"
-"""Terms have ids, and pings tell the greatest."""
+"""Terms have ids, and pings carry the greatest one."""
 CONTEXTS = "contexts"
-"""Pings tell the longest context that a runner of the service had."""
+"""Pings carry the longest context that any runner of the service has had."""
 
 OURS = frozenset({TERMS, CONTEXTS})
 
 
 def shared(theirs: Iterable[str]) -> frozenset[str]:
-    """The features that both sides have."""
+    """Returns the features that both sides support."""
     return OURS.intersection(theirs)

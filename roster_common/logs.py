@@ -1,4 +1,4 @@
-"""Log lines of a service: structlog, as a person's console lines or as JSON."""
+"""Logging of the services: structlog, as console lines or as JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import structlog
 
 
 def configure_logs(log_format: Literal["console", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
-    """Sets up structlog for the process: one line per event on stderr, UTC time stamps."""
+    """Configures structlog for the process: one line per event on stderr, with UTC timestamps."""
     renderer: structlog.typing.Processor
     if log_format == "json":
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            # The prettier tracebacks show local variables, and those may hold somebody's prompt.
+            # The default tracebacks show local variables, which may contain a user's prompt.
             exception_formatter=structlog.dev.plain_traceback,
         )
     structlog.configure(

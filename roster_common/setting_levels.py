@@ -1,4 +1,4 @@
-"""Which readers a setting is for: docs/settings.md is sorted by it. One without a level is for tests, and hidden."""
+"""Levels of settings, by which docs/settings.md is sorted. A setting without a level is for tests and not listed."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ OPERATORS: dict[str, Any] = {"level": "operators"}
 
 
 def tuning(when: str) -> dict[str, Any]:
-    """A setting that few need to touch; `when` says in which case."""
+    """Returns the level of a setting that few operators change; `when` says in which case to change it."""
     return {"level": "tuning", "when": when}

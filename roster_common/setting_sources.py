@@ -1,6 +1,6 @@
-"""Where settings come from besides flags: `ROSTER_*` variables, and the JSON file that `ROSTER_SETTINGS` names.
+"""Sources of settings besides flags: `ROSTER_*` variables, and the JSON file that `ROSTER_SETTINGS` names.
 
-Whatever can't be read is told in one line that names the file, the variable or the flag.
+An unreadable source is reported in one line that names the file, the variable or the flag.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _EXAMPLE = '{"log_level": "info"}'
 
 
 class UnusableSettings(ValueError):
-    """Settings that can't be read or served, or are at odds with each other; one line says what to change."""
+    """Settings that are unreadable, invalid or contradictory; the message is one line that says what to change."""
 
 
 class ServiceSettings(BaseSettings):
-    """What both services' settings have in common: their sources, and that they are text."""
+    """Base of both services' settings: their sources, and the check that strings are valid UTF-8."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:
-        """What is `given`, and the rest from where settings come from; `_cli_parse_args=True` reads the flags too.
+        """Returns settings from `given` and, for fields not given, from their sources.
 
-        Raises UnusableSettings.
+        `_cli_parse_args=True` reads flags too. Raises UnusableSettings.
         """
         try:
             return cls(**given)
@@ -51,7 +51,8 @@ class ServiceSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """Python takes what is not UTF-8 in flags and variables as lone surrogates, which nothing can send or print."""
+        # Python decodes bytes that are not UTF-8 in flags and variables to lone surrogates, which can't be encoded to
+        # be sent or printed.
         for text in _texts(value):
             try:
                 text.encode()
@@ -68,12 +69,13 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and arguments win over the environment, which wins over the file."""
+        """Returns the sources: flags and arguments take precedence over the environment, and that over the file."""
         return init_settings, Environment(settings_cls), SettingsFile(settings_cls)
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings of a value that a source gives: objects may be as deep as JSON is, so it does not call itself."""
+    """Yields all strings in a value. It is iterative, because JSON may be nested deeper than Python's recursion
+    limit."""
     rest = [value]
     while rest:
         match rest.pop():
@@ -88,10 +90,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class Environment(EnvSettingsSource):
-    """The variables; some are JSON."""
+    """Environment variables, some of them JSON."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """Raises UnusableSettings."""
+        """Parses a variable's JSON. Raises UnusableSettings."""
         try:
             return super().decode_complex_value(field_name, field, value)
         except (ValueError, RecursionError) as error:
@@ -100,20 +102,20 @@ class Environment(EnvSettingsSource):
 
 
 class SettingsFile(PydanticBaseSettingsSource):
-    """The file, read when it is asked: `--help` works beside one that is broken."""
+    """The settings file, read only when its values are needed, so that `--help` works with a broken file."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Never asked: all values come at once."""
+        """Required by the base class but never called, because `__call__` returns all values."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """Its values. Raises UnusableSettings."""
+        """Returns the file's values, or none if `ROSTER_SETTINGS` is unset. Raises UnusableSettings."""
         name = os.environ.get(FILE_VARIABLE)
         return InitSettingsSource(self.settings_cls, file_values(name))() if name else {}
 
 
 def file_values(name: str) -> dict[str, Any]:
-    """Of the JSON object in the file of this name. Raises UnusableSettings."""
+    """Returns the JSON object in the file of this name. Raises UnusableSettings."""
     file = f"{FILE_VARIABLE} names {name!r}, which"
     try:
         values = json.loads(Path(name).expanduser().read_text("utf-8-sig"))
@@ -121,24 +123,25 @@ def file_values(name: str) -> dict[str, Any]:
         raise UnusableSettings(f"{file} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UnusableSettings(f"{file} is not JSON ({_fault(error)}): correct the file") from error
-    except (OSError, RuntimeError) as error:  # the latter: no home folder for a ~
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder to expand a ~
         reason = getattr(error, "strerror", None) or str(error)
-        hint = f"name a JSON file that can be, or unset {FILE_VARIABLE}"
+        hint = f"name a readable JSON file, or unset {FILE_VARIABLE}"
         raise UnusableSettings(f"{file} can't be read ({reason}): {hint}") from error
     if not isinstance(values, dict):
-        raise UnusableSettings(f"{file} is JSON but not an object: write settings by their names, such as {_EXAMPLE}")
+        raise UnusableSettings(f"{file} is JSON but not an object: write settings by name, for example {_EXAMPLE}")
     return values
 
 
 def _fault(error: Exception) -> str:
-    """What a JSON parser found; its sentences hold nothing of what was parsed."""
+    """Returns the JSON parser's error. It quotes nothing of the parsed text, which may be secret."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno} column {error.colno}"
     return "too deep" if isinstance(error, RecursionError) else str(error)
 
 
 def _unreadable(error: SettingsError) -> str:
-    """What a source says; pydantic's words for a flag that is JSON don't name it, nor always say what is wrong."""
+    """Returns a source's error. It replaces pydantic's message for a JSON flag, which does not name the flag and may
+    not say what is wrong."""
     cause = error.__cause__
     if isinstance(cause, UnusableSettings):
         return str(cause)

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with values that an operator gave, told in one line."""
+"""Pydantic's validation errors as one line for operators."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pydantic_core import ErrorDetails
 
 
 def wrong_values(error: ValidationError, kind: str = "") -> str:
-    """All that is wrong, in one line; `kind` goes before each value's name."""
+    """Returns all validation errors in one line; `kind` is put before each value's name."""
     return "; ".join(_problem(each, kind) for each in error.errors())
 
 
 def _problem(error: ErrorDetails, kind: str) -> str:
-    """What is wrong with several values together has no place: its sentence names them."""
+    """Returns one error. An error of several values together has no location, and its message names them."""
     message = error["msg"].removeprefix("Value error, ")
     return f"{kind}{'.'.join(map(str, error['loc']))}: {message}" if error["loc"] else message

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Watches and steers one scheduler service.
+    """Monitors and controls one scheduler service.
     """
 
     def __init__(self, channel):
@@ -68,51 +68,51 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Watches and steers one scheduler service.
+    """Monitors and controls one scheduler service.
     """
 
     def GetStatus(self, request, context):
-        """The state of the scheduler and its runners, now.
+        """Returns the current state of the scheduler and its runners.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """The roster of each step from now on, as it is sent or once it is done. A slow reader misses steps; `number` shows
-        which.
+        """Streams the rows of each step, when it is sent or when it is done. A slow reader misses steps, which shows as gaps
+        in `number`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRoster(self, request, context):
-        """The running sequences, the queue and latencies, again and again. However many watch, the engine is asked at most ten
-        times a second, and answers after a step's plans have been sent.
+        """Streams the running sequences, the queue and latencies at an interval. For all watchers together, the engine is
+        asked at most ten times per second, and it answers after a step's plans are sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes nothing new from now on, lets what lives finish, and ends the service. Tells how far it is about twice a
-        second; the last message has `done`. Cutting this call does not stop the drain.
+        """Stops accepting requests, lets existing ones finish, and ends the service. Streams the progress about twice per
+        second; the last message has `done`. Cancelling this call does not stop the drain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPolicies(self, request, context):
-        """The installed policies with their parameters, and the one in force.
+        """Returns the installed policies with their parameters, and the current one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Puts a policy in force from the next plan on: streams go on, what waits and what runs is ranked anew, nothing is
-        computed again. NOT_FOUND for a name that is not installed, INVALID_ARGUMENT for parameters that the policy does
-        not take; the message lists what exists.
+        """Changes the policy from the next plan on. Streams continue, and waiting and running sequences are ranked again
+        without recomputing anything. NOT_FOUND if the policy is not installed, INVALID_ARGUMENT if it does not accept the
+        parameters; the message lists the installed policies or the known parameters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +160,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Watches and steers one scheduler service.
+    """Monitors and controls one scheduler service.
     """
 
     @staticmethod

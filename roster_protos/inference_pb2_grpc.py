@@ -77,50 +77,51 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams the answer to one request: deltas, one finish per choice, usage once. The call's deadline is honoured
-        while the request waits and while it runs.
+        """Streams the answer to one request: deltas, one finish per choice, and usage once. The call's deadline applies while
+        the request waits and while it runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Multiplexes many requests over one stream, one message per flush for all of them. What a busy backend uses.
+        """Multiplexes many requests over one stream, with one message per flush for all of them. It costs less per request
+        than Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a request wherever it is: queued, in prefill, decoding. NOT_FOUND if the tenant has no such request.
+        """Ends a request, whether it is queued, in prefill or decoding. NOT_FOUND if the tenant has no such request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Resumes the stream of a request from a token cursor per choice. NOT_FOUND once its retention time is over.
+        """Resumes the stream of a request from a token cursor per choice. NOT_FOUND after its retention time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes the model that is served. UNAVAILABLE until a runner has said hello.
+        """Returns a description of the served model. UNAVAILABLE until a runner has connected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text or chat messages to token ids, exactly as Generate would.
+        """Converts text or chat messages to token ids, exactly as Generate does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

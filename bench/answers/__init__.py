@@ -1,1 +1,1 @@
-"""Are the answers right, and what do masks cost?"""
+"""Checks of answers against a reference, and the cost of masks."""

@@ -1,14 +1,15 @@
-"""Constrained output: are the answers instances of their schemas, and what do the masks cost?
+"""Constrained output: checks that answers are instances of their schemas, and measures the cost of the masks.
 
     python -m bench.answers.constrained schemas [--count 200] [--seed N] [--json FILE]
     python -m bench.answers.constrained cost --answers FILE [--json FILE]
 
-`schemas` asks SmolLM2, over the real services, for an instance of each of `count` random bounded schemas, by turns
-greedy and at temperature 1, and validates the answers with `jsonschema`. `cost` takes the answers of such a run and
-measures
-  masks  µs a row for the scheduler's side (its mask process told the tokens, masks made, message built), at several
-         rows a plan
-  steps  ms a decoding step of 8 sequences over the real services, free and constrained by turns, with the same lengths
+`schemas` asks SmolLM2, through the real services, for an instance of each of `count` random bounded schemas,
+alternating between greedy and temperature 1, and validates the answers with `jsonschema`. `cost` takes the answers of
+such a run and measures
+  masks  µs per row on the scheduler's side (send the tokens to its mask process, make the masks, build the message),
+         for several numbers of rows per plan
+  steps  ms per decode step of 8 sequences through the real services, alternately unconstrained and constrained, with
+         the same lengths
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ BATCHES = (1, 8, 16)
 DECODING = 8
 STEPS = 48
 ROUNDS = 5
-"""Of steps, free and constrained by turns, after one that does not count."""
+"""Rounds of steps, alternately unconstrained and constrained, after one warm-up round."""
 ANYTHING = "[a-zA-Z ,.]{400}"
 
 
 def services(folder: Path) -> RosterProcesses:
-    """Scheduler and runner with SmolLM2 on the CPU."""
+    """Starts a scheduler and a runner with SmolLM2 on the CPU."""
     runner = {"device": "cpu", "slots": SLOTS, "threads": 2, "kv_tokens": 16384}
     return RosterProcesses(folder, runner=runner, ready_s=READY_S)
 
@@ -63,7 +64,7 @@ def services(folder: Path) -> RosterProcesses:
 
 
 async def ask(client: RosterClient, index: int, schema: Schema) -> tuple[float, Completion]:
-    """(temperature, answer)."""
+    """Returns (temperature, answer)."""
     temperature = float(index % 2)
     answer = client.generate(
         PROMPT, json_schema=schema, temperature=temperature, seed=index, max_tokens=MOST_TOKENS
@@ -72,13 +73,13 @@ async def ask(client: RosterClient, index: int, schema: Schema) -> tuple[float, 
 
 
 async def ask_all(address: str, schemas: list[Schema]) -> list[tuple[float, Completion]]:
-    """The answers, all asked for at once."""
+    """Sends all requests at once and returns the answers."""
     async with RosterClient(address) as client:
         return await asyncio.gather(*[ask(client, index, schema) for index, schema in enumerate(schemas)])
 
 
 def judged(schema: Schema, temperature: float, completion: Completion) -> dict[str, Any]:
-    """One row of the result; `problem` is empty for a valid answer that ended by itself."""
+    """Returns one row of the result; `problem` is empty for a valid answer that reached its own end."""
     (choice,) = completion.choices
     problem = ""
     if choice.finish is None or choice.finish.reason is not FinishReason.STOP:
@@ -98,7 +99,6 @@ def judged(schema: Schema, temperature: float, completion: Completion) -> dict[s
 
 
 def run_schemas(count: int, seed: int) -> dict[str, Any]:
-    """The whole run."""
     rng = random.Random(seed)
     schemas = [random_schema(rng) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder, services(Path(folder)) as running:
@@ -128,14 +128,14 @@ def run_schemas(count: int, seed: int) -> dict[str, Any]:
 
 
 def described_model() -> plan_pb2.Model:
-    """SmolLM2 as its runner describes it."""
+    """Returns the description that a runner of SmolLM2 sends."""
     folder = model_folder(MODEL, default_cache_folder(), lambda what, share: None)
     config = ModelConfig.from_hugging_face(read_json(folder / "config.json"))
     return describe_model(MODEL, folder, config, "")
 
 
 def mask_times(answers: list[dict[str, Any]], client: MaskClient, stops: list[int], batch: int) -> list[float]:
-    """µs a row of each plan: groups of `batch` answers, token by token."""
+    """Returns µs per row of each plan; plans step through groups of `batch` answers token by token."""
     times: list[float] = []
     for first in range(0, len(answers) - batch + 1, batch):
         group = answers[first : first + batch]
@@ -158,7 +158,7 @@ def mask_times(answers: list[dict[str, Any]], client: MaskClient, stops: list[in
 
 
 async def step_ms(address: str, constraint: inference_pb2.Constraint | None) -> float:
-    """Milliseconds a step of `DECODING` sequences that run in step, from their second token to their last."""
+    """Returns ms per step of `DECODING` sequences that decode together, from their second token to their last."""
     async with RosterClient(address) as client:
 
         async def decode(seed: int) -> float:
@@ -171,7 +171,6 @@ async def step_ms(address: str, constraint: inference_pb2.Constraint | None) -> 
 
 
 def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Both measurements."""
     model = described_model()
     result: dict[str, Any] = {"vocabulary": model.vocab_size, "mask_us_a_row": {}, "step_ms": {}}
     client = MaskClient.of(model, threads=2)
@@ -190,7 +189,10 @@ def run_cost(answers: list[dict[str, Any]]) -> dict[str, Any]:
             for kind, constraint in kinds.items():
                 rounds[kind].append(round(asyncio.run(step_ms(running.address, constraint)), 2))
     for kind, times in rounds.items():
-        result["step_ms"][kind] = {"median": float(np.median(times[1:])), "rounds": times[1:]}  # the first one warms up
+        result["step_ms"][kind] = {
+            "median": float(np.median(times[1:])),
+            "rounds": times[1:],
+        }  # the first round is the warm-up
     print(f"ms a step of {DECODING} sequences: {result['step_ms']}")
     return result
 
@@ -203,11 +205,11 @@ def main() -> None:
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]  # a busy machine makes these numbers larger than they are
+    load = os.getloadavg()[0]  # these numbers are too large on a busy machine
     if arguments.what == "schemas":
         result = run_schemas(arguments.count, arguments.seed)
     elif arguments.answers is None:
-        parser.error("cost takes the answers of a run of `schemas`: --answers FILE")
+        parser.error("cost needs the answers of a `schemas` run: pass --answers FILE")
     else:
         result = run_cost(json.loads(arguments.answers.read_text())["rows"])
     if arguments.json is not None:

@@ -1,12 +1,12 @@
-"""A real model's greedy tokens over gRPC, those of one device against those of another.
+"""Compares a real model's greedy tokens over gRPC between two devices.
 
     python -m bench.answers.greedy_parity --device cpu --write cpu.json
     python -m bench.answers.greedy_parity --device cuda --reference cpu.json --json result.json
 
 Starts both services, sends chat prompts all at once and keeps each answer's tokens with the log-probabilities of the
-two likeliest ones. A CPU computes in float32, a GPU in 16 bits: where two candidates lie closer than 16 bits can tell
-apart, the answers part, and that is no error. Each first difference is shown with both devices' candidates; one that
-is no near tie fails the command.
+two likeliest candidates. A CPU computes in float32, a GPU in 16 bits: where two candidates lie closer than the
+resolution of 16 bits, the answers may diverge, and that is not an error. The first difference of each answer is printed
+with both devices' candidates; the command fails if one is not a near tie.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from roster_client.demo.prompts import DEMO_REQUESTS
 PACKAGES = ("torch", "numpy", "tokenizers")
 MAX_TOKENS = 64
 NEAR_TIE = 0.25
-"""Nats between the reference's two candidates below which 16 bits may prefer the other one: bfloat16 keeps 8 bits, and
+"""Nats between the reference's two candidates below which 16 bits may prefer the second one: bfloat16 keeps 8 bits, and
 the logits of the likeliest tokens are 15 to 25."""
 QUESTIONS = (
     *(request.question for request in DEMO_REQUESTS),
@@ -46,7 +46,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of one answer, and at each place the two likeliest tokens as (id, log-probability)."""
+    """Tokens of one answer, and for each position the two likeliest tokens as (id, log-probability)."""
 
     tokens: list[int]
     candidates: list[list[tuple[int, float]]]
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer leaves the reference for the first time."""
+    """First position at which an answer differs from the reference."""
 
     question: int
     place: int
@@ -68,11 +68,11 @@ class Difference:
 
     @property
     def is_near_tie(self) -> bool:
-        """The reference hardly preferred its token to the one that was drawn here."""
+        """Whether this device chose the reference's second candidate, which is within `NEAR_TIE` of its first."""
         return self.gap < NEAR_TIE and self.here[0][0] == self.reference[1][0]
 
     def line(self) -> str:
-        """For the screen."""
+        """Returns the line to print."""
         sides = " | ".join(
             f"{name} " + ", ".join(f"{token}: {logprob:.4f}" for token, logprob in side)
             for name, side in (("reference", self.reference), ("here", self.here))
@@ -82,7 +82,7 @@ class Difference:
 
 
 async def answers(arguments: argparse.Namespace, folder: Path) -> list[Answer]:
-    """Serves the model and asks all questions at once."""
+    """Serves the model, sends all questions at once and returns the answers."""
     flags = {"device": arguments.device, "model": arguments.model, "slots": len(QUESTIONS), "kv_tokens": 16384}
     async with Service(folder, flags, profiled=False) as service:
         await service.schedule(Scheduling("fcfs", "{}", 2))
@@ -100,7 +100,7 @@ async def answers(arguments: argparse.Namespace, folder: Path) -> list[Answer]:
 
 
 def differences(reference: list[Answer], here: list[Answer]) -> list[Difference]:
-    """The first one of each answer that has one."""
+    """Returns the first difference of each answer that has one."""
     found = []
     for question, (expected, actual) in enumerate(zip(reference, here, strict=True)):
         pairs = enumerate(zip(expected.tokens, actual.tokens, strict=False))
@@ -111,7 +111,7 @@ def differences(reference: list[Answer], here: list[Answer]) -> list[Difference]
 
 
 def read(path: Path) -> list[Answer]:
-    """What --write wrote."""
+    """Reads a file that --write wrote."""
     entries = json.loads(path.read_text())["answers"]
     return [
         Answer(entry["tokens"], [[(token, logprob) for token, logprob in place] for place in entry["candidates"]])
@@ -120,7 +120,7 @@ def read(path: Path) -> list[Answer]:
 
 
 def compare(arguments: argparse.Namespace, here: list[Answer], source: dict[str, Any]) -> int:
-    """Prints and writes the comparison; the exit status."""
+    """Prints and writes the comparison. Returns the exit status."""
     reference = read(arguments.reference)
     found = differences(reference, here)
     same = sum(len(answer.tokens) for answer in reference) - sum(
@@ -140,13 +140,12 @@ def compare(arguments: argparse.Namespace, here: list[Answer], source: dict[str,
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--write", type=Path, help="keep the answers as a reference")
-    parser.add_argument("--reference", type=Path, help="compare with what --write wrote")
-    parser.add_argument("--json", type=Path, help="also write the comparison there")
+    parser.add_argument("--reference", type=Path, help="compare with a file that --write wrote")
+    parser.add_argument("--json", type=Path, help="also write the comparison to this file")
     arguments = parser.parse_args()
     source = provenance("bench.answers.greedy_parity", PACKAGES if arguments.device == "cpu" else (*PACKAGES, "cupy"))
     try:

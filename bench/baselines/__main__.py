@@ -3,9 +3,10 @@
     python -m bench.baselines padded --workload requests.jsonl --out run.jsonl [--model smollm2] [--slots 8]
     python -m bench.baselines continuous --workload requests.jsonl --out run.jsonl --step-tokens 512 --kv-tokens 16384
 
-`--workload` is what `bench.baselines.workload_file.write_workload` wrote: the same token ids for every system. Arrival
-times are kept (open loop): a request that comes while the system is busy waits. Decoding is greedy, without stop
-tokens, so each request gets exactly its output tokens. The first two requests are served before the run, unrecorded.
+`--workload` is a file written by `bench.baselines.workload_file.write_workload`, with the same token ids for every
+system. Arrival times are kept (open loop): a request that arrives while the system is busy waits. Decoding is greedy,
+without stop tokens, so each request gets exactly its output tokens. The first two requests are served before the run
+and are not recorded.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ System = PaddedGenerate | ContinuousBatching
 
 
 def started(options: argparse.Namespace, model: PreTrainedModel) -> AbstractContextManager[System]:
-    """The system that was asked for."""
+    """Returns the requested system."""
     if options.system == "padded":
         return nullcontext(PaddedGenerate(model, options.slots))
     return continuous_batching(model, BatchSizes(options.slots, options.step_tokens, options.kv_tokens))
 
 
 def measured(options: argparse.Namespace, workload: Workload) -> list[RequestRecord]:
-    """Warm-up, then the workload."""
+    """Runs the warm-up, then the workload; returns the workload's records."""
     torch.set_num_threads(options.threads)
     model = load(model_folder(options.model, default_cache_folder(), lambda *_: None), options.device)
     with started(options, model) as system:
@@ -53,7 +54,7 @@ def measured(options: argparse.Namespace, workload: Workload) -> list[RequestRec
 
 
 def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
-    """The facts about the run."""
+    """Returns the run's header."""
     settings = {
         "slots": options.slots,
         "threads": options.threads,
@@ -75,23 +76,23 @@ def header(options: argparse.Namespace, workload: Workload) -> RunHeader:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(NAMES))
     parser.add_argument("--workload", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="the run's file")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--slots", type=int, default=8, help="rows of a padded batch; sequences that run at once")
-    parser.add_argument("--step-tokens", type=int, default=512, help="most positions of a step (continuous)")
-    parser.add_argument("--kv-tokens", type=int, default=16384, help="size of the KV cache (continuous)")
+    parser.add_argument(
+        "--slots", type=int, default=8, help="rows of a padded batch (padded), or concurrent sequences (continuous)"
+    )
+    parser.add_argument("--step-tokens", type=int, default=512, help="maximum positions per step (continuous)")
+    parser.add_argument("--kv-tokens", type=int, default=16384, help="size of the KV cache in tokens (continuous)")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
-    parser.add_argument("--seed", type=int, default=0, help="that the workload was made with, for the run's header")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the workload, for the run's header")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Entry point."""
     options = parse_options()
     require_gpu(options.device, kernels=False)
     workload = read_workload(options.workload)

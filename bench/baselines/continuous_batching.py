@@ -1,9 +1,9 @@
 """transformers' own continuous batching (`ContinuousBatchingManager`): paged attention, prompts packed beside decoding
 rows, requests join and leave at every step.
 
-Attention is `sdpa`; on a GPU the library switches to flash attention, but only where that is installed here: it would
-look for a kernel on a hub else. A token's time is the one that the library notes when it has sampled it
-(`record_timestamps`), not when a reader got it: kind to the baseline.
+Attention is `sdpa`. On a GPU the library uses flash attention, but only if it is installed locally; otherwise the
+library would look for a kernel on a hub. A token's time is the one that the library records when it has sampled the
+token (`record_timestamps`), not the time at which a reader receives it; this favors the baseline.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLASH_PACKAGES = ("flash_attn", "flash_attn_interface")
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """What one step and the cache may hold: the same numbers as Roster's runner is given."""
+    """Limits of one step and of the cache, equal to those of Roster's runner."""
 
     slots: int
     step_tokens: int
     kv_tokens: int
     block_size: int = 16
-    """Tokens of a page of the cache; the library's own choice is 256."""
+    """Tokens per page of the cache; the library's default is 256."""
 
     def config(self) -> ContinuousBatchingConfig:
-        """As the library calls them, as far as it knows them: pages were called blocks in its older versions."""
+        """Returns the library's configuration without sizes that it lacks; older versions call pages blocks."""
         known = {field.name for field in fields(ContinuousBatchingConfig)}
         page = "page_size" if "page_size" in known else "block_size"
         values: dict[str, Any] = {
@@ -54,7 +54,7 @@ class BatchSizes:
 
 
 class ContinuousBatching:
-    """A manager that runs in a thread of this process until `close`."""
+    """Manager that runs in a thread of this process until `close`."""
 
     def __init__(self, model: PreTrainedModel, sizes: BatchSizes) -> None:
         greedy = GenerationConfig(do_sample=False, eos_token_id=NO_STOP_TOKEN, pad_token_id=PAD_ID)
@@ -68,10 +68,10 @@ class ContinuousBatching:
         self._manager.stop(block=True)
 
     def run(self, requests: Sequence[LoadRequest], end_s: float | None = None) -> list[RequestRecord]:
-        """Sends each request at its time and returns what came of each, in their order.
+        """Sends each request at its time and returns their records, in the same order.
 
-        `end_s`: seconds after the start at which all that is left is given up; what would leave later is not sent, nor
-        listed; None: never. Raises RuntimeError when the manager's thread has ended.
+        `end_s`: seconds after the start at which unfinished requests are cancelled (None: never). Requests due later
+        are neither sent nor listed. Raises RuntimeError if the manager's thread has ended.
         """
         start = time.perf_counter()
         end = math.inf if end_s is None else start + end_s
@@ -94,7 +94,7 @@ class ContinuousBatching:
             if output is not None:
                 outputs[output.request_id] = output
             elif not self._manager.is_running():
-                raise RuntimeError("transformers' continuous batching has ended: its log says why")
+                raise RuntimeError("transformers' continuous batching has ended; see its log for the reason")
         given_up = self._give_up(sent_s.keys(), outputs)
         records = []
         for request in requests[: len(sent_s)]:
@@ -104,14 +104,14 @@ class ContinuousBatching:
         return records
 
     def _give_up(self, sent: Set[str], outputs: dict[str, Any]) -> dict[str, tuple[float, ...]]:
-        """Cancels who has not ended and waits until they are gone; the times of the tokens that they had.
+        """Cancels unfinished requests, waits until they are gone and returns the times of their tokens.
 
-        `outputs`: of those who have ended; more may join them.
+        `outputs`: those of finished requests; requests that finish meanwhile are added.
         """
         if len(outputs) == len(sent) or self._manager.batch_processor is None:
             return {}
         scheduler = self._manager.batch_processor.scheduler
-        # Who ends from here on is in these or among the outputs; another thread changes the originals.
+        # A request that ends from here on is in these copies or in the outputs; another thread changes the originals.
         states = scheduler.waiting_requests.copy() | scheduler.active_requests.copy()
         times = {name: tuple(state.timestamps or ()) for name, state in states.items()}
         while (output := self._manager.get_result(timeout=0.01)) is not None:
@@ -122,16 +122,16 @@ class ContinuousBatching:
         while scheduler.has_pending_requests() and time.perf_counter() < patience:
             time.sleep(0.01)
         while self._manager.get_result(timeout=0.01) is not None:
-            pass  # ended after all: given up here already
+            pass  # it ended after all, but already counts as given up
         return times
 
 
 def _came_of(
     request: LoadRequest, output: Any | None, given_up: Sequence[float]
 ) -> tuple[Sequence[float], Status, str]:
-    """(times of its tokens, how it ended, what went wrong), by what the library says of a request that has ended."""
+    """Returns (token times, status, error) from the library's output of a request that has ended."""
     if output is None:
-        return given_up, Status.TIMEOUT, "given up at the end of the run"
+        return given_up, Status.TIMEOUT, "cancelled at the end of the run"
     tokens = len(output.generated_tokens)
     error = output.error or ("" if tokens == request.output_tokens else f"{tokens} tokens came")
     return (output.timestamps or ())[:tokens], Status.FAILED if error else Status.OK, error
@@ -140,7 +140,7 @@ def _came_of(
 def _record(
     request: LoadRequest, sent_s: float, start: float, times: Sequence[float], status: Status, error: str
 ) -> RequestRecord:
-    """`times` and `start` on the library's clock, which is `time.perf_counter`."""
+    """Returns the record; `times` and `start` are on the library's clock, which is `time.perf_counter`."""
     return RequestRecord(
         request_id=request.request_id,
         scheduled_s=request.scheduled_s,
@@ -160,7 +160,7 @@ def _record(
 
 @contextmanager
 def continuous_batching(model: PreTrainedModel, sizes: BatchSizes) -> Iterator[ContinuousBatching]:
-    """A manager for the length of a `with` block."""
+    """Runs a manager for the duration of a `with` block."""
     system = ContinuousBatching(model, sizes)
     try:
         yield system

@@ -1,4 +1,4 @@
-"""The model that a baseline computes with, in transformers' own classes."""
+"""Loading of a baseline's model, in transformers' own classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 def load(folder: Path, device: str = "cpu") -> PreTrainedModel:
-    """The model of a folder: float32 on a CPU, bfloat16 elsewhere.
+    """Loads the model of a folder: float32 on a CPU, bfloat16 elsewhere.
 
-    A folder without weights (`bench.common.random_model`) is given random ones.
+    If the folder has no weights (`bench.common.random_model`), they are random.
     """
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if any(folder.glob("*.safetensors")):

@@ -1,8 +1,8 @@
-"""The baseline without a server: transformers `generate` on left-padded batches, in order of arrival.
+"""Baseline without a server: transformers `generate` on left-padded batches, in order of arrival.
 
-A batch takes what waits, up to its size, as soon as the one before has ended, and runs until its longest request is
-done; only the tokens that were asked for count. A request's token counts at the step that sampled it, as if the batch
-were streamed: kinder to the baseline than handing out whole batches.
+When a batch ends, the next one takes the waiting requests, up to the batch size, and runs until its longest request is
+done; only the requested tokens count. A token counts at the step that sampled it, as if the batch were streamed; this
+favors the baseline over delivering whole batches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PAD_ID = 0
 
 
 class PaddedGenerate:
-    """A model whose batches have at most `batch_size` rows."""
+    """Model with batches of at most `batch_size` rows."""
 
     def __init__(self, model: PreTrainedModel, batch_size: int) -> None:
         self._model = model
         self._batch_size = batch_size
 
     def run(self, requests: Sequence[LoadRequest]) -> list[RequestRecord]:
-        """Serves the requests, in order of arrival, in real time; returns what came of each, in their order."""
+        """Serves the requests in order of arrival, in real time; returns their records in the same order."""
         served: list[RequestRecord] = []
         start = time.monotonic()
         while len(served) < len(requests):
@@ -42,7 +42,7 @@ class PaddedGenerate:
         return served
 
     def _generate(self, batch: Sequence[LoadRequest]) -> list[float]:
-        """The monotonic time of each step of a batch, which runs as long as its longest request."""
+        """Runs a batch until its longest request is done; returns the monotonic time of each step."""
         width = max(request.prompt_tokens for request in batch)
         longest = max(request.output_tokens for request in batch)
         ids = torch.full((len(batch), width), PAD_ID)
@@ -64,7 +64,7 @@ class PaddedGenerate:
 
 
 def _record(request: LoadRequest, steps: tuple[float, ...]) -> RequestRecord:
-    """The request's share of its batch's steps."""
+    """Returns the request's record from the times of its batch's steps."""
     return RequestRecord(
         request_id=request.request_id,
         scheduled_s=request.scheduled_s,
@@ -82,7 +82,7 @@ def _record(request: LoadRequest, steps: tuple[float, ...]) -> RequestRecord:
 
 
 class _StepClock(BaseStreamer):
-    """Notes when each step's tokens came; `generate` puts the prompt first."""
+    """Records the time of each step's tokens; `generate` passes the prompt first."""
 
     def __init__(self) -> None:
         self._prompt_seen = False

@@ -1,6 +1,6 @@
-"""A workload as a file, so that a system in another process is sent the very same token ids at the same times.
+"""A workload as a file, so that a system in another process gets the same token ids at the same times.
 
-JSON Lines: first what it is, then a request a line; fields are those of `roster_client.bench.load.workload`.
+JSON Lines: a header, then one request per line; fields are those of `roster_client.bench.load.workload`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from roster_client.bench.load.workload import LoadRequest, TokenIds, Workload
 
 
 def write_workload(path: Path, workload: Workload) -> None:
-    """Writes it. Raises TypeError for prompts that are texts: the baselines have no tokenizer."""
+    """Writes the workload. Raises TypeError for text prompts, because the baselines have no tokenizer."""
     lines = [_plain(workload, leave_out="requests"), *map(_plain, workload.requests)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_workload(path: Path) -> Workload:
-    """Reads it back. Raises ValueError or TypeError for a file that is none."""
+    """Reads a workload. Raises ValueError or TypeError if the file is not one."""
     facts, *lines = map(json.loads, path.read_text().splitlines())
     requests = (LoadRequest(**line | {"prompt": np.array(line["prompt"], np.int32)}) for line in lines)
     return Workload(**facts | {"notes": tuple(facts["notes"]), "requests": tuple(requests)})
@@ -36,7 +36,7 @@ def _plain(part: Workload | LoadRequest, leave_out: str = "") -> dict[str, Any]:
 
 
 def token_ids(request: LoadRequest) -> TokenIds:
-    """Its prompt. Raises TypeError when that is a text."""
+    """Returns the request's prompt. Raises TypeError if it is text."""
     if isinstance(request.prompt, str):
-        raise TypeError(f"the prompt of request {request.request_id} is a text, token ids are needed")
+        raise TypeError(f"the prompt of request {request.request_id} is a text; the baselines need token ids")
     return request.prompt

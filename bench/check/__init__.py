@@ -1,1 +1,1 @@
-"""The regression gate: instructions of fixed pieces of work, counted by valgrind, against stored counts."""
+"""Regression gate: compares valgrind's instruction counts of fixed pieces of work with stored counts."""

@@ -1,11 +1,11 @@
-"""Fails when a piece of the scheduler's or a front worker's work takes more instructions than it did.
+"""Fails if a piece of the scheduler's or a front worker's work takes more instructions than before.
 
     python -m bench.check                 compares with bench/expected/instructions.json; exit status 1: slower
-    python -m bench.check --renew         stores what was counted: commit it with the change that it belongs to
-    python -m bench.check --against REV   counts REV too, which must have this check, and compares with that
+    python -m bench.check --renew         stores the new counts; commit them with the change that caused them
+    python -m bench.check --against REV   also counts REV, which must contain this check, and compares with it
 
-Counts depend on the versions of Python and of the libraries, and on the processor's features. Where those differ from
-the stored ones nothing can be said: exit status 2, use `--against`. Needs valgrind.
+Counts depend on the versions of Python and of the libraries, and on the processor's features. If those differ from the
+stored ones, the counts can't be compared: the exit status is 2; use `--against`. Needs valgrind.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SLOWER, INCOMPARABLE = 1, 2
 
 
 class Incomparable(RuntimeError):
-    """The stored counts come from another environment; the message says which."""
+    """Raised if the stored counts come from another environment; the message says which."""
 
 
 def stored(path: Path, here: dict[str, Any]) -> dict[str, float]:
-    """Counts of the file. Raises Incomparable unless they were made in this environment."""
+    """Reads the file's counts. Raises Incomparable if they were made in another environment."""
     record = json.loads(path.read_text())
     differing = [
         f"{name} {then} then, {now} now"
@@ -45,7 +45,7 @@ def stored(path: Path, here: dict[str, Any]) -> dict[str, float]:
     ]
     if differing:
         raise Incomparable(
-            f"{path.name} can't be compared with: {'; '.join(differing)}. Compare with a revision instead "
+            f"{path.name} comes from another environment: {'; '.join(differing)}. Compare with a revision instead "
             "(--against main), or store new counts (--renew)."
         )
     counts: dict[str, float] = record["instructions_per_unit"]
@@ -53,7 +53,7 @@ def stored(path: Path, here: dict[str, Any]) -> dict[str, float]:
 
 
 def counted_at(revision: str) -> dict[str, float]:
-    """Counts of another revision, in a worktree of its own. Raises CalledProcessError when there is none."""
+    """Counts another revision in a temporary worktree. Raises CalledProcessError if the revision does not exist."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", tree, revision], check=True)
@@ -64,7 +64,7 @@ def counted_at(revision: str) -> dict[str, float]:
 
 
 def show(found: list[Change]) -> None:
-    """A line for each work."""
+    """Prints one line per piece of work."""
     for change in found:
         before = f"{change.before:>14,.0f}" if change.before is not None else f"{'':>14}"
         ratio = f"{change.ratio - 1:>+8.1%}" if change.ratio is not None else f"{'':>8}"
@@ -72,17 +72,17 @@ def show(found: list[Change]) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--renew", action="store_true", help="store the counts instead of comparing them")
     parser.add_argument("--against", metavar="REV", help="compare with this revision instead of the stored counts")
     parser.add_argument("--expected", type=Path, default=EXPECTED, help="the stored counts")
-    parser.add_argument("--slowdown", type=float, default=0.0, help="make the work so much dearer, to see it noticed")
+    parser.add_argument(
+        "--slowdown", type=float, default=0.0, help="add this share to the cost of the work, to test the check"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Entry point."""
     options = parse_options()
     here = provenance("bench.check", PACKAGES)
     try:

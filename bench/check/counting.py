@@ -1,9 +1,9 @@
-"""Counts the instructions of pieces of work, by valgrind: the same number on a busy machine as on an idle one.
+"""Counts the instructions of pieces of work with valgrind; the counts do not depend on how busy the machine is.
 
-A process sets each work up and warms it up under `cachegrind` (without its cache model), then forks twice: one child
-ends at once, the other does the counted units first. Each child leaves its total since the process began, so their
-difference is the counted work and nothing else. Hash seeds and threads are fixed; numbers of two runs differ by some
-parts in a thousand at most, where addresses matter.
+A process sets up each piece of work and warms it up under `cachegrind` (without its cache model), then forks twice: one
+child ends at once, the other does the counted units first. Each child reports its total since the process began, so the
+difference is exactly the counted work. Hash seeds and threads are fixed; two runs differ by a few parts per thousand at
+most, where addresses matter.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": 
 
 
 class NoCounter(RuntimeError):
-    """Instructions can't be counted here; the message says what to install."""
+    """Raised if instructions can't be counted on this machine; the message says what to install."""
 
 
 def instructions_per_unit(works: str, arguments: Sequence[str] = (), root: Path = ROOT) -> dict[str, float]:
-    """Runs `python -m works arguments` (a module that calls `run_counted`); instructions per unit by name of the work.
+    """Runs `python -m works arguments` (a module that calls `run_counted`). Returns instructions per unit by name of
+    the work.
 
-    `root` is the clone whose code runs. Raises NoCounter without valgrind, CalledProcessError when the module fails.
+    `root` is the clone whose code runs. Raises NoCounter without valgrind, CalledProcessError if the module fails.
     """
     valgrind = shutil.which("valgrind")
     if valgrind is None:
-        raise NoCounter("valgrind is not here: apt-get install valgrind")
+        raise NoCounter("valgrind is not installed: apt-get install valgrind")
     with tempfile.TemporaryDirectory() as folder:
         counter = [valgrind, "--quiet", "--tool=cachegrind", "--cache-sim=no"]
         counter += [f"--cachegrind-out-file={folder}/%p", f"--log-file={folder}/%p.log"]
@@ -49,20 +50,21 @@ def instructions_per_unit(works: str, arguments: Sequence[str] = (), root: Path 
 
 
 def run_counted(works: Sequence[Work]) -> None:
-    """In the counted process: does each work and prints a line of name, both children's ids, and units. Never returns.
+    """Does each piece of work in the counted process, and prints its name, both children's ids and its units. Never
+    returns.
 
-    Raises RuntimeError when a child fails.
+    Raises RuntimeError if a child fails.
     """
     for work in works:
         advance = work.set_up()
         advance(work.warm_up)
         idle, worked = (_child(advance, units) for units in (0, work.counted))
         print(f"{work.name}\t{idle}\t{worked}\t{work.counted}", flush=True)
-    os._exit(0)  # nobody waits for what the works left running
+    os._exit(0)  # do not wait for threads and tasks that the works left running
 
 
 def _child(advance: Advance, units: int) -> int:
-    """Forks a process that does so much and ends; returns its id."""
+    """Forks a process that does `units` units and ends; returns its id."""
     sys.stdout.flush()
     process = os.fork()
     if process == 0:
@@ -78,8 +80,8 @@ def _child(advance: Advance, units: int) -> int:
 
 
 def _total(file: Path) -> int:
-    """Instructions of a process, from cachegrind's output."""
+    """Returns the instructions of a process, from cachegrind's output."""
     found = re.search(r"^summary: (\d+)", file.read_text(), re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"{file} holds no count")
+        raise RuntimeError(f"{file} contains no count")
     return int(found[1])

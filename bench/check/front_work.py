@@ -1,7 +1,7 @@
-"""A front worker's work between the engine's frames and gRPC: everything but the sockets, on a virtual clock.
+"""A front worker's work between the engine's frames and gRPC: everything except the sockets, on a virtual clock.
 
-`InferenceService` itself runs, with the pacer that merges deltas; an engine of a few lines samples a token for each
-sequence every 5 ms of virtual time, and messages are encoded and dropped where gRPC would take them.
+The real `InferenceService` runs, with the pacer that merges deltas. A stand-in engine samples a token for each sequence
+every 5 ms of virtual time; messages are encoded and then dropped instead of being handed to gRPC.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOREVER = 100_000
 
 
 class StandInEngine(EngineClient):
-    """An engine client without a socket: commands are answered here, and `step` gives every sequence a token."""
+    """Engine client without a socket: answers commands itself; `step` gives every sequence a token."""
 
     def __init__(self) -> None:
         super().__init__("", 0, lambda state: None)
@@ -44,12 +44,12 @@ class StandInEngine(EngineClient):
         self._steps = 0
 
     def send(self, command: engine_pb2.Command) -> None:
-        """Takes what is submitted; nothing else has an answer."""
+        """Accepts submitted requests and ignores other commands."""
         if command.HasField("submit"):
             self._submitted.append(command.submit)
 
     def step(self) -> None:
-        """What an engine's step tells a worker, from its bytes."""
+        """Delivers the frame of one engine step to the worker, decoded from its bytes."""
         for submit in self._submitted:
             accepted = engine_pb2.Accepted(handle=submit.handle, first_sequence_id=self._next_id)
             self._dispatch(_decoded(engine_pb2.FromEngine(accepted=accepted)))
@@ -76,7 +76,7 @@ def _decoded(message: engine_pb2.FromEngine) -> engine_pb2.FromEngine:
 
 @dataclass(slots=True)
 class Call:
-    """A gRPC call without a wire: reads what it was given, then nothing for ever."""
+    """gRPC call without a connection: reads the given messages, then blocks."""
 
     requests: list[inference_pb2.SessionRequest] = field(default_factory=list)
 
@@ -96,30 +96,30 @@ class Call:
 
 
 Client = Callable[[InferenceService, int], Any]
-"""(service, number of the client) to a coroutine that keeps it busy."""
+"""Maps (service, client number) to a coroutine that keeps the service busy."""
 
 
 def request(max_tokens: int) -> inference_pb2.GenerateRequest:
-    """A prompt of 32 tokens."""
+    """Returns a request with a prompt of 32 tokens."""
     message = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=PROMPT)))
     message.stop.max_tokens = max_tokens
     return message
 
 
 async def generate(service: InferenceService, number: int, max_tokens: int) -> None:
-    """Requests one after another, each a call of Generate."""
+    """Sends requests one after another, each as a call of Generate."""
     while True:
         await service.Generate(request(max_tokens), cast(grpc.aio.ServicerContext, Call()))
 
 
 async def session(service: InferenceService, number: int) -> None:
-    """One Session with all requests."""
+    """Sends all requests on one Session."""
     actions = [inference_pb2.SessionRequest(tag=tag, generate=request(FOREVER)) for tag in range(STREAMS)]
     await service.Session(cast(Any, None), cast(grpc.aio.ServicerContext, Call(actions)))
 
 
 def served(client: Client, count: int) -> Advance:
-    """`count` clients of a worker; a unit is a step of the engine and what the worker makes of it."""
+    """Sets up `count` clients of a worker; a unit is one engine step and the worker's handling of it."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     engine = StandInEngine()

@@ -1,4 +1,4 @@
-"""The scheduler's work: steps of `bench.scheduler`, and whole turns of the engine on the simulator."""
+"""The scheduler's work: steps of `bench.scheduler`, and whole requests through the engine on the simulator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scheduler_svc.simulator.trace import read_trace
 
 TRACE = TRACES / "azure_conv_2023_busiest2000.csv"
 MOST_STEPS = 2000
-"""For which the benchmark has requests queued."""
+"""Steps for which the benchmark queues requests."""
 
 
 def steps(policy: str, load: Load) -> Advance:
-    """Steps of `bench.scheduler`: a result applied, the next plan made and encoded."""
+    """Sets up steps of `bench.scheduler`: apply a result, make and encode the next plan."""
     running = scheduler_steps(PolicyGuard(load_policy(policy, {})), load, MOST_STEPS)
 
     def advance(count: int) -> None:
@@ -27,7 +27,7 @@ def steps(policy: str, load: Load) -> Advance:
 
 
 def simulated_requests() -> Advance:
-    """Requests of a trace through the whole engine: submitted, queued, planned, published, ended."""
+    """Sets up requests of a trace that pass through the whole engine: submitted, queued, planned, published, ended."""
     trace = read_trace(TRACE).divided(16, 16)
     setup = Setup(load_cost_model("h200-llama-3.1-8b"), fast_forwards=False)
 

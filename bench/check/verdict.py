@@ -1,4 +1,4 @@
-"""What a change of instruction counts means."""
+"""Classification of changes in instruction counts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 TOLERANCE = 0.04
-"""Share by which counts may differ without a verdict: ten times what two runs of the same code differ by."""
+"""Share by which counts may differ: ten times the difference between two runs of the same code."""
 
 
 class Verdict(Enum):
-    """Of one piece of work."""
+    """Class of a change in one piece of work."""
 
     SAME = "same"
     SLOWER = "SLOWER"
@@ -21,7 +21,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Instructions a unit of one piece of work; `before` is None for work that was not counted then."""
+    """Instructions per unit of one piece of work; `before` is None for work that was not counted before."""
 
     name: str
     before: float | None
@@ -29,12 +29,12 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """Now over before."""
+        """Ratio of the counts, now / before."""
         return None if self.before is None else self.now / self.before
 
     @property
     def verdict(self) -> Verdict:
-        """By the tolerance."""
+        """Class of the change, by the tolerance."""
         if self.ratio is None:
             return Verdict.NEW
         if self.ratio > 1 + TOLERANCE:
@@ -43,5 +43,5 @@ class Change:
 
 
 def changes(before: Mapping[str, float], now: Mapping[str, float]) -> list[Change]:
-    """A change for each piece of work that was counted now."""
+    """Returns one change for each piece of work that was counted now."""
     return [Change(name, before.get(name), count) for name, count in now.items()]

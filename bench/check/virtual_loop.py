@@ -1,4 +1,4 @@
-"""An asyncio loop on a virtual clock: sleeping costs nothing, and the same program does the same every time."""
+"""asyncio loop on a virtual clock: sleeping costs nothing, and a program does the same on every run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where the loop would wait for a timer, its clock jumps there. Without timers it waits for files and threads."""
+    """Loop whose clock jumps to the next timer instead of waiting. Without timers it waits for files and threads."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Returns the virtual time in seconds."""
         return self._now_s
 
     def jump(self, seconds: float) -> None:
@@ -25,7 +25,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.SelectSelector):
-    """Of `select` and not `epoll`, whose state a forked process would share with its parent."""
+    """Selector based on `select`, not `epoll`, because a forked process would share epoll's state with its parent."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()

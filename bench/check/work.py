@@ -1,4 +1,4 @@
-"""Pieces of work whose instructions are counted: how each is set up, and what one unit of it is."""
+"""Description of pieces of work whose instructions are counted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Advance = Callable[[int], None]
-"""Does so many more units. What it does must depend on nothing but how often it was called: no clock, no network, no
-random hashes."""
+"""Does the given number of further units. Its work may depend only on the calls so far: no clock, no network, no random
+hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`set_up` builds whatever is needed and returns what does the work; only the latter is counted."""
+    """Piece of work. `set_up` prepares it and returns the function that does it; only the latter is counted."""
 
     name: str
     unit: str
     set_up: Callable[[], Advance]
     warm_up: int
-    """Units before the first that count: caches fill, the interpreter specializes its bytecode."""
+    """Units before the first counted one: caches fill, the interpreter specializes its bytecode."""
     counted: int
-    """Units that count."""
+    """Counted units."""

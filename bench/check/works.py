@@ -1,6 +1,6 @@
-"""The process that is counted: `python -m bench.check.works [--slowdown 0.2]`.
+"""Process whose instructions are counted: `python -m bench.check.works [--slowdown 0.2]`.
 
-`--slowdown` makes each unit do that share more of its own work, to show that the gate notices.
+`--slowdown` adds that share of extra work to each unit, to show that the gate detects it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORKS = (*SCHEDULER_WORK, *FRONT_WORK)
 
 
 def slowed(work: Work, share: float) -> Work:
-    """The same units, each of which costs `share` more."""
+    """Returns the work with units that cost `share` more."""
 
     def set_up() -> Advance:
         advance = work.set_up()
@@ -28,7 +28,6 @@ def slowed(work: Work, share: float) -> Work:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slowdown", type=float, default=0.0)
     share = parser.parse_args().slowdown

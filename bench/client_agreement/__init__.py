@@ -1,1 +1,1 @@
-"""Does an independent client measure the same as ours, and the same as the wire?"""
+"""Comparison of `roster bench` with an independent client and with the times on the wire."""

@@ -1,23 +1,23 @@
-"""Does an independent client measure the same? guidellm and `roster bench` on one OpenAI endpoint, at the same time.
+"""Compares guidellm and `roster bench`, which load one OpenAI endpoint at the same time.
 
-    pip install guidellm==0.8.1   (in a virtual environment of its own: its dependencies are not ours)
+    pip install guidellm==0.8.1   (in a separate virtual environment: its dependencies differ from Roster's)
     python -m bench.client_agreement --guidellm VENV/bin/guidellm [--device hash] [--requests 100] [--json FILE]
 
-Both drive the gateway in front of Roster: streamed completions, greedy, requests of one length, Poisson arrivals with
-the same gaps (guidellm draws them from seed 42). They run side by side, so that both meet the same load and the same
-moods of the machine: one after another, a machine that others use differs more from minute to minute than the clients
-do. Only requests that began while both were sending count. Definitions, the same for both:
+Both load the gateway in front of Roster: streamed completions, greedy, requests of one length, Poisson arrivals with
+the same gaps (guidellm draws them from seed 42). They run at the same time, so that both meet the same load: a shared
+machine varies more from minute to minute than the clients differ. Only requests that began while both were sending
+count. Definitions, the same for both:
 
-    TTFT  from the request's head to the first chunk with text (guidellm stamps the head's write, after connecting;
-          ours the moment before it connects)
+    TTFT  from the request's head to the first chunk with text (guidellm stamps the write of the head, after connecting;
+          `roster bench` the moment before it connects)
     ITL   (last chunk with text - first one) / (output tokens - 1) of a request; guidellm's inter_token_latency
     tokens by the server's count (usage), in both
 
-`roster bench` itself counts TTFT from the time at which a request should have left, and pools the latencies of all
-tokens; that differs by what the client is late. Between each client and the gateway stands a witness, a proxy that
-notes when the bytes passed: what a client's TTFT is above the wire's is the client's own, and where the wires differ,
-the clients' requests met different waits. The default runner is the hash model, whose steps sleep `--step-ms`, whatever
-a prompt's length: the endpoint's times then hardly depend on what else the machine does. Exit status 1 when a mean or
+`roster bench` reports TTFT from the time at which a request was due, and pools the latencies of all tokens; the
+difference is the client's delay in sending. A proxy (the witness) between each client and the gateway records when the
+bytes passed. The part of a client's TTFT that exceeds the wire's is the client's own; where the wires differ, the
+clients' requests met different waits. The default runner is the hash model, whose steps sleep `--step-ms` whatever the
+prompt's length, so the endpoint's times hardly depend on other load of the machine. The exit status is 1 if a mean or
 median differs by more than 10%.
 """
 
@@ -46,7 +46,7 @@ READY_TIMEOUT_S = 300.0
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Side]:
-    """Both clients at once, by name: the requests that began while both were sending."""
+    """Runs both clients at once. Returns, by client, the requests that began while both were sending."""
     runner: dict[str, object] = {"device": options.device, "slots": options.slots}
     test_backend = json.dumps({"step_ms": options.step_ms})
     runner |= {"test_backend": test_backend} if options.device == "hash" else {"model": options.model}
@@ -60,7 +60,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Side]:
 
 
 async def side_by_side(options: argparse.Namespace, folder: Path, port: int) -> dict[str, Side]:
-    """Ours begins when guidellm, which takes longer to start, sends its first request."""
+    """Starts `roster bench` when guidellm, which takes longer to start, sends its first request."""
     async with Witness(port) as by_theirs, Witness(port) as by_ours:
         their_run = asyncio.create_task(guidellm(by_theirs.url, options, folder))
         began = asyncio.create_task(by_theirs.began.wait())
@@ -71,7 +71,7 @@ async def side_by_side(options: argparse.Namespace, folder: Path, port: int) -> 
 
 
 def write_tokenizer(options: argparse.Namespace, folder: Path) -> None:
-    """The served model's tokenizer, as transformers loads it."""
+    """Writes the served model's tokenizer in the form that transformers loads."""
     if options.device == "cpu":
         folder.symlink_to(model_folder(options.model, default_cache_folder(), lambda *_: None))
         return
@@ -81,23 +81,22 @@ def write_tokenizer(options: argparse.Namespace, folder: Path) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--guidellm", type=Path, required=True, help="the program of guidellm")
+    parser.add_argument("--guidellm", type=Path, required=True, help="path of the guidellm program")
     parser.add_argument("--device", choices=("hash", "cpu"), default="hash")
     parser.add_argument("--model", default="smollm2", help="with --device cpu")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="of the hash model")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="duration of the hash model's steps")
     parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=2.0, help="requests a second, of each client")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests per second of each client")
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--output", type=int, default=32, help="tokens")
-    parser.add_argument("--requests", type=int, default=200, help="of each client")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--requests", type=int, default=200, help="requests of each client")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measures, prints, judges."""
+    """Measures, prints the comparison and exits with status 1 if the clients disagree."""
     options = parse_options()
     version = subprocess.run([options.guidellm, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     sides = asyncio.run(measure(options))

@@ -1,4 +1,4 @@
-"""The two clients as commands, and what they say of each request."""
+"""Runs the two clients as commands and reads their records of each request."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pathlib import Path
 from roster_client.bench.records.record_file import read_run
 
 GUIDELLM_SEED = 42
-"""From which it draws the gaps between arrivals, always; ours are drawn in the same way."""
+"""Fixed seed from which guidellm draws the gaps between arrivals; ours are drawn in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One request, in seconds."""
+    """One request; times in seconds."""
 
     ttft_s: float
-    """From sending it to the first chunk with text."""
+    """Time from sending the request to its first chunk with text."""
     itl_s: float
     """(last chunk with text - first one) / (output tokens - 1)."""
     output_tokens: int
     began_s: float
-    """When it was sent: since the run's start (ours), of the machine's clock (guidellm)."""
+    """Time of sending: since the run's start (`roster bench`), or on the machine's clock (guidellm)."""
 
 
 async def ours(url: str, options: argparse.Namespace, folder: Path) -> list[Answered]:
-    """`roster bench serve`, from its records. Raises RuntimeError where a request failed."""
+    """Runs `roster bench serve` and reads its records. Raises RuntimeError if a request failed."""
     out = folder / "ours"
     command = [sys.executable, "-m", "roster_client.cli", "bench", "serve", f"--openai={url}", f"--out={out}"]
     command += [f"--rate={options.rate}", f"--requests={options.requests}", f"--seed={GUIDELLM_SEED}", "--warmup=0"]
     command += [f"--prompt={options.prompt}", f"--output={options.output}", "--card=any"]
-    if options.device == "cpu":  # the hash model's bytes are no words
+    if options.device == "cpu":  # the hash model's bytes are not words
         command.append(f"--tokenizer={folder / 'tokenizer'}")
     await _run(command)
     answered = []
@@ -50,9 +50,10 @@ async def ours(url: str, options: argparse.Namespace, folder: Path) -> list[Answ
 
 
 async def guidellm(url: str, options: argparse.Namespace, folder: Path) -> list[Answered]:
-    """guidellm, from its JSON; with one worker process.
+    """Runs guidellm with one worker process and reads its JSON.
 
-    Its ten would draw the same gaps from equal seeds, each gap ten times in a row: no Poisson process, and other waits.
+    Its default of ten workers would draw equal gaps from equal seeds, each gap ten times in a row. That is not a
+    Poisson process, and the requests would meet different waits.
     """
     report = folder / "guidellm.json"
     tokenizer = f"kind=huggingface_auto,model={folder / 'tokenizer'}"
@@ -75,7 +76,7 @@ async def guidellm(url: str, options: argparse.Namespace, folder: Path) -> list[
 
 
 async def _run(command: Sequence[str], **environment: str) -> None:
-    """Raises RuntimeError, with what it printed, when it fails."""
+    """Runs the command. Raises RuntimeError with its output if it fails."""
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | environment
     )

@@ -1,4 +1,4 @@
-"""What both clients' numbers and the witnesses' say of each other."""
+"""Comparison of both clients' numbers with each other and with the witnesses'."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ OURS, THEIRS = "ours", "guidellm"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One client's requests that count, in the order of their starts, and what its witness saw of the same."""
+    """One client's counted requests, ordered by start, and its witness's record of the same requests."""
 
     answered: list[Answered]
     seen: list[Seen]
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is compared."""
         return {"requests": len(self.answered), "output_tokens": sum(one.output_tokens for one in self.answered)}
 
 
 def overlapping(
     ours: Sequence[Answered], our_seen: Sequence[Seen], theirs: Sequence[Answered], their_seen: Sequence[Seen]
 ) -> dict[str, Side]:
-    """The requests of each that began while both were sending, by name. Raises ValueError where there are none."""
+    """Returns, by client, the requests that began while both were sending. Raises ValueError if there are none."""
     both = (_in_order(ours, our_seen), _in_order(theirs, their_seen))
     begin_s = max(side.seen[0].start_s for side in both)
     end_s = min(side.seen[-1].start_s for side in both)
@@ -51,20 +50,21 @@ def overlapping(
 
 
 def _in_order(answered: Sequence[Answered], seen: Sequence[Seen]) -> Side:
-    """Both by their starts, so that they are the same requests; what a client began last and did not count is left out.
+    """Orders both by start, so that they match; drops requests that the client started last and did not count.
 
-    Raises ValueError when the witness saw fewer requests than the client tells of.
+    Raises ValueError if the witness saw fewer requests than the client reports.
     """
     if len(seen) < len(answered):
-        raise ValueError(f"the witness saw {len(seen)} requests, the client tells of {len(answered)}")
+        raise ValueError(f"the witness saw {len(seen)} requests, but the client reports {len(answered)}")
     by_start = sorted(seen, key=lambda one: one.start_s)[: len(answered)]
     return Side(sorted(answered, key=lambda one: one.began_s), by_start)
 
 
 def compared(sides: Mapping[str, Side]) -> list[dict[str, Any]]:
-    """A row a measure and point, times in ms; `difference` is guidellm's over ours, less 1.
+    """Returns one row per measure and statistic, times in ms; `difference` is guidellm's / ours - 1.
 
-    TTFT as the clients say it is judged, as is ITL; beside them the wire's, and what each client's is above its wire's.
+    The clients' own TTFT and ITL decide the result; the wire's times and each client's excess over its wire are shown
+    beside them.
     """
     measures: dict[str, Callable[[Side], list[float]]] = {
         "TTFT": lambda side: [one.ttft_s for one in side.answered],
@@ -91,7 +91,7 @@ def compared(sides: Mapping[str, Side]) -> list[dict[str, Any]]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], sides: Mapping[str, Side]) -> None:
-    """A table, and what it is made of."""
+    """Prints the table and the numbers of requests in it."""
     print(f"{'':26}{'ours, ms':>10}{'guidellm, ms':>14}{'difference':>12}")
     for row in rows:
         print(f"{row['measure']:26}{row['ours_ms']:>10.2f}{row['guidellm_ms']:>14.2f}{row['difference']:>+12.1%}")

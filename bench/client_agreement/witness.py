@@ -1,4 +1,4 @@
-"""A TCP proxy that notes when requests and their chunks pass: times that neither client has a hand in."""
+"""TCP proxy that records when requests and their chunks pass, independently of the clients."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Self
 
 _READ_BYTES = 1 << 16
 _TEXT = re.compile(rb'"text":"(?!")')
-"""In a chunk of a streamed completion that has text."""
+"""Pattern in a chunk of a streamed completion that has text."""
 _OVERLAP = 16
-"""Bytes that are looked at again, as what is looked for may come in two pieces."""
+"""Bytes that are searched again, because a match may span two reads."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request; times on the machine's clock (`time.time`)."""
+    """One request; times are on the machine's clock (`time.time`)."""
 
     start_s: float
-    """Its first byte passed."""
+    """Time at which its first byte passed."""
     text_s: list[float] = field(default_factory=list)
-    """A read that held a chunk with text, or several, passed."""
+    """Times at which a read with one or more text chunks passed."""
 
     @property
     def ttft_s(self) -> float:
-        """From the first byte to the first chunk with text. Raises IndexError where none came."""
+        """Time from the first byte to the first chunk with text. Raises IndexError if none came."""
         return self.text_s[0] - self.start_s
 
 
 class Witness:
-    """Forwards every connection to `port` of this machine; used as `async with`."""
+    """Forwards every connection to `port` on this machine; an async context manager."""
 
     def __init__(self, port: int) -> None:
         self._upstream_port = port
         self._tasks = set[asyncio.Task[None]]()
         self.seen: list[Seen] = []
         self.began = asyncio.Event()
-        """A first completion was asked for."""
+        """Set when the first completion is requested."""
 
     @property
     def url(self) -> str:
-        """The base of the API that lies behind."""
+        """Base URL of the API behind the proxy."""
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def __aenter__(self) -> Self:
@@ -66,7 +66,7 @@ class Witness:
                 group.create_task(self._forward_requests(reader, requests, connection))
                 group.create_task(_forward_answers(answers, writer, connection))
         except* (ConnectionError, asyncio.IncompleteReadError):
-            pass  # one side is gone: so is the connection
+            pass  # one side has closed the connection
         finally:
             requests.close()
             writer.close()

@@ -1,1 +1,1 @@
-"""What several benchmarks need: traces, models, timing, provenance."""
+"""Code shared by benchmarks: traces, models, timing, provenance."""

@@ -1,8 +1,8 @@
-"""Results of a benchmark that has no requests (kernels, steps), in one format: the same header, JSON, and page.
+"""One format for results of benchmarks without requests (kernels, steps): header, JSON and page.
 
     {"command", "date", "commit", "processor", "cores", "platform", "versions", "card", ...the benchmark's own numbers}
 
-`card` is what computed, with its facts. The page is made from the JSON alone, on any machine: `python -m bench.page`.
+`card` describes the device that computed. The page is made from the JSON alone, on any machine: `python -m bench.page`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ HEADER = ("date", "commit", "processor", "cores", "platform")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as they are printed; the first column names the row."""
+    """Table of printed cells; the first column names the row."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     groups: Sequence[int] = ()
-    """Numbers of the rows before which a line is drawn."""
+    """Indices of the rows before which a line is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a page says besides the header."""
+    """Content of a page besides the header."""
 
     title: str
     tables: Sequence[Table]
@@ -38,7 +38,7 @@ class Document:
 
 
 def document_page(document: Document, record: Mapping[str, Any]) -> str:
-    """The HTML, from a document and the JSON that it was made of."""
+    """Returns the HTML of a document and the JSON from which it was made."""
     card = record["card"]
     facts = {"card": [f"{name}: {value}" for name, value in card.items()]}
     facts |= {name: [str(record[name])] for name in HEADER if record.get(name)}

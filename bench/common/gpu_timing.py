@@ -1,4 +1,4 @@
-"""Times of GPU work by CUDA graph replays and events, the copy bandwidth that they are held against, and the card."""
+"""Times GPU work with CUDA graph replays and events; measures the copy bandwidth and describes the card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Launch = Callable[[], None]
 
 
 def median_microseconds(launch: Launch, repeats: int = 30, warm_up: int = 5) -> float:
-    """Of one call, timed with events."""
+    """Returns the median time of one call, measured with events."""
     times = []
     for index in range(warm_up + repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -28,9 +28,10 @@ def median_microseconds(launch: Launch, repeats: int = 30, warm_up: int = 5) -> 
 
 
 def graph_microseconds(launches: Sequence[Launch], repeats: int = 30, rest: float = 0.0) -> float:
-    """Of one of `launches`, replayed as one CUDA graph: the better of two medians over `repeats`.
+    """Returns the time of one of `launches`, replayed as one CUDA graph: the smaller of two medians over `repeats`.
 
-    `rest` seconds lie before each: products at full rate reach the card's power limit within a second, and slow down.
+    Each median follows a pause of `rest` seconds: matrix products at full rate reach the card's power limit within a
+    second and slow down.
     """
     replay = captured(*launches)
     medians = []
@@ -41,10 +42,11 @@ def graph_microseconds(launches: Sequence[Launch], repeats: int = 30, rest: floa
 
 
 def steady_microseconds(launch: Launch, warm_up: float = 0.1, measured: float = 0.08) -> float:
-    """Of one call, replayed as a CUDA graph for so many seconds before and while it is timed.
+    """Returns the time of one call, replayed as a CUDA graph for `warm_up` seconds and then timed for `measured`
+    seconds.
 
     Large products run into the card's power limit: for the first tens of milliseconds after a pause they are up to 15%
-    faster than they can go on being.
+    faster than in steady state.
     """
     replay = captured(launch)
     single = median_microseconds(replay, repeats=3, warm_up=1)
@@ -61,7 +63,7 @@ def steady_microseconds(launch: Launch, warm_up: float = 0.1, measured: float = 
 
 
 def captured(*launches: Launch) -> Launch:
-    """The replay of a CUDA graph of all launches, each of which ran once before."""
+    """Runs each launch once, captures all of them as one CUDA graph and returns its replay."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -73,14 +75,14 @@ def captured(*launches: Launch) -> Launch:
 
 
 def copy_bandwidth() -> float:
-    """TB/s of a device-to-device copy of 1 GB, bytes read and written."""
+    """Returns TB/s of a device-to-device copy of 1 GB, counting bytes read and written."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / median_microseconds(lambda: target.copy_(source)) / 1e6
 
 
 def card() -> dict[str, Any]:
-    """The GPU and what drives it."""
+    """Returns the GPU's name, multiprocessors and memory, and the CUDA version."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "card": properties.name,

@@ -1,4 +1,4 @@
-"""A benchmark that needs a GPU says so where there is none that can be used."""
+"""Check that a usable GPU is present."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from runner_svc.startup.gpu_probe import gpu_obstacle, torch_obstacle
 
 
 def require_gpu(device: str = "cuda", *, kernels: bool = True) -> None:
-    """Ends the process with a sentence and status 1 where it is to run on a GPU that can't be used.
+    """Exits with status 1 and a message if `device` is a GPU that can't be used.
 
-    `kernels`: it runs ours, for which more must be there than torch.
+    `kernels`: the benchmark runs Roster's kernels, which need more than torch.
     """
     if not device.startswith("cuda"):
         return

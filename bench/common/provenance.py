@@ -1,4 +1,7 @@
-"""Where a benchmark's numbers come from, and the one way to write them down: `provenance`, then `write_results`.
+"""Provenance of a benchmark's numbers, and the only way to write them: `provenance`, then `write_results`.
+
+bench/results holds only files that documents quote. A piece of work adds one file of at most 50 KB, and its tables go
+to docs/; reports and pages are made from results and not committed. tests/docs/test_limits.py checks the limits.
 
 `python -m bench.common.provenance` prints the commit, for `ROSTER_COMMIT` on a machine with only a copy of the tree.
 """
@@ -18,19 +21,20 @@ from typing import Any
 from roster_client.bench.runs.provenance import commit, processor, utc_now
 
 REQUIRED = ("command", "date", "commit", "card", "versions")
-"""What every file of results must say of where it comes from."""
+"""Header fields that every results file must have."""
 UNKNOWN = "unknown"
 NOT_INSTALLED = "not installed"
 CUPY = "cupy"
-"""Stands for whichever of its distributions is there."""
+"""Stands for whichever of CuPy's distributions is installed."""
 _CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", CUPY)
 
 
 def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Command (of `python -m module`), date (UTC), commit, processor, cores, package versions and card, ready for JSON.
+    """Returns the command (`python -m module` and its arguments), date (UTC), commit, processor, cores, package
+    versions and card, ready for JSON.
 
-    `card` is what computed, of `bench.common.gpu_timing`; None stands for the processor. A package that is missing is
-    recorded as such: its version is not worth the numbers.
+    `card` describes the device that computed, as `bench.common.gpu_timing.card` does; None stands for the processor. A
+    missing package is recorded as such; it is no reason to lose the numbers.
     """
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
@@ -45,7 +49,7 @@ def provenance(module: str, packages: Sequence[str], card: Mapping[str, Any] | N
 
 
 def _version(package: str) -> tuple[str, str]:
-    """The distribution's name, and its version or NOT_INSTALLED."""
+    """Returns the distribution's name, and its version or NOT_INSTALLED."""
     for name in _CUPY_DISTRIBUTIONS if package == CUPY else (package,):
         try:
             return name, importlib.metadata.version(name)
@@ -58,18 +62,21 @@ def _known_commit() -> str:
     found = commit()
     if not found:
         print(
-            "The commit is not known here: set ROSTER_COMMIT to what `python -m bench.common.provenance` prints.",
+            "The commit is unknown: set ROSTER_COMMIT to what `python -m bench.common.provenance` prints in the clone.",
             file=sys.stderr,
         )
     return found or UNKNOWN
 
 
 def write_results(path: Path, source: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Writes the JSON. `source`: of `provenance`; ValueError where it lacks something, or `numbers` would hide it."""
+    """Writes `numbers` as JSON behind the header `source`, which `provenance` returned.
+
+    Raises ValueError if the header lacks a field or `numbers` would overwrite one.
+    """
     missing = [name for name in REQUIRED if not source.get(name)]
     hidden = source.keys() & numbers.keys()
     if missing or hidden:
-        raise ValueError(f"results without {missing}, or with other values for {sorted(hidden)}")
+        raise ValueError(f"the header of these results lacks {missing}, or the numbers overwrite {sorted(hidden)}")
     path.write_text(json.dumps({**source, **numbers}, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
-"""Models of known shapes with made-up weights: their speed without their download.
+"""Models of known shapes with random weights, to measure their speed without downloading them.
 
 `python -m bench.common.random_model qwen3-0.6b FOLDER` writes a folder with config.json and a toy tokenizer
-("t0 t1 ..."), which `roster-runner --device cuda --weights random --model FOLDER` serves.
+("t0 t1 ..."); serve it with `roster-runner --device cuda --weights random --model FOLDER`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_folder(shape: str, folder: Path) -> None:
-    """A model folder of the shape (a key of `SHAPES`), without weights."""
+    """Writes a model folder of the shape (a key of `SHAPES`), without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = SHAPES[shape]
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -69,7 +69,6 @@ def write_folder(shape: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)

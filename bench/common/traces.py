@@ -1,4 +1,4 @@
-"""The traces that benchmarks take their lengths from."""
+"""Traces from which benchmarks take request lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def trace_lengths(path: Path, count: int, prompt_cap: int) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of the first `count` rows of a trace, at least 1, prompts of `prompt_cap` at most."""
+    """Returns (prompt, output) tokens of a trace's first `count` rows: at least 1, prompts at most `prompt_cap`."""
     with path.open(newline="") as file:
         rows = list(islice(csv.DictReader(file), count))
     return [(min(prompt_cap, max(1, int(row["prompt_tokens"]))), max(1, int(row["output_tokens"]))) for row in rows]

@@ -1,1 +1,1 @@
-"""Cost of the front."""
+"""Cost of the front workers."""

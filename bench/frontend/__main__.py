@@ -1,12 +1,12 @@
-"""What streaming costs: tokens/s over real gRPC to 256 clients, CPU per token, and how late streams make the engine.
+"""Measures the cost of streaming: tokens/s over gRPC to 256 clients, CPU per token, and the delay of the engine.
 
-Starts `roster-scheduler` and a null runner with a fixed step time as processes, and the clients as another, and
-measures three loads of the same 256 requests at a time: nobody listens (they are kept without a stream), Generate with
-a connection per client, and Session. Prints CPU-µs per token, summed over the processes of the scheduler service; the
-null runner's and the clients' are shown beside it.
+Starts `roster-scheduler`, a null runner with a fixed step time and the clients as separate processes, and measures
+three loads of 256 concurrent requests: without listeners (requests are kept without a stream), Generate with one
+connection per client, and Session. Prints CPU-µs per token, summed over the processes of the scheduler service, and
+beside it those of the null runner and the clients.
 
-The engine's lateness is what the runner sees: from sending a result to receiving the plan that it allows. What streams
-add to it is the difference to the load without listeners, percentile by percentile.
+The engine's turnaround is measured at the runner: from sending a result to receiving the plan that the result allows.
+The delay that streams cause is the difference from the load without listeners, percentile by percentile.
 
     python -m bench.frontend [--seconds 10] [--step-ms 5] [--workers 1] [--sessions 1] [--json FILE]
 """
@@ -44,7 +44,7 @@ PACKAGES = ("grpcio", "protobuf", "uvloop", "pyzmq")
 
 @dataclass(frozen=True)
 class Load:
-    """What one load measured."""
+    """Measurements of one load."""
 
     name: str
     tokens_per_s: float
@@ -54,7 +54,7 @@ class Load:
     turnaround_ms: np.ndarray
 
     def record(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """Returns the numbers, ready for JSON."""
         return {
             "load": self.name,
             "tokens_per_s": round(self.tokens_per_s),
@@ -80,7 +80,7 @@ class Stack:
     endpoints: Endpoints
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far."""
+        """Returns the CPU seconds used so far, by process group."""
         return {
             "engine": _cpu_s(self.scheduler),
             "workers": sum(_cpu_s(child) for child in self.scheduler.children(recursive=True)),
@@ -95,7 +95,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @contextmanager
 def running_stack(arguments: argparse.Namespace, folder: Path) -> Iterator[Stack]:
-    """The scheduler service and a null runner."""
+    """Starts the scheduler service and a null runner."""
     endpoints = Endpoints.free()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ROSTER_")}
     scheduler = subprocess.Popen(
@@ -125,21 +125,21 @@ def running_stack(arguments: argparse.Namespace, folder: Path) -> Iterator[Stack
     finally:
         scheduler.terminate()
         time.sleep(0.2)
-        scheduler.terminate()  # the second signal ends what still runs
+        scheduler.terminate()  # the second signal ends whatever still runs
         runner.terminate()
         scheduler.wait(20)
         runner.wait(20)
 
 
 def sampled_tokens(stack: Stack) -> int:
-    """Tokens that the engine has sampled so far."""
+    """Returns the number of tokens sampled so far, as the engine counts them."""
     with grpc.insecure_channel(stack.endpoints.admin_listen) as channel:
         status = admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), wait_for_ready=True)
     return int(status.totals.sampled_tokens)
 
 
 def measure(name: str, arguments: argparse.Namespace) -> Load:
-    """Runs one load on a stack of its own."""
+    """Runs one load on a new stack."""
     with tempfile.TemporaryDirectory() as folder, running_stack(arguments, Path(folder)) as stack:
         clients = subprocess.Popen(
             [
@@ -173,7 +173,7 @@ def measure(name: str, arguments: argparse.Namespace) -> Load:
 
 
 def _ask(clients: subprocess.Popen[bytes]) -> dict[str, int]:
-    """Counts of the clients so far."""
+    """Returns the clients' counts so far."""
     if clients.stdin is None or clients.stdout is None:
         raise RuntimeError("the clients were started without pipes")
     clients.stdin.write(b"\n")
@@ -183,7 +183,7 @@ def _ask(clients: subprocess.Popen[bytes]) -> dict[str, int]:
 
 
 def report(loads: list[Load]) -> None:
-    """Prints a table, and what the streams add to the engine's lateness."""
+    """Prints a table, and how much the streams delay the engine."""
     print(
         f"{'load':10}{'tokens/s':>10}{'tok/msg':>9}{'service':>9}{'engine':>8}{'workers':>9}{'runner':>8}{'clients':>9}"
     )
@@ -198,7 +198,7 @@ def report(loads: list[Load]) -> None:
             line = f"{load.name:10}engine's turnaround p{percentile} {value:6.2f} ms"
             if silent is not None and load is not silent:
                 late = value - float(np.percentile(silent.turnaround_ms, percentile))
-                line += f"   because of streams {late:+6.2f} ms (bar {bar})"
+                line += f"   added by streams {late:+6.2f} ms (bar {bar})"
             print(line)
     for load in loads:
         if load.name in BARS:
@@ -211,19 +211,21 @@ COLUMNS = {"engine": 8, "workers": 9, "runner": 8, "clients": 9}
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each load, in seconds")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="sleep of the null runner per step, in ms")
-    parser.add_argument("--clients", type=int, default=256, help="requests at a time")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="duration of the null runner's steps, in ms")
+    parser.add_argument("--clients", type=int, default=256, help="concurrent requests")
     parser.add_argument(
-        "--sessions", type=int, default=1, help="Session streams that share them: one is a backend that multiplexes all"
+        "--sessions",
+        type=int,
+        default=1,
+        help="Session streams that share the requests; 1 is one backend that multiplexes all",
     )
     parser.add_argument("--max-tokens", type=int, default=512, help="tokens of each request")
     parser.add_argument("--workers", type=int, default=1, help="front worker processes")
     parser.add_argument("--depth", type=int, default=2, help="plans in flight")
     parser.add_argument("--loads", nargs="+", default=["silent", "generate", "session"], help="which loads to run")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     source = provenance("bench.frontend", PACKAGES)
     print(f"{source['command']}\n{source['versions']}; {source['cores']} cores, {source['processor']}\n")

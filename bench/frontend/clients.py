@@ -1,7 +1,7 @@
-"""The clients of `bench.frontend`, in one process: each starts its next request when the last one has ended.
+"""The clients of `bench.frontend`, in one process: each starts its next request when its last one has ended.
 
-For each line on stdin, one line of JSON comes on stdout: messages and tokens received so far. The first answer waits
-until every client has started.
+For each line on stdin, the process writes one line of JSON to stdout: messages and tokens received so far. The first
+answer waits until every client has started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG_MS = 3_600_000
 
 
 class Clients:
-    """All clients and what they counted."""
+    """All clients and their counts."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -30,7 +30,7 @@ class Clients:
         self.started = 0
 
     def request(self, turn: int) -> pb.GenerateRequest:
-        """A prompt of 32 tokens. First turns differ in length, so that requests do not end all in one step."""
+        """Returns a request with 32 prompt tokens. First turns differ in length, so that not all end in one step."""
         most = self._arguments.max_tokens
         max_tokens = most if turn >= self._arguments.clients else 1 + most * (turn + 1) // self._arguments.clients
         request = pb.GenerateRequest(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=range(65, 97))))
@@ -38,12 +38,12 @@ class Clients:
         return request
 
     def stub(self) -> inference_pb2_grpc.InferenceServiceStub:
-        """On a connection of its own."""
+        """Returns a stub on a new connection."""
         options = (("grpc.use_local_subchannel_pool", 1),)
         return inference_pb2_grpc.InferenceServiceStub(grpc.aio.insecure_channel(self._arguments.address, options))
 
     async def generate(self, number: int) -> None:
-        """One client of Generate."""
+        """Runs one client of Generate."""
         stub = self.stub()
         turn = number
         while True:
@@ -55,7 +55,7 @@ class Clients:
             turn += self._arguments.clients
 
     async def session(self, number: int) -> None:
-        """One Session that keeps its share of the requests running."""
+        """Runs one Session that keeps its share of the requests running."""
         call = self.stub().Session(wait_for_ready=True)
         share = range(number, self._arguments.clients, self._arguments.sessions)
         for tag in share:
@@ -73,7 +73,7 @@ class Clients:
                     raise RuntimeError(event.refused.message)
 
     async def silent(self, number: int) -> None:
-        """Keeps one request running to which nobody listens."""
+        """Keeps one request running that has no listener."""
         stub = self.stub()
         while True:
             request = self.request(self._arguments.clients)
@@ -110,7 +110,6 @@ class Clients:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser()
     parser.add_argument("load", choices=("generate", "session", "silent"))
     parser.add_argument("--address", required=True)

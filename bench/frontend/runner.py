@@ -1,7 +1,7 @@
-"""The null runner of `bench.frontend`: as `roster-runner --device null`, and it notes the engine's turnarounds.
+"""The null runner of `bench.frontend`: `roster-runner --device null` that also records the engine's turnarounds.
 
-One turnaround is the time from sending result N to receiving plan N + depth, which that result allows, in milliseconds;
-each is appended to a file as a line.
+One turnaround is the time in milliseconds from sending result N to receiving plan N + depth, which that result allows.
+Each is appended to a file as a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runner_svc.link.plan_socket import PlanSocket
 
 
 class ProbedSocket(PlanSocket):
-    """A plan socket that takes times."""
+    """Plan socket that records turnarounds."""
 
     def __init__(self, runner: Runner, endpoint: str, depth: int, out: Path) -> None:
         super().__init__(runner, endpoint)

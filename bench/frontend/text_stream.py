@@ -1,9 +1,9 @@
-"""What turning tokens into deltas costs: CPU-µs per token of ChoiceText, push and take, in one process.
+"""Measures the cost of turning tokens into deltas: CPU-µs per token of ChoiceText, push and take, in one process.
 
     python -m bench.frontend.text_stream [--tokenizer tokenizer.json]
 
-Without a tokenizer the built-in byte-level one is used.
-Prints the best of several runs, so that a busy machine shows in the spread only.
+Without `--tokenizer` the built-in byte-level one is used. Prints the best of several runs, to reduce the effect of a
+busy machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUNS = 20
 
 
 def best_us(text: ModelText, tokens: list[int], stops: list[str], batch: int) -> float:
-    """CPU-µs per token when tokens come `batch` at a time and each batch is taken at once."""
+    """Returns CPU-µs per token if tokens come `batch` at a time and each batch is taken at once."""
     request = inference_pb2.GenerateRequest()
     request.stop.strings.extend(stops)
     best = float("inf")

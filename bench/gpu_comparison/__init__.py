@@ -1,1 +1,1 @@
-"""Our policies and transformers' continuous batching on one card in one run, within a budget of seconds."""
+"""Comparison of Roster's policies and transformers' continuous batching on one card, within a budget of seconds."""

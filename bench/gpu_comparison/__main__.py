@@ -1,25 +1,26 @@
-"""On one card, in one run: our policies at several rates, transformers' continuous batching, and a giant prompt.
+"""Compares, on one card in one run, Roster's policies and transformers' continuous batching at several rates and with a
+giant prompt.
 
     python -m bench.gpu_comparison --shape llama-3.1-8b --out OUT
     python -m bench.gpu_comparison --shape qwen3-0.6b --step-tokens 1536 --out OUT
-    python -m bench.gpu_comparison.report OUT                                  (afterwards, on any machine: the pages)
+    python -m bench.gpu_comparison.report OUT                                  (then makes the pages, on any machine)
     python -m bench.gpu_comparison --device cpu --model smollm2 --loads fcfs=giant,0.5,2 orca=giant static=0.5
         transformers=0.5,giant --seconds 8 --drain 6 --prompt-divisor 16 --output-divisor 8 --giant 400
         --background 1 --slots 8 --kv-tokens 8192 --step-tokens 128 --page-tokens 16 --budget 150 --reserve 55
         --out OUT                                                                                           (no GPU)
 
-| system | what its difference to `fcfs` shows |
+| system | compared with `fcfs` it shows |
 |---|---|
 | `fcfs` | prompts in chunks of `--step-tokens` beside decoding rows |
-| `orca` | whole prompts: what chunks are for |
-| `static` | request-level batches: what joining at any step is for |
-| `transformers` | its own continuous batching, in a process of its own once the runner is gone |
+| `orca` | whole prompts: the effect of chunks |
+| `static` | request-level batches: the effect of joining at any step |
+| `transformers` | its own continuous batching, in a separate process after the runner has ended |
 
-Loads are rates of the conversation trace (the same requests and prompts for every system) and "giant": short chats, and
-one long prompt in their middle. All within `--budget` seconds: a case ends `--drain` seconds after its last arrival,
-what is not served by then is given up and counted as such; a case for which no time is left is left out, and said. Each
-run is appended to OUT/runs.jsonl.gz as soon as it ends, in the format of `roster bench`. Besides what the two services
-need, this imports numpy and uvloop; the pages need matplotlib.
+Loads are rates of the conversation trace (the same requests and prompts for every system) and "giant": short chats with
+one long prompt among them. Everything runs within `--budget` seconds: a case ends `--drain` seconds after its last
+arrival, and unfinished requests are then cancelled and counted as such; a case without time left is skipped with a
+message. Each run is appended to OUT/runs.jsonl.gz as soon as it ends, in the format of `roster bench`. Besides the
+dependencies of the two services, this imports numpy and uvloop; the pages need matplotlib.
 """
 
 from __future__ import annotations
@@ -43,12 +44,11 @@ from roster_client.serve.stack import NotReadyError, ServiceDiedError
 
 
 def main() -> None:
-    """Entry point."""
     options = parse_options()
     budget = Budget.of(options.budget)
     records = records_file(options)
     if records.exists():
-        raise SystemExit(f"{records} is there already: choose another --out")
+        raise SystemExit(f"{records} exists already: choose another --out")
     ours = [case for case in options.cases if case.system != TRANSFORMERS]
     both = len(ours) < len(options.cases)
     with ExitStack() as open_:
@@ -65,7 +65,7 @@ def main() -> None:
             try:
                 uvloop.run(measure_policies(options, ours, model, kept, wait))
             except (RosterError, ServiceDiedError, NotReadyError) as error:
-                print(f"Roster: {error}", flush=True)  # the other side can be measured all the same
+                print(f"Roster: {error}", flush=True)  # the other side can still be measured
         if other:
             other.measure(budget)
     if not records.exists():

@@ -1,4 +1,4 @@
-"""Seconds that are left, and what of the cases they allow: a case that would come too late is left out, and said."""
+"""Time budget of the comparison: a case that would start too late is skipped with a message."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from bench.gpu_comparison.loads import Case
 from roster_client.bench.load.workload import Workload
 
 LEAST_AFTER_S = 1.0
-"""After the last arrival; with less, nothing would be learned of the last requests."""
+"""Least seconds after the last arrival; with less, nothing would be learned about the last requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Ends at `end_s`, of the monotonic clock."""
+    """Budget that ends at `end_s` of the monotonic clock."""
 
     end_s: float
 
     @classmethod
     def of(cls, seconds: float) -> Budget:
-        """From now."""
+        """Returns a budget of `seconds` from now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def left_s(self) -> float:
-        """Negative when it is over."""
+        """Remaining seconds, negative if the budget is spent."""
         return self.end_s - time.monotonic()
 
     def without(self, seconds: float) -> Budget:
-        """What remains when so much is kept back."""
+        """Returns the budget that remains if `seconds` are reserved."""
         return Budget(self.end_s - seconds)
 
     def run_s(self, case: Case, workload: Workload, drain_s: float) -> float | None:
-        """How long the case may run: `drain_s` past its last arrival, or less. None, and a line, when it can't."""
+        """Returns the duration, up to `drain_s` past the last arrival. Prints why and returns None if too late."""
         arrivals_s = workload.requests[-1].scheduled_s
         left_s = self.left_s
         if left_s < arrivals_s + LEAST_AFTER_S:
-            print(f"left out: {case.title}: {max(0.0, left_s):.0f} s are left, it takes {arrivals_s:.0f}", flush=True)
+            print(
+                f"left out: {case.title}: {max(0.0, left_s):.0f} s are left, but it takes {arrivals_s:.0f} s",
+                flush=True,
+            )
             return None
         return min(arrivals_s + drain_s, left_s)

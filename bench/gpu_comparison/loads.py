@@ -1,4 +1,4 @@
-"""Who is measured under what: the cases of the comparison, and the requests that they come to."""
+"""Cases of the comparison (systems and loads), and their requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GIANT = "giant"
 SEED, SALT = 1, 1
 LEAST_REQUESTS = 8
 CHAT = (200, 200)
-"""Prompt and output tokens of the chats that a giant prompt disturbs; divided as the trace is."""
+"""Prompt and output tokens of the chats that a giant prompt disturbs; divided like the trace."""
 WARM_UP = (256, 16)
-"""Prompt and output tokens of the requests before a system's first case; divided as the trace is."""
+"""Prompt and output tokens of the requests before a system's first case; divided like the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,20 @@ class Case:
 
     system: str
     load: str
-    """Requests a second of the trace, or `GIANT`."""
+    """Requests per second of the trace, or `GIANT`."""
 
     @property
     def title(self) -> str:
-        """For people."""
         return f"{self.system}, {self.load if self.load == GIANT else f'{self.load}/s'}"
 
 
 def parse_cases(text: str) -> list[Case]:
-    """`SYSTEM=LOAD,LOAD,...`, a load being a rate or "giant". Raises ValueError for anything else."""
+    """Parses `SYSTEM=LOAD,LOAD,...`, where a load is a rate or "giant". Raises ValueError for anything else."""
     system, _, loads = text.partition("=")
     if system not in SYSTEMS or not loads:
-        raise ValueError(f"{text!r} is no list of loads: write {SYSTEMS[0]}=4,10,{GIANT}, of {', '.join(SYSTEMS)}")
+        raise ValueError(
+            f"{text!r} is no list of loads: write {SYSTEMS[0]}=4,10,{GIANT}; the systems are {', '.join(SYSTEMS)}"
+        )
     for load in loads.split(","):
         if load != GIANT and not float(load) > 0:
             raise ValueError(f"{load!r} is neither a rate above 0 nor {GIANT!r}")
@@ -50,7 +51,7 @@ def parse_cases(text: str) -> list[Case]:
 
 
 def workloads(options: argparse.Namespace, cases: Iterable[Case], vocab_size: int) -> dict[str, Workload]:
-    """By load: every system gets the same requests at the same times."""
+    """Returns the workloads by load: every system gets the same requests at the same times."""
     return {load: _workload(options, load, vocab_size) for load in dict.fromkeys(case.load for case in cases)}
 
 
@@ -67,7 +68,7 @@ def _workload(options: argparse.Namespace, load: str, vocab_size: int) -> Worklo
 
 
 def _chats_and_giant(options: argparse.Namespace) -> Trace:
-    """Chats that come evenly; after half of the time the giant prompt comes, for one token."""
+    """Returns evenly spaced chats, and a giant prompt with one output token after half of the time."""
     count = max(LEAST_REQUESTS, round(options.background * options.giant_seconds))
     prompt, output = divided(options, CHAT)
     chats = [TraceRequest(number / options.background, prompt, output) for number in range(count)]
@@ -77,19 +78,19 @@ def _chats_and_giant(options: argparse.Namespace) -> Trace:
 
 
 def warm_up(options: argparse.Namespace, count: int, vocab_size: int) -> Workload:
-    """Short requests, all at once."""
+    """Returns `count` short requests, all at once."""
     row = TraceRequest(0.0, *divided(options, WARM_UP))
     arrivals = Arrivals(at_once=True)
     return make_workload(Trace("warm-up", (row,) * count), arrivals, token_prompts(vocab_size, SALT + 1))
 
 
 def divided(options: argparse.Namespace, lengths: tuple[int, int]) -> tuple[int, int]:
-    """Prompt and output tokens, shortened as the trace's are."""
+    """Returns prompt and output tokens divided like the trace's."""
     prompt, output = lengths
     return max(1, prompt // options.prompt_divisor), max(2, output // options.output_divisor)
 
 
 def named(workload: Workload, prefix: str) -> Workload:
-    """The same with ids of its own: a server takes a known id for a client that comes back."""
+    """Returns the workload with new ids, because a server treats a known id as a reconnecting client."""
     requests = (replace(request, request_id=f"{prefix}-{request.request_id}") for request in workload.requests)
     return replace(workload, requests=tuple(requests))

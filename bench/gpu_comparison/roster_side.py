@@ -1,4 +1,4 @@
-"""Our policies: one stack for all of them, put in force through the admin API while the runner keeps its weights."""
+"""Measures Roster's policies on one stack; the admin API swaps the policy while the runner keeps its weights."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from roster_protos import inference_pb2 as pb
 
 SESSIONS = 4
 FIRST_WARM_UP, WARM_UP = 24, 4
-"""Requests before the first case of all, and before that of each other policy."""
+"""Warm-up requests before the very first case, and before the first case of each other policy."""
 
 
 def command() -> str:
-    """What repeats all of it."""
+    """Returns the command that repeats the whole comparison."""
     return provenance.command_line("python -m bench.gpu_comparison")
 
 
 def card(device: str) -> str:
-    """What computes, in the same words on both sides."""
+    """Returns the name of the device, in the same words on both sides."""
     return (provenance.gpu_card() if device.startswith("cuda") else None) or provenance.cpu_card()
 
 
 def settings(options: argparse.Namespace, run_s: float) -> dict[str, object]:
-    """Of a run of either side, for its header."""
+    """Returns the settings of a run of either side, for its header."""
     return {
         "given_up_s": run_s,
         "ttft_target_ms": options.ttft_target_ms,
@@ -50,9 +50,9 @@ def settings(options: argparse.Namespace, run_s: float) -> dict[str, object]:
 async def measure_policies(
     options: argparse.Namespace, cases: Sequence[Case], model: str, budget: Budget, prepared: Callable[[], object]
 ) -> None:
-    """Each case in its order; a run is on the disk before the next begins.
+    """Measures the cases in order; each run is on disk before the next begins.
 
-    `prepared` blocks until the other side no longer takes the machine's time.
+    `prepared` blocks until the other side's process no longer uses the machine.
     """
     began_s = time.monotonic()
     async with _stack(options, model) as stack:
@@ -76,7 +76,7 @@ def _stack(options: argparse.Namespace, model: str) -> Stack:
     runner |= {"weights": "random"} if options.shape else {}
     given = GPU_SCHEDULER_FLAGS if options.device.startswith("cuda") else ()
     flags = dict(flag.split("=", 1) for flag in options.scheduler_flag or given)
-    # Every policy gets the same prompts: prefixes of an earlier run must not be found.
+    # Every policy gets the same prompts, so prefixes of an earlier run must not be hit.
     scheduler = {"prefix_sharing": False, "log_level": "warning", **flags}
     return Stack(Endpoints.free(), scheduler=scheduler, runner=runner, on_line=_print)
 
@@ -91,7 +91,7 @@ class _Policies:
         self._in_force = ""
 
     async def measure(self, case: Case, workload: Workload, run_s: float) -> Run:
-        """One run; a policy is put in force and warmed up where another one was."""
+        """Measures one run; swaps and warms up the policy first if another one was active."""
         count = 0
         if case.system != self._in_force:
             count = WARM_UP if self._in_force else FIRST_WARM_UP
@@ -101,7 +101,7 @@ class _Policies:
             system = SystemUnderLoad(
                 case.system,
                 target,
-                self._options.shape or self._model.name,  # else the name of a temporary folder
+                self._options.shape or self._model.name,  # otherwise the name would be that of a temporary folder
                 card(self._options.device),
                 facts | settings(self._options, run_s),
                 self._addresses.admin_listen,
@@ -118,7 +118,7 @@ class _Policies:
             )
 
     async def _put_in_force(self, policy: str) -> None:
-        """Only `fcfs` is held to chunks, the others take whole prompts."""
+        """Swaps the policy; only `fcfs` gets a chunk size, the others take whole prompts."""
         parameters = {"step_tokens": self._options.step_tokens} if policy == "fcfs" else {}
         async with AdminClient(self._addresses.admin_listen) as admin:
             await admin.set_policy(policy, parameters, deadline_s=30)

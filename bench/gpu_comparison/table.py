@@ -1,7 +1,7 @@
-"""What the runs of a comparison say: a line a case, and what a giant prompt did to its neighbours.
+"""Table of a comparison: one line per case, and the effect of a giant prompt on its neighbours.
 
-Everything that came counts, that of requests which were given up at the end of a case too: a system under more load
-than it serves has many of these, and leaving them out would flatter it.
+All received tokens count, also those of requests that were cancelled at the end of a case: an overloaded system has
+many of these, and leaving them out would flatter it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from roster_client.bench.records.record import RequestRecord, Run
 from roster_client.bench.records.summary import Targets
 
 FILLED = 0.3
-"""Of the time of arrivals: until then a run that began empty fills up."""
+"""Share of the arrival time during which a run that began empty fills up."""
 DISTURBED_S = 3.0
-"""Time after the giant prompt's arrival in which its neighbours' pauses are looked at."""
+"""Seconds after the giant prompt's arrival during which its neighbours' pauses count."""
 HEADING = (
     f"{'system':14} {'load':>7} {'served':>11} {'TTFT p50':>9} {'p99':>8} {'ITL p50':>8} {'p99':>8} "
     f"{'tokens/s':>9} {'of asked':>9} {'good':>6}     (ms)"
@@ -26,21 +26,21 @@ HEADING = (
 
 
 def targets_of(run: Run) -> Targets:
-    """Those that the run was measured for."""
+    """Returns the run's goodput targets."""
     settings = run.header.settings
     return Targets(settings["ttft_target_ms"] / 1e3, settings["itl_target_ms"] / 1e3)
 
 
 def first_token_waits(run: Run) -> list[float]:
-    """Seconds from when a request was due to its first token, or to the end of the case where none came."""
+    """Returns the seconds from each request's due time to its first token, or to the end of the case if none came."""
     end_s = float(run.header.settings["given_up_s"])
     return [(one.message_s[0] if one.message_s else max(end_s, one.sent_s)) - one.scheduled_s for one in run.requests]
 
 
 def tokens_per_s(run: Run) -> tuple[float, float]:
-    """(output tokens that came, output tokens that were asked for) a second, in the last 70% of the arrivals.
+    """Returns (received, requested) output tokens per second in the last 70% of the arrivals.
 
-    Not over the whole run, whose end serves ever fewer requests: of a short run that is a large part.
+    The whole run would include its end, in which fewer and fewer requests run: a large part of a short run.
     """
     begin_s, end_s = (pick(one.scheduled_s for one in run.requests) for pick in (min, max))
     begin_s += FILLED * (end_s - begin_s)
@@ -55,7 +55,7 @@ def tokens_per_s(run: Run) -> tuple[float, float]:
 
 
 def line(run: Run) -> str:
-    """One line of the table; a latency is a lower bound where requests were given up without a first token.
+    """Returns one line of the table; a latency is a lower bound if requests were cancelled before their first token.
 
     good: the share of all requests that were served within the targets.
     """
@@ -75,17 +75,17 @@ def line(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """The chats' pauses between messages, in seconds, before a giant prompt came and in `DISTURBED_S` after it."""
+    """The chats' pauses between messages, in seconds, before a giant prompt and in the `DISTURBED_S` after it."""
 
     prompt_tokens: int
     waited_s: float | None
-    """For the giant prompt's token; None: it never came."""
+    """Seconds until the giant prompt's token; None: it never came."""
     before_s: list[float]
     after_s: list[float]
 
 
 def disturbance(run: Run) -> Disturbance:
-    """Of a run with a giant prompt."""
+    """Returns the disturbance in a run with a giant prompt."""
     giant = giant_of(run)
     after, before = list[float](), list[float]()
     for one in run.requests:
@@ -98,12 +98,12 @@ def disturbance(run: Run) -> Disturbance:
 
 
 def giant_of(run: Run) -> RequestRecord:
-    """The longest prompt."""
+    """Returns the request with the longest prompt."""
     return max(run.requests, key=lambda request: request.prompt_tokens)
 
 
 def sentence(run: Run) -> str:
-    """The disturbance in words."""
+    """Describes the disturbance in a sentence."""
     seen = disturbance(run)
     waited = "never came" if seen.waited_s is None else f"took {seen.waited_s:.2f} s"
     parts = (
@@ -120,7 +120,6 @@ def sentence(run: Run) -> str:
 
 
 def print_table(runs: Sequence[Run]) -> None:
-    """All of it."""
     header = runs[0].header
     target = targets_of(runs[0])
     print(f"\n{header.command}\n{header.model} on {header.card}; good: TTFT within {target.ttft_s:g} s, ITL", end=" ")

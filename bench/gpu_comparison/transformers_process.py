@@ -1,4 +1,4 @@
-"""The other side's process, seen from this one: started early, told to go, ended when its time is over."""
+"""Handle of the process that runs transformers: started early, started on its cases later, ended after its time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Self
 from bench.gpu_comparison.budget import Budget
 
 PREPARED = "prepared"
-"""The line by which it says so."""
+"""Line by which the process reports that it is prepared."""
 GRACE_S = 15.0
-"""Past the budget, to leave; then it is killed."""
+"""Seconds past the budget after which the process is killed."""
 
 
 class TransformersProcess:
-    """Use as `with`: on the way out it is ended, whatever it does."""
+    """Process of the transformers side; a context manager that ends the process on exit."""
 
     def __init__(self, model: str) -> None:
-        """`model`: a folder or name; the rest of its command line is this process's own."""
+        """`model` is a folder or name; the other arguments are copied from this process's command line."""
         self._command = [sys.executable, "-m", "bench.gpu_comparison.transformers_side", model, *sys.argv[1:]]
         self._prepared = threading.Event()
 
     def __enter__(self) -> Self:
-        # Nothing is asked of a hub: the model is here, and looking there for kernels takes time where there is none.
+        # Offline: the model is local, and looking for kernels on an unreachable hub takes time.
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             self._command,
@@ -49,11 +49,11 @@ class TransformersProcess:
         self._reader.join(timeout=1)
 
     def wait_prepared(self) -> None:
-        """Returns when it only waits, or has ended."""
+        """Blocks until the process is prepared or has ended."""
         self._prepared.wait()
 
     def measure(self, budget: Budget) -> None:
-        """Lets it go; returns when it has ended, which is soon after the budget at the latest."""
+        """Starts its cases; returns when it has ended, soon after the budget at the latest."""
         seconds = max(0.0, budget.left_s)
         try:
             self._stdin.write(f"{seconds}\n")
@@ -62,13 +62,13 @@ class TransformersProcess:
         except BrokenPipeError:
             self._process.wait()
         except subprocess.TimeoutExpired:
-            print("transformers: still there after its time, killed", flush=True)
+            print("transformers: still running after its time, killed", flush=True)
             return
         if self._process.returncode:
-            print(f"transformers: ended with status {self._process.returncode}, what it printed says why", flush=True)
+            print(f"transformers: ended with status {self._process.returncode}; see its output above", flush=True)
 
     def _forward(self) -> None:
-        """Prints what it prints."""
+        """Forwards the process's output."""
         for text in self._stdout:
             if text.strip() == PREPARED:
                 self._prepared.set()

@@ -1,7 +1,8 @@
-"""transformers' continuous batching under the same cases: a process of its own, as the runner's memory must be free.
+"""Runs transformers' continuous batching on the same cases, in a separate process because the runner's memory must be
+free.
 
-It imports and makes its prompts while our services start, says so, and touches the card only when it is told the
-seconds that are left. Its runs go behind ours into the same file.
+The process imports its libraries and makes its prompts while Roster's services start, then reports that it is prepared.
+It touches the card only after it has read the remaining seconds from stdin. Its runs are appended to the same file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def measure_case(
     workload: Workload,
     run_s: float,
 ) -> Run:
-    """One run."""
+    """Measures one case."""
     header = run_header(
         "transformers",
         IN_PROCESS,
@@ -63,8 +64,8 @@ def measure_case(
 
 
 def main() -> None:
-    """Entry point; the arguments are the model, then the comparison's own."""
-    name = sys.argv.pop(1)  # what is left is the command that repeats the run
+    """Runs the cases; the arguments are the model, then the comparison's own."""
+    name = sys.argv.pop(1)  # the remaining arguments repeat the run
     options = parse_options()
     cases = [case for case in options.cases if case.system == TRANSFORMERS]
     folder = model_folder(name, default_cache_folder(), lambda *_: None)
@@ -75,9 +76,11 @@ def main() -> None:
     print(PREPARED, flush=True)
     seconds = sys.stdin.readline()
     if not seconds:
-        return  # the other side is gone
+        return  # the parent process has ended
     budget = Budget.of(float(seconds))
-    require_gpu(options.device, kernels=False)  # not before: it touches the card, on which Roster was being measured
+    require_gpu(
+        options.device, kernels=False
+    )  # not earlier, because it touches the card on which Roster was being measured
     model = load(folder, options.device)
     sizes = BatchSizes(options.slots, options.step_tokens, options.kv_tokens, options.page_tokens)
     with continuous_batching(model, sizes) as system:

@@ -1,1 +1,1 @@
-"""Serving on the GPU at hand under the real scheduler: `python -m bench.gpu_serving` (see `__main__`)."""
+"""Serving benchmark on a GPU under the real scheduler: `python -m bench.gpu_serving`."""

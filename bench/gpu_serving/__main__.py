@@ -1,4 +1,4 @@
-"""Serving under the real scheduler: `roster-scheduler`, a runner and the clients as processes of one machine.
+"""Measures serving under the real scheduler: `roster-scheduler`, a runner and the clients are processes on one machine.
 
     python -m bench.gpu_serving --shape llama-3.1-8b --offline ljf:1024 --online 8:160:1024 14:260:1024 18:330:1024
         --policy sjf --policy-parameters '{"ageing_s":2,"prompt_weight":1,"finish_tokens":1152}'
@@ -11,12 +11,13 @@
         --scheduler-flag=--runner-timeout-s=60
     python -m bench.gpu_serving --device null --offline fcfs:512 --online 50:60:256 --decode 8 --requests 40    (no GPU)
 
-Weights are random; requests are the first rows of a conversation trace, prompts capped at 4,096 tokens, greedy, of
-exactly the trace's output lengths, over gRPC (Session). Three kinds of load: all at once; Poisson arrivals from an
-open-loop client (RATE:REQUESTS:STEP_TOKENS); a full batch that decodes, for what the GPU idles between steps. TTFT
-counts from the time at which a request was due. A load may bring settings of its own behind commas: `depth`,
-`plan_lead_ms`, any other is the policy's (`8:160:1024,finish_tokens=1152`). The scheduler is replaced between loads
-whose settings differ, the runner is not. What `--profile` adds goes into a file beside that of `--json`, NAME-profiled.
+Weights are random. Requests are the first rows of a conversation trace, with prompts capped at 4,096 tokens, greedy,
+with exactly the trace's output lengths, sent over gRPC (Session). There are three kinds of load: all at once; Poisson
+arrivals from an open-loop client (RATE:REQUESTS:STEP_TOKENS); and a full batch that decodes, to measure how long the
+GPU idles between steps. TTFT counts from the time at which a request was due. A load may add settings after commas:
+`depth`, `plan_lead_ms`, or any parameter of the policy (`8:160:1024,finish_tokens=1152`). The scheduler is restarted
+between loads whose settings differ; the runner keeps running. Results of `--profile` go to a separate file,
+NAME-profiled, beside that of `--json`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ PROFILER_GAP = "profiler_gap_us"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load; `rate` 0 is all at once, `batch` a decode load of so many rows."""
+    """One load; `rate` 0 means all at once, `batch` is the number of rows of a decode load."""
 
     name: str
     scheduling: Scheduling
@@ -61,21 +62,21 @@ class Load:
     profiled: bool = False
 
     def client_flags(self, vocab_size: int, sessions: int) -> list[str]:
-        """Flags of `bench.gpu_serving.client`."""
+        """Returns the flags of `bench.gpu_serving.client`."""
         flags = [f"--requests={self.requests}", f"--rate={self.rate}", f"--vocab-size={vocab_size}"]
         if self.batch is None:
             return [*flags, f"--sessions={sessions}", f"--trace={TRACE}", f"--prompt={PROMPT_CAP}"]
-        output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes its time to start
+        output = PROFILED_OUTPUT if self.profiled else DECODE_OUTPUT  # the profiler takes long to start
         return [*flags, f"--prompt={DECODE_PROMPT}", f"--output={output}"]
 
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
-    """What the command line asks for."""
+    """Returns the loads that the command line names."""
     flags = ("--prefix-sharing=false", *arguments.scheduler_flag)
     loads = []
     for spec in arguments.offline:
         (policy, step_tokens), changes = split_spec(spec)
-        # By output alone: what matters is which answers are left at the end.
+        # By output alone: the requests that are left at the end determine the time.
         given = {"prompt_weight": 0.0} if policy == "ljf" else {}
         at_once = Scheduling(policy, parameters(step_tokens=int(step_tokens), **given), arguments.depth, flags)
         name = ", ".join(["offline", policy, f"{step_tokens} a step", *spec.split(",")[1:]])
@@ -96,9 +97,9 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 
 
 def split_spec(spec: str) -> tuple[list[str], dict[str, Any]]:
-    """A load's fields, and the settings that are its own: "8:160:1024,depth=3" is (["8", "160", "1024"], {"depth": 3}).
+    """Splits a load into its fields and settings: "8:160:1024,depth=3" is (["8", "160", "1024"], {"depth": 3}).
 
-    Values are JSON, or else text. Raises ValueError for a setting without a value.
+    A value is JSON, or text if it does not parse. Raises ValueError for a setting without a value.
     """
     fields, *changes = spec.split(",")
     settings: dict[str, Any] = {}
@@ -114,7 +115,7 @@ def split_spec(spec: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Settings of the runner."""
+    """Returns the runner's settings."""
     flags: dict[str, object] = {"device": arguments.device, "slots": arguments.slots, "context_length": CONTEXT_LENGTH}
     flags |= {"max_step_tokens": arguments.max_step_tokens}
     if arguments.device == "cuda":
@@ -126,7 +127,7 @@ def runner_flags(arguments: argparse.Namespace, folder: Path) -> dict[str, objec
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Runs all loads on one runner; the record of the runner is read when it has ended."""
+    """Runs all loads on one runner; reads the runner's record after it has ended."""
     vocab_size = SHAPES[arguments.shape]["vocab_size"] if arguments.device == "cuda" else TEST_VOCABULARY
     loads, records = loads_of(arguments), list[ClientRecord]()
     service = Service(folder, runner_flags(arguments, folder), arguments.profile and arguments.device == "cuda")
@@ -151,7 +152,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 
 def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str, Any]:
-    """All numbers of a load."""
+    """Returns all numbers of a load."""
     depth = load.scheduling.depth
     during = steps.between(int(record.due.min()), int(record.delta_times.max()))
     row = {"load": load.name, "rate": load.rate, "scheduler": vars_of(load.scheduling), **report.client_numbers(record)}
@@ -164,12 +165,11 @@ def numbers_of(load: Load, record: ClientRecord, steps: StepRecord) -> dict[str,
 
 
 def vars_of(scheduling: Scheduling) -> dict[str, Any]:
-    """For JSON."""
     return {"policy": scheduling.policy, "parameters": scheduling.policy_parameters, "depth": scheduling.depth}
 
 
 def write_loads(path: Path, source: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Loads under the profiler go into a file of their own, which the next run, if it has none, leaves as it is."""
+    """Writes the loads; profiled ones go to a separate file, which a run without profiled loads leaves unchanged."""
     profiled = [load for load in measured["loads"] if PROFILER_GAP in load]
     others = [load for load in measured["loads"] if PROFILER_GAP not in load]
     write_results(path, source, {**measured, "loads": others})
@@ -178,7 +178,7 @@ def write_loads(path: Path, source: dict[str, Any], measured: dict[str, Any]) ->
 
 
 def print_tables(shape: str, loads: list[dict[str, Any]]) -> None:
-    """Last on the screen, so that the tables are what is seen."""
+    """Prints the tables, last so that they stay on the screen."""
     decode = [load for load in loads if "decode" in load]
     trace = [load for load in loads if "decode" not in load]
     report.print_offline(shape, [load for load in trace if not load["rate"]])
@@ -187,17 +187,23 @@ def print_tables(shape: str, loads: list[dict[str, Any]]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
-    parser.add_argument("--device", choices=("cuda", "hash", "null"), default="cuda", help="others try the script out")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "hash", "null"),
+        default="cuda",
+        help="devices other than cuda are for trying out the script",
+    )
     parser.add_argument("--offline", nargs="*", default=[], metavar="POLICY:STEP_TOKENS[,NAME=VALUE...]")
-    parser.add_argument("--requests", type=int, default=512, help="of the load that comes all at once")
+    parser.add_argument("--requests", type=int, default=512, help="requests of the all-at-once load")
     parser.add_argument("--online", nargs="*", default=[], metavar="RATE:REQUESTS:STEP_TOKENS[,NAME=VALUE...]")
     parser.add_argument("--decode", type=int, nargs="*", default=[], metavar="BATCH")
-    parser.add_argument("--profile", action="store_true", help="decode loads once more, under torch's profiler")
-    parser.add_argument("--policy", default="fcfs", help="under Poisson arrivals; else fcfs")
-    parser.add_argument("--policy-parameters", default="{}", help="its parameters besides step_tokens, as JSON")
+    parser.add_argument("--profile", action="store_true", help="repeat the decode loads under torch's profiler")
+    parser.add_argument("--policy", default="fcfs", help="policy under Poisson arrivals; decode loads use fcfs")
+    parser.add_argument(
+        "--policy-parameters", default="{}", help="the policy's parameters besides step_tokens, as JSON"
+    )
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--max-step-tokens", type=int, default=8192)
@@ -210,7 +216,6 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Entry point."""
     arguments = parse_arguments()
     source = provenance("bench.gpu_serving", [*PACKAGES, *(GPU_PACKAGES if arguments.device == "cuda" else ())])
     try:

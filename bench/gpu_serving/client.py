@@ -1,8 +1,8 @@
-"""The open-loop clients of `bench.gpu_serving`, in a process of their own: requests leave when due, whatever comes.
+"""Open-loop clients of `bench.gpu_serving`, in a separate process: requests are sent when due, whatever the answers do.
 
-A few Session streams share the requests. What happened goes into an .npz file (`ClientRecord`): nothing is computed
-while requests run but a time stamp and a list append per row. The process watches itself: how late requests left, and
-how late its event loop ran.
+A few Session streams share the requests. The record goes to an .npz file (`ClientRecord`); while requests run, the
+process only takes a time stamp and appends to a list per row. It also measures its own delays: of sending requests, and
+of its event loop.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from roster_protos import inference_pb2 as pb
 from roster_protos import inference_pb2_grpc
 
 START_DELAY_S = 0.5
-"""From the start of the event loop to the first request."""
+"""Seconds from the start of the event loop to the first request."""
 TICK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientRecord:
-    """What the clients saw. Times in nanoseconds of the machine's monotonic clock; N requests, D deltas of all."""
+    """The clients' record of N requests and their D deltas. Times in nanoseconds of the machine's monotonic clock."""
 
     due: NDArray[np.int64]  # [N]
     sent: NDArray[np.int64]  # [N]
     prompt_tokens: NDArray[np.int64]  # [N]
-    delta_requests: NDArray[np.int64]  # [D] which request each delta belongs to, in order of arrival
+    delta_requests: NDArray[np.int64]  # [D] index of each delta's request, in order of arrival
     delta_times: NDArray[np.int64]  # [D]
     delta_tokens: NDArray[np.int64]  # [D]
-    loop_lag: NDArray[np.int64]  # of the event loop, every TICK_S
+    loop_lag: NDArray[np.int64]  # delay of the event loop, sampled every TICK_S
 
     def save(self, path: Path) -> None:
         """Writes an .npz file."""
@@ -48,16 +48,16 @@ class ClientRecord:
 
     @classmethod
     def load(cls, path: Path) -> ClientRecord:
-        """Reads what `save` wrote."""
+        """Reads a file that `save` wrote."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
 
 class Clients:
-    """All sessions and what they saw."""
+    """All sessions and their record."""
 
     def __init__(self, address: str, lengths: Sequence[tuple[int, int]], vocab_size: int, seed: int) -> None:
-        """`lengths`: (prompt, output) tokens of each request. Prompts are random ordinary ids."""
+        """`lengths` are the (prompt, output) tokens of each request. Prompts are random ordinary ids."""
         rng = np.random.default_rng(seed)
         self._address = address
         self._lengths = lengths
@@ -69,7 +69,7 @@ class Clients:
         self._loop_lag: list[int] = []
 
     async def run(self, arrivals_s: Sequence[float], num_sessions: int) -> ClientRecord:
-        """Sends each request at its time; returns when all have ended. Raises RuntimeError when one is cut short."""
+        """Sends each request at its time; returns when all have ended. Raises RuntimeError if one was cut short."""
         ticker = asyncio.create_task(self._tick())
         start = time.monotonic_ns() + int(START_DELAY_S * 1e9)
         self._due = [start + int(arrival * 1e9) for arrival in arrivals_s]
@@ -78,14 +78,14 @@ class Clients:
         ticker.cancel()
         missing = sum(left != 0 for left in self._left)
         if missing:
-            raise RuntimeError(f"{missing} requests did not get the tokens that they asked for")
+            raise RuntimeError(f"{missing} requests got fewer tokens than they asked for")
         requests, times, tokens = np.array(self._deltas, np.int64).reshape(-1, 3).T
         prompts = np.array([prompt for prompt, _ in self._lengths], np.int64)
         due, sent, lag = (np.array(column, np.int64) for column in (self._due, self._sent, self._loop_lag))
         return ClientRecord(due, sent, prompts, requests, times, tokens, lag)
 
     async def _session(self, numbers: Sequence[int]) -> None:
-        """One Session that sends its share of the requests, by number."""
+        """Runs one Session that sends the requests with these numbers."""
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
         async with grpc.aio.insecure_channel(self._address, options) as channel:
             call = inference_pb2_grpc.InferenceServiceStub(channel).Session(wait_for_ready=True)
@@ -119,7 +119,7 @@ class Clients:
 
 
 def _request(prompt: NDArray[np.int64], output: int) -> pb.GenerateRequest:
-    """Greedy, of exactly `output` tokens."""
+    """Returns a greedy request for exactly `output` tokens."""
     request = pb.GenerateRequest(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=prompt.tolist())))
     request.sampling.temperature = 0.0
     request.stop.max_tokens = output
@@ -128,7 +128,7 @@ def _request(prompt: NDArray[np.int64], output: int) -> pb.GenerateRequest:
 
 
 def arrival_times(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start: a Poisson process of `rate` requests a second; all at once where `rate` is 0."""
+    """Returns seconds from the start: a Poisson process of `rate` requests per second; all at once if `rate` is 0."""
     if rate == 0:
         return [0.0] * count
     rng = random.Random(seed)
@@ -136,15 +136,16 @@ def arrival_times(count: int, rate: float, seed: int) -> list[float]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True)
-    parser.add_argument("--trace", default="", help="file in bench/traces; '' takes --prompt and --output instead")
-    parser.add_argument("--rows", type=int, default=512, help="rows of the trace, used over and over")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of every prompt; of a trace: most of them")
-    parser.add_argument("--output", type=int, default=512, help="tokens that are generated")
+    parser.add_argument(
+        "--trace", default="", help="file in bench/traces; without it, --prompt and --output give the lengths"
+    )
+    parser.add_argument("--rows", type=int, default=512, help="rows of the trace, used repeatedly")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of every prompt; with a trace, the maximum")
+    parser.add_argument("--output", type=int, default=512, help="output tokens of every request")
     parser.add_argument("--requests", type=int, required=True)
-    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: all at once")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0: all at once")
     parser.add_argument("--sessions", type=int, default=1)
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)

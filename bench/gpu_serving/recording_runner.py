@@ -1,8 +1,8 @@
-"""`roster-runner` with a notebook: what each plan's parts took goes into an .npz file when it ends.
+"""`roster-runner` that records the times of each plan's stages, and writes them to an .npz file when it ends.
 
     python -m bench.gpu_serving.recording_runner --record FILE [--profile FILE] [flags of roster-runner]
 
-SIGUSR1 begins and ends a recording by torch's profiler: when each kernel began and ended, saved by the second one.
+SIGUSR1 starts and stops a recording by torch's profiler of each kernel's begin and end; the second signal saves it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from runner_svc.settings.runner_settings import RunnerSettings
 from scheduler_svc.simulator.cost_model import StepWork
 
 Times = dict[int, list[int]]
-"""By plan: the values of a row of StepRecord, as far as they have come."""
+"""Values of a StepRecord row by plan, as far as known."""
 
 
 class TimedPlan:
-    """A plan under way that notes when its result was there.
+    """In-flight plan that records when its result was ready.
 
-    It holds the plan, and not the plan it: of each step a circle would be left to the garbage collector, whose pauses
-    would be measured as the runner's.
+    It refers to the plan, not the plan to it: otherwise each step would leave a reference cycle to the garbage
+    collector, whose pauses would be measured as the runner's.
     """
 
     def __init__(self, launched: LaunchedPlan, times: list[int]) -> None:
@@ -46,14 +46,14 @@ class TimedPlan:
         return getattr(self._launched, name)
 
     def wait(self) -> plan_pb2.Result:
-        """As LaunchedPlan's."""
+        """Waits like `LaunchedPlan.wait`."""
         result = self._launched.wait()
         self._times.append(time.monotonic_ns())
         return result
 
 
 class RecordingSocket(PlanSocket):
-    """A plan socket that takes times, and lets its runner take some."""
+    """Plan socket that records times, its own and its runner's."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class RecordingSocket(PlanSocket):
 
 
 class KernelProfiler:
-    """torch's profiler, switched by a signal."""
+    """torch's profiler, started and stopped by a signal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._profiler: Any = None
-        self._begin()  # the first time takes seconds
+        self._begin()  # the first start takes seconds
         self._profiler.stop()
         self._profiler = None
 
     def switch(self, *_: object) -> None:
-        """Begins, or ends and saves."""
+        """Starts the profiler, or stops it and saves the recording."""
         if self._profiler is None:
             self._begin()
         else:
@@ -130,7 +130,6 @@ class KernelProfiler:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--profile", type=Path)

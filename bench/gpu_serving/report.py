@@ -1,4 +1,4 @@
-"""From what clients and runner wrote down to the numbers of a load, and their tables."""
+"""Computes the numbers of a load from the records of clients and runner, and prints their tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERCENTILES = (50, 90, 99)
 SAMPLED_STEPS = 100
 
 VLLM_OFFLINE_S = {"llama-3.1-8b": 25.96, "qwen3-0.6b": 6.4}
-"""vLLM 0.25.0 on another H200: the same 512 requests all at once, seconds."""
+"""Seconds of vLLM 0.25.0 on another H200 for the same 512 requests, all at once."""
 OFFLINE_BAR_S = {"llama-3.1-8b": 23.0, "qwen3-0.6b": 5.0}
 VLLM_ONLINE_MS = {
     ("llama-3.1-8b", 8.0): (44, 212, 5.6, 68),
@@ -26,7 +26,7 @@ VLLM_ONLINE_MS = {
     ("qwen3-0.6b", 30.0): (39, 111, 2.8, 34),
     ("qwen3-0.6b", 55.0): (68, 139, 5.7, 34),
 }
-"""Its own server under the same arrivals: TTFT p50, p99, ITL p50, p99."""
+"""vLLM's server under the same arrivals: TTFT p50, p99, ITL p50, p99."""
 ONLINE_BARS_MS = {
     ("llama-3.1-8b", 8.0): (35, 30),
     ("llama-3.1-8b", 14.0): (55, 40),
@@ -34,13 +34,13 @@ ONLINE_BARS_MS = {
     ("qwen3-0.6b", 30.0): (15, 12),
     ("qwen3-0.6b", 55.0): (25, 15),
 }
-"""TTFT p50, ITL p99."""
+"""Bars of TTFT p50 and ITL p99."""
 IDLE_BARS_US = (15.0, 50.0)
-"""GPU idle time between decode steps, p50 and p99."""
+"""Bars of the GPU's idle time between decode steps, p50 and p99."""
 
 
 def percentiles(values: NDArray[Any], scale: float = 1.0) -> dict[str, float]:
-    """Mean and percentiles of values times `scale`; {} of nothing."""
+    """Returns the mean and percentiles of `values` times `scale`, {} if there are none."""
     if not len(values):
         return {}
     row = {"mean": float(np.mean(values)) * scale}
@@ -48,7 +48,7 @@ def percentiles(values: NDArray[Any], scale: float = 1.0) -> dict[str, float]:
 
 
 def client_numbers(record: ClientRecord) -> dict[str, Any]:
-    """TTFT from the time at which a request was due; ITL between the deltas of a request, as a client sees them."""
+    """Returns TTFT from the time at which a request was due, and ITL between a request's deltas at the client."""
     order = np.lexsort((record.delta_times, record.delta_requests))
     requests, times = record.delta_requests[order], record.delta_times[order]
     firsts = np.flatnonzero(np.diff(requests, prepend=-1))
@@ -72,7 +72,7 @@ def client_numbers(record: ClientRecord) -> dict[str, Any]:
 
 
 def step_numbers(steps: StepRecord, depth: int) -> dict[str, Any]:
-    """What the GPU did meanwhile."""
+    """Returns the GPU's busy and idle times and step times during a load."""
     if not len(steps.rows):
         return {}
     mixed = steps.positions > steps.rows
@@ -92,8 +92,9 @@ def step_numbers(steps: StepRecord, depth: int) -> dict[str, Any]:
 
 
 def sampled_steps(steps: StepRecord) -> list[str]:
-    """Up to SAMPLED_STEPS mixed steps and as many that only decode, spread over the load, a line each: positions, rows,
-    context, prefill pairs, milliseconds. `timed_step` reads them. The first step is left out: it may be cut off."""
+    """Returns up to SAMPLED_STEPS mixed steps and as many decode steps, spread over the load, as one line each:
+    positions, rows, context, prefill pairs, milliseconds. `timed_step` parses them. The first step is left out; it may
+    be partial."""
     columns = (steps.positions, steps.rows, steps.context, steps.prefill_pairs, (steps.forward + steps.sample) / 1e6)
     table = np.column_stack(columns)[1:]
     mixed = table[:, 0] > table[:, 1]
@@ -102,7 +103,7 @@ def sampled_steps(steps: StepRecord) -> list[str]:
 
 
 def timed_step(line: str) -> TimedStep:
-    """Of a line of `sampled_steps`."""
+    """Parses a line of `sampled_steps`."""
     positions, rows, context, pairs, milliseconds = line.split()
     return TimedStep(StepWork(int(positions), int(rows), int(context), float(pairs)), float(milliseconds) / 1e3)
 
@@ -112,7 +113,7 @@ def _spread(rows: NDArray[Any], most: int) -> NDArray[Any]:
 
 
 def decode_numbers(steps: StepRecord, batch: int, depth: int) -> dict[str, Any]:
-    """GPU idle time between full decode steps, and where the host's time went."""
+    """Returns the GPU's idle time between full decode steps, and the host's time by stage."""
     full = steps.full_decode(batch)
     return {
         "batch": batch,
@@ -125,9 +126,9 @@ def decode_numbers(steps: StepRecord, batch: int, depth: int) -> dict[str, Any]:
 
 
 def boundary_gaps(times_us: NDArray[np.float64], names: Sequence[str]) -> NDArray[np.float64]:
-    """µs between the last kernel of a step and the first of the next, of a profile.
+    """Returns, from a profile, the µs between the last kernel of each step and the first of the next.
 
-    A step begins and ends with a copy of its words: where two copies follow each other, a step ends.
+    A step begins and ends with a copy of its words, so two consecutive copies mark the end of a step.
     """
     order = np.argsort(times_us[:, 0])
     times = times_us[order]
@@ -137,7 +138,7 @@ def boundary_gaps(times_us: NDArray[np.float64], names: Sequence[str]) -> NDArra
 
 
 def print_offline(shape: str, loads: Sequence[dict[str, Any]]) -> None:
-    """One line a load."""
+    """Prints one line per load."""
     if loads:
         print(f"\n{shape}, all at once: vLLM {VLLM_OFFLINE_S[shape]} s, bar {OFFLINE_BAR_S[shape]} s")
         print(
@@ -154,7 +155,7 @@ def print_offline(shape: str, loads: Sequence[dict[str, Any]]) -> None:
 
 
 def print_online(shape: str, loads: Sequence[dict[str, Any]]) -> None:
-    """One line a load, with vLLM's numbers and the bars."""
+    """Prints one line per load, with vLLM's numbers and the bars."""
     if loads:
         print(f"\n{shape}, Poisson; ms")
         print(
@@ -179,7 +180,7 @@ def print_online(shape: str, loads: Sequence[dict[str, Any]]) -> None:
 
 
 def print_decode(shape: str, loads: Sequence[dict[str, Any]]) -> None:
-    """GPU idle time and the host's microseconds."""
+    """Prints the GPU's idle time and the host's microseconds."""
     for load in loads:
         idle = load["decode"]["idle_us"]
         if idle.get("p50") is None:
@@ -200,7 +201,7 @@ def print_decode(shape: str, loads: Sequence[dict[str, Any]]) -> None:
 
 
 def _median(numbers: dict[str, Any], name: str) -> float:
-    """0 where there is none."""
+    """Returns a measure's median, 0 if there is none."""
     return float(numbers.get(name, {}).get("p50", 0.0))
 
 

@@ -1,4 +1,4 @@
-"""The service under test: `roster-scheduler` and a recording runner as processes of this machine."""
+"""The service under test: `roster-scheduler` and a recording runner as processes on this machine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RUNNER_GRACE_S = 20.0
 
 
 class NoService(RuntimeError):
-    """The scheduler or the runner ended, or they did not become ready; the text is what they said last."""
+    """Raised if the scheduler or the runner ended or did not become ready; the message is their last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """The scheduler's settings that a load asks for."""
+    """The scheduler's settings for a load."""
 
     policy: str
     policy_parameters: str  # JSON
@@ -39,7 +39,7 @@ class Scheduling:
     flags: tuple[str, ...] = ()
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
-        """With other settings: `depth`, `plan_lead_ms`, and any other is a parameter of the policy."""
+        """Returns a copy with other settings: `depth`, `plan_lead_ms`, or any parameter of the policy."""
         others = dict(settings)
         depth, lead_ms = others.pop("depth", self.depth), others.pop("plan_lead_ms", None)
         flags = self.flags if lead_ms is None else (*self.flags, f"--plan-lead-ms={lead_ms}")
@@ -48,7 +48,7 @@ class Scheduling:
 
 
 def card_of(device: str) -> dict[str, Any] | None:
-    """The GPU that a service had; None for other devices. Only when its runner is gone: to ask takes memory of it."""
+    """Returns the GPU, None for other devices. Call it after the runner has ended, because it allocates GPU memory."""
     if device != "cuda":
         return None
     from bench.common.gpu_timing import card
@@ -57,12 +57,12 @@ def card_of(device: str) -> dict[str, Any] | None:
 
 
 class Service:
-    """Both processes. Use as `async with`; the scheduler is started by the first `schedule`."""
+    """Both processes; an async context manager. The first `schedule` starts the scheduler."""
 
     def __init__(self, folder: Path, runner_flags: Mapping[str, object], profiled: bool) -> None:
-        """`folder` gets the runner's notes, `runner_flags` are settings of the runner by name.
+        """`folder` receives the runner's records; `runner_flags` are settings of the runner by name.
 
-        `profiled`: some load will be recorded by the profiler.
+        `profiled`: whether the profiler will record a load.
         """
         self._folder = folder
         self._profiled = profiled
@@ -76,7 +76,7 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Of the public API."""
+        """Address of the public API."""
         return self._endpoints.listen
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class Service:
             await self._runner.stop(RUNNER_GRACE_S)
 
     async def schedule(self, scheduling: Scheduling, timeout_s: float = 300.0) -> None:
-        """A scheduler with these settings serves, on return; the runner stays the same. Raises NoService."""
+        """Starts a scheduler with these settings and waits until it serves; keeps the runner. Raises NoService."""
         if scheduling == self._scheduling:
             return
         await self._stop_scheduler()
@@ -129,7 +129,7 @@ class Service:
         self.ready_s = self.ready_s or time.monotonic() - self._started_s
 
     async def load(self, name: str, flags: Sequence[str], profile_s: float = 0.0) -> ClientRecord:
-        """Runs the client process with these flags; with `profile_s`, the runner's kernels are recorded meanwhile."""
+        """Runs the client process with these flags; with `profile_s`, also records the runner's kernels."""
         record = self._folder / f"{name}.npz"
         command = [sys.executable, "-m", "bench.gpu_serving.client", f"--address={self._endpoints.listen}"]
         client = await ChildProcess.start("client", [*command, f"--record={record}", *flags], _print)
@@ -143,19 +143,19 @@ class Service:
         return ClientRecord.load(record)
 
     def kernels(self) -> tuple[np.ndarray, list[str]]:
-        """Begin and end of each kernel in µs, [K, 2], and their names, of the last profile; none without one."""
+        """Returns each kernel's begin and end in µs, [K, 2], and name, from the last profile; empty without one."""
         if not (self._folder / "kernels.npz").exists():
             return np.zeros((0, 2)), []
         with np.load(self._folder / "kernels.npz") as arrays:
             return arrays["times_us"], arrays["names"].tolist()
 
     def steps(self) -> StepRecord:
-        """All steps, after the service has ended."""
+        """Reads the record of all steps; call it after the service has ended."""
         return StepRecord.load(self._folder / "steps.npz")
 
     async def _profile(self, seconds: float) -> None:
         if self._runner is None:
-            raise RuntimeError("there is no runner")
+            raise RuntimeError("the runner was never started")
         await asyncio.sleep(2.0)
         os.kill(self._runner.pid, signal.SIGUSR1)
         await asyncio.sleep(seconds)
@@ -168,7 +168,7 @@ class Service:
 
 
 def parameters(**values: object) -> str:
-    """Policy parameters as the setting wants them; None leaves one out."""
+    """Returns policy parameters as JSON for the setting, without those that are None."""
     return json.dumps({name: value for name, value in values.items() if value is not None})
 
 

@@ -1,4 +1,4 @@
-"""What the recording runner wrote down of its steps, and what is read from it."""
+"""Record of a runner's steps, and selections from it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRecord:
-    """Columns of S steps. Times in nanoseconds of the machine's monotonic clock, durations in nanoseconds."""
+    """Columns of S steps. Times are in nanoseconds of the machine's monotonic clock, durations in nanoseconds."""
 
     rows: NDArray[np.int64]  # [S]
     positions: NDArray[np.int64]
     context: NDArray[np.int64]  # positions whose KV the rows read
     prefill_pairs: NDArray[np.int64]  # (query, key) pairs of rows of more than one position
-    received: NDArray[np.int64]  # the plan is here
+    received: NDArray[np.int64]  # the plan was received
     launch_begin: NDArray[np.int64]
     launch_end: NDArray[np.int64]
-    done: NDArray[np.int64]  # the result is known to the thread that waited for it
-    posted: NDArray[np.int64]  # and sent
-    idle: NDArray[np.int64]  # durations, as the runner tells the scheduler
+    done: NDArray[np.int64]  # the waiting thread has the result
+    posted: NDArray[np.int64]  # the result was sent
+    idle: NDArray[np.int64]  # durations, as the runner reports them to the scheduler
     prepare: NDArray[np.int64]
     forward: NDArray[np.int64]
     sample: NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> StepRecord:
-        """From one sequence a step."""
+        """Builds the record from one sequence per step."""
         width = len(fields(cls))
         return cls(*np.array([row for row in rows if len(row) == width], np.int64).reshape(-1, width).T)
 
     @classmethod
     def load(cls, path: Path) -> StepRecord:
-        """Reads what `save` wrote."""
+        """Reads a file that `save` wrote."""
         with np.load(path) as arrays:
             return cls(**arrays)
 
@@ -45,11 +45,11 @@ class StepRecord:
         np.savez(path, **asdict(self))
 
     def between(self, begin: int, end: int) -> StepRecord:
-        """The steps whose plans came in that time."""
+        """Returns the steps whose plans were received between the two times."""
         return self._where((self.received >= begin) & (self.received < end))
 
     def full_decode(self, batch: int) -> StepRecord:
-        """Decode steps of `batch` rows that follow one of the same kind."""
+        """Returns the decode steps of `batch` rows that follow another such step."""
         full = (self.rows == batch) & (self.positions == batch)
         full[1:] &= full[:-1].copy()
         full[:1] = False
@@ -59,7 +59,7 @@ class StepRecord:
         return StepRecord(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def host_parts_us(self, depth: int) -> dict[str, NDArray[np.float64]]:
-        """Where the microseconds go between a result and the launch that it allows, of consecutive steps."""
+        """Returns the µs of each stage between a result and the launch that it allows, for consecutive steps."""
         following = self.received[depth:] if depth < len(self.received) else self.received[:0]
         done, posted = self.done[: len(following)], self.posted[: len(following)]
         parts = {

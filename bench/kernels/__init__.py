@@ -1,1 +1,1 @@
-"""Times every kernel on the GPU at hand: `python -m bench.kernels`."""
+"""Times every kernel on the local GPU: `python -m bench.kernels`."""

@@ -2,8 +2,8 @@
 
 Times are medians over replays of CUDA graphs. The numbers go to bench/results/DATE-CARD-kernels.json.
 
-All attention's prefill is timed first, and the card's ceilings last: behind them, or behind decode, a process reads up
-to 12% less for some of the prefill cases (bench/NOTES.md, "Attention"), for a reason that is not known.
+Prefill attention is timed first and the card's ceilings last: after the ceilings, or after decode, some prefill cases
+measure up to 12% slower in the same process (bench/NOTES.md, "Attention"). The reason is unknown.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PARTS = (*ATTENTION_PARTS, SMALL)
 
 
 def results_path(card_name: str) -> Path:
-    """bench/results/DATE-CARD-kernels.json; of a card's name the part that tells it from others."""
+    """Returns bench/results/DATE-CARD-kernels.json, where CARD is the distinctive part of the card's name."""
     short = card_name.removeprefix("NVIDIA ").split()[0].lower()
     return _RESULTS / f"{datetime.now(UTC).date()}-{short}-kernels.json"
 
 
 def measured(parts: Collection[str]) -> Iterator[Measurement]:
-    """The parts' cases: prefill of all of them, decode of all of them, the small kernels."""
+    """Measures the parts' cases: first prefill of all parts, then decode of all parts, then the small kernels."""
     of_attention = [ATTENTION_PARTS[part] for part in parts if part in ATTENTION_PARTS]
     for part in of_attention:
         yield from attention.prefill(part)
@@ -48,8 +48,8 @@ def measured(parts: Collection[str]) -> Iterator[Measurement]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given again")
-    parser.add_argument("--output", type=Path, help="JSON file, instead of the one in bench/results")
+    parser.add_argument("--part", choices=PARTS, action="append", help="measure only this part; may be repeated")
+    parser.add_argument("--output", type=Path, help="JSON file to write, instead of the default in bench/results")
     arguments = parser.parse_args()
     require_gpu()
     gpu = card()

@@ -1,7 +1,7 @@
-"""Attention: decode by the bytes of KV that it reads, prefill by the arithmetic of the causal triangle.
+"""Times attention: decode by the bytes of KV that it reads, prefill by the arithmetic of the causal triangle.
 
-Decode graphs walk over several copies of the cache, so that nothing is found in L2 that a model's other layers would
-have pushed out.
+Decode graphs walk over several copies of the cache, because L2 must not hold data that a model's other layers would
+have evicted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bench.kernels.measurement import Measurement
 from runner_svc.attention.cuda import CudaAttention
 from runner_svc.interface.kv_cache import FP8, KVCache
 
-# Caches are copied until a graph reads this many bytes, which no L2 holds.
+# Caches are copied until a graph reads this many bytes, more than any L2 holds.
 _ROTATED_BYTES = 300_000_000
 _MAX_COPIES = 16
-# Seconds before prefill is timed: bursts of 25 launches, as FA3 and the bars were measured.
+# Pause in seconds before prefill is timed in bursts of 25 launches, as FA3 and the bars were measured.
 _REST = 0.25
 
 
 class Bench:
-    """A cache of `copies` layers with shuffled blocks for rows of `lengths` positions."""
+    """Cache of `copies` layers with shuffled blocks, for rows of `lengths` positions."""
 
     def __init__(self, shape: Shape, lengths: Sequence[int], copies: int) -> None:
         self.shape = shape
@@ -94,14 +94,12 @@ def measure_prefill(shape: Shape, name: str, rows: int, count: int, length: int)
 
 
 def prefill(part: Part) -> Iterator[Measurement]:
-    """Each shape at each case."""
     for shape in part.shapes:
         for name in part.prefill:
             yield measure_prefill(shape, name, *PREFILL_CASES[name])
 
 
 def decode(part: Part) -> Iterator[Measurement]:
-    """Each shape at each case."""
     for shape in part.shapes:
         for name in part.decode:
             torch.cuda.empty_cache()

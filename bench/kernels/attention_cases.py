@@ -1,4 +1,4 @@
-"""What of attention is timed: shapes of models, rows, the bytes and arithmetic of each. No CUDA is imported here."""
+"""Timed cases of attention: shapes of models, rows, and the bytes and arithmetic of each. Imports no CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's attention."""
+    """Attention shape of a model."""
 
     num_heads: int
     num_kv_heads: int
@@ -24,7 +24,7 @@ class Shape:
 
     @property
     def cached_bytes(self) -> int:
-        """Of one position, keys and values."""
+        """Cached bytes of one position, keys and values."""
         return 2 * self.num_kv_heads * self.head_dim * (1 if self.fp8_cache else 2)
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ class Shape:
         return ", ".join(name for name, holds in said.items() if holds)
 
     def decode_bytes(self, lengths: Sequence[int]) -> int:
-        """Of the keys and values that decoding rows of so many positions see."""
+        """Returns the bytes of the keys and values that decoding rows of these lengths read."""
         return sum(min(length, self.window or length) for length in lengths) * self.cached_bytes
 
     def prefill_operations(self, rows: int, count: int, length: int) -> int:
-        """Multiplications and additions of `rows` rows' last `count` of `length` positions."""
+        """Returns the multiplications and additions for the last `count` of `length` positions of `rows` rows."""
         ends = np.arange(length - count + 1, length + 1, dtype=np.int64)
         pairs = rows * int(np.minimum(ends, self.window or length).sum())
         return 4 * self.head_dim * self.num_heads * pairs
@@ -68,12 +68,12 @@ PREFILL_CASES = {
 }
 
 _HEADS_OF_128 = Shape(32, 8, 128)
-_WINDOW = 256  # less than any context below, or the kernels would be timed without one
+_WINDOW = 256  # less than any context below; otherwise the window would have no effect
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Shapes, and the cases at which each is timed."""
+    """Shapes, and the cases that are timed for each."""
 
     shapes: tuple[Shape, ...]
     prefill: Sequence[str] = tuple(PREFILL_CASES)
@@ -99,4 +99,4 @@ PARTS = {
         decode=("8 x 8192", "64 x 1024"),
     ),
 }
-"""`heads` has the other head sizes, the last whatever else the kernels are compiled for, around heads of 128."""
+"""`heads` has the other head sizes; the last part has the other variants of the kernels, with heads of 128."""

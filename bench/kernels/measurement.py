@@ -1,4 +1,4 @@
-"""One kernel's time on one case, and what it is held against."""
+"""Time of one kernel on one case, and its references."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`rate` is in `unit`, `ceiling` names the measured limit of that unit (see `ceilings`)."""
+    """Time of a case; `rate` is in `unit`, `ceiling` names the measured limit of that unit (see `ceilings`)."""
 
     kernel: str
     case: str
@@ -20,9 +20,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Of the same case on another H200: FlashAttention 3 as vLLM 0.25.0 ships it, and a prototype for this one shape.
+    """Reference for a case on another H200: FlashAttention 3 as shipped with vLLM 0.25.0, and a prototype for this
+    shape.
 
-    Decode in microseconds, prefill in TFLOP/s.
+    Decode is in microseconds, prefill in TFLOP/s.
     """
 
     fa3: float
@@ -47,19 +48,19 @@ ATTENTION_REFERENCES: dict[tuple[str, str], Reference] = {
     ("prefill", "16 x 512"): Reference(268, 375),
     ("prefill", "4 x 2048"): Reference(498, 562),
 }
-"""Of 32 query and 8 key-value heads of 128 elements, bfloat16, blocks of 16 tokens."""
+"""References for 32 query and 8 key-value heads of 128 elements, bfloat16, blocks of 16 tokens."""
 
 _REFERENCED = "32+8 heads of 128"
 
 
 def reference_of(measurement: Measurement) -> Reference | None:
-    """What the case took elsewhere, where that is known."""
+    """Returns the reference of a case, None if there is none."""
     kind, _, shape = measurement.kernel.partition(", ")
     return ATTENTION_REFERENCES.get((kind, measurement.case)) if shape == _REFERENCED else None
 
 
 def row(measurement: Measurement, ceilings: dict[str, float]) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     reference = reference_of(measurement)
     unit = "TFLOP/s" if measurement.unit == "TFLOP/s" else "µs"
     beside = f"  FA3 {reference.fa3:5.4g}, bar {reference.bar:5.4g} {unit}" if reference else ""
@@ -71,7 +72,7 @@ def row(measurement: Measurement, ceilings: dict[str, float]) -> str:
 
 
 def as_json(measurement: Measurement, ceilings: dict[str, float]) -> dict[str, Any]:
-    """The line's numbers."""
+    """Returns the numbers of the line, ready for JSON."""
     reference = reference_of(measurement)
     return {
         **asdict(measurement),

@@ -1,8 +1,8 @@
-"""Decode and prefill attention of one step, one behind the other and side by side.
+"""Times decode and prefill attention of one step, one after the other and side by side.
 
-`python -m bench.kernels.mixed_attention`: microseconds a layer on the GPU at hand, as CUDA graphs over several
-copies of the cache, so that nothing is found in L2. `--tune` sweeps the multiprocessors that decode gets, from which
-the costs in `attention.mixed_plan` were taken.
+`python -m bench.kernels.mixed_attention` prints microseconds per layer on the local GPU, from CUDA graphs over several
+copies of the cache, so that L2 holds none of it. `--tune` sweeps the number of multiprocessors for decode; the costs in
+`attention.mixed_plan` come from such a sweep.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES = {
     "0.6B, FP8 cache": Shape(16, 8, 128, fp8_cache=True),
     "heads of 64": Shape(32, 8, 64),
 }
-# Decoding rows and their lengths; positions of a chunk and where it begins.
+# Decoding rows and their lengths; positions of a chunk and its start.
 CASES = (
     (8, 1000, 1016, 0),
     (32, 530, 992, 992),
@@ -48,7 +48,7 @@ _COPIES = 4
 
 @dataclass(frozen=True, slots=True)
 class MixedAttentionTime:
-    """Microseconds of a layer; `blocks` that decode got."""
+    """Microseconds per layer, and the number of blocks for decode."""
 
     shape: str
     rows: int
@@ -64,7 +64,7 @@ class MixedAttentionTime:
 
 
 class Case:
-    """Rows that decode behind a row with a chunk, over a cache of several layers."""
+    """Decoding rows after a row with a chunk, over a cache of several layers."""
 
     def __init__(self, shape: Shape, rows: int, context: int, chunk: int, start: int) -> None:
         self._bench = Bench(shape, [context] * rows + [start + chunk], _COPIES)
@@ -76,7 +76,7 @@ class Case:
         self._words = self._bench.attention.prefill_plan_words(chunk, 1)
 
     def side_by_side(self) -> tuple[float, int]:
-        """With the blocks that decode got."""
+        """Returns the time side by side and the number of blocks for decode."""
         attention, rows, words = self._bench.attention, self._rows, self._words
         plan = np.zeros(attention.mixed_plan_words(rows, words), np.int32)
         attention.plan_mixed(self.decode, self.prefill, plan, rows, words)
@@ -85,11 +85,11 @@ class Case:
         def launch(stream: int, layer: int) -> None:
             attention.run_mixed(stream, layer, self._queries, self._output, address, rows, words)
 
-        dealt = int(plan[len(plan) - words + 1])  # to so many blocks of prefill
+        dealt = int(plan[len(plan) - words + 1])  # number of blocks among which prefill is divided
         return self._time(launch, keep), num_multiprocessors() - dealt
 
     def one_by_one(self, decode: bool = True, prefill: bool = True) -> float:
-        """Of one of them alone, too."""
+        """Returns the time one after the other, or of one of them alone."""
         attention, rows, words = self._bench.attention, self._rows, self._words
         decode_plan = np.zeros(attention.decode_plan_words(rows), np.int32)
         prefill_plan = np.zeros(words, np.int32)
@@ -107,7 +107,7 @@ class Case:
         return self._time(launch, keep)
 
     def _time(self, launch: Callable[[int, int], None], keep: object) -> float:
-        """Of one layer; `keep` lives until it is known."""
+        """Returns the time of one layer; `keep` stays alive until then."""
 
         def all_layers() -> None:
             for layer in range(_COPIES):
@@ -117,13 +117,12 @@ class Case:
 
 
 def _on_device(plan: np.ndarray) -> tuple[int, torch.Tensor]:
-    """Its address, and what must live meanwhile."""
+    """Returns the plan's device address and the tensor that must stay alive meanwhile."""
     tensor = torch.from_numpy(plan).cuda()
     return tensor.data_ptr(), tensor
 
 
 def measure(shapes: Sequence[str], tune: bool) -> Iterator[MixedAttentionTime]:
-    """All cases."""
     for name in shapes:
         for numbers in CASES:
             case = Case(SHAPES[name], *numbers)
@@ -143,7 +142,6 @@ def measure(shapes: Sequence[str], tune: bool) -> Iterator[MixedAttentionTime]:
 
 
 def print_line(time: MixedAttentionTime) -> None:
-    """One case."""
     swept = " ".join(f"{blocks}: {taken:.1f}" for blocks, taken in time.swept.items())
     print(
         f"{time.shape:15} {time.rows:3} x {time.context:4} and {time.chunk:4} from {time.start:4}: decode "
@@ -154,7 +152,6 @@ def print_line(time: MixedAttentionTime) -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tune", action="store_true")

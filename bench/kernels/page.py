@@ -1,4 +1,4 @@
-"""The page about the kernels, from the JSON that `bench.kernels` wrote."""
+"""Page about the kernels, from the JSON that `bench.kernels` wrote."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from bench.common.document import Document, Table
 
 COLUMNS = ("case", "µs", "rate", "of what was measured")
 REFERENCES = {"FA3": "fa3", "bar": "bar"}
-"""Columns of kernels that have them, and their names in the JSON."""
+"""Optional columns, and their names in the JSON."""
 
 
 def document(record: Mapping[str, Any]) -> Document:
-    """A table a kernel."""
+    """Returns a document with one table per kernel."""
     tables = [_table(kernel, list(rows)) for kernel, rows in groupby(record["results"], key=lambda row: row["kernel"])]
     limits = record["ceilings"]
     note = (
-        "Medians over replays of CUDA graphs that walk over more memory than L2 holds. A rate is held against what the "
-        "same card did in the same run: copying or reading memory, or a bfloat16 matrix product. FA3 and bar: "
-        "FlashAttention 3 as vLLM 0.25.0 ships it and the aim, on another H200, decode in µs, prefill in TFLOP/s."
+        "Medians over replays of CUDA graphs that walk over more memory than L2 holds. A rate is compared with the "
+        "limit that the same card reached in the same run: copying or reading memory, or a bfloat16 matrix product. "
+        "FA3 and bar: FlashAttention 3 as shipped with vLLM 0.25.0, and the goal, on another H200; decode in µs, "
+        "prefill in TFLOP/s."
     )
     facts = {
         "ceilings": f"copy {limits['copy']:.2f} TB/s, read {limits['read']:.2f} TB/s, {limits['matmul']:.0f} TFLOP/s",

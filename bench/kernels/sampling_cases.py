@@ -1,4 +1,4 @@
-"""What of sampling is timed, as the records that the kernels read. No CUDA is imported here."""
+"""Timed cases of sampling, as the records that the kernels read. Imports no CUDA."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SAMPLING: dict[str, dict[str, float]] = {
     f"logit bias of {BIASED_IDS} ids": {"temperature": 1.0, "bias_count": BIASED_IDS},
     "penalties, 2048 tokens": {"temperature": 1.0, "frequency_penalty": 0.1, "prompt_len": 512, "position": 2048},
 }
-"""Fields of the records, besides those of a greedy row."""
+"""Fields of the records that differ from those of a greedy row."""
 _ADJUSTING = {"frequency_penalty", "bias_count"}
 
 
 def sample_records(num_rows: int, parameters: Mapping[str, float]) -> NDArray[np.void]:
-    """SAMPLE_RECORD [num_rows]; rows with a bias share the ids."""
+    """Returns SAMPLE_RECORD [num_rows]; rows with a bias share the ids."""
     records = np.zeros(num_rows, SAMPLE_RECORD)
     records["top_p"], records["repetition_penalty"], records["least_scaled"] = 1, 1, -np.inf
     records["seed"], records["slot"] = np.arange(num_rows), np.arange(num_rows)

@@ -1,5 +1,5 @@
-"""The kernels beside attention: what of each is timed. Bytes count each input and output once; sampling's are those of
-one pass over the logits.
+"""Timed cases of the kernels other than attention. Bytes count each input and output once; for sampling, one pass over
+the logits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`make(stream)` allocates one set of tensors and returns the launch on them; `bytes` is what a launch moves."""
+    """Case to time. `make(stream)` allocates a set of tensors and returns the launch; a launch moves `bytes` bytes."""
 
     kernel: str
     name: str
@@ -131,7 +131,7 @@ def sample_cases(vocab_size: int = 151_936) -> Iterator[Case]:
     buffer = torch.randint(0, vocab_size, (257, 4096), device="cuda", dtype=torch.int32)
     sampler = CudaSampler(vocab_size, torch.float32, buffer)
     bias_ids = int32(np.random.permutation(vocab_size)[:BIASED_IDS])
-    # Zeros cost what others cost; those would add up from replay to replay, as logits are changed in place.
+    # Zeros cost as much as other values, which would add up from replay to replay: logits are changed in place.
     bias_values = torch.zeros(BIASED_IDS, device="cuda")
     for spread in (1, 4):
         for name, parameters in SAMPLING.items():
@@ -158,7 +158,7 @@ def sample_cases(vocab_size: int = 151_936) -> Iterator[Case]:
 
 
 def eager_launch_microseconds() -> float:
-    """Host time of a launch outside a graph."""
+    """Returns the host's time for a launch outside a graph."""
     norm, hidden, weight = AddRmsNorm(1024, BF16, 1e-5), normal(1, 1024), normal(1024)
     handle = stream()
     norm.add(handle, hidden, hidden, weight, hidden)  # loads the kernel
@@ -170,7 +170,7 @@ def eager_launch_microseconds() -> float:
 
 
 def measurements() -> Iterator[Measurement]:
-    """Each case, as a median over replays that walk over sets of tensors which L2 does not hold."""
+    """Measures each case as a median over replays that walk over more sets of tensors than L2 holds."""
     for cases in (norm_cases, activation_cases, rope_cases, gather_cases, sample_cases):
         for case in cases():
             sets = max(1, min(_MAX_SETS, _ROTATED_BYTES // case.bytes))

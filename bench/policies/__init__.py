@@ -1,1 +1,1 @@
-"""Policies and baselines on the simulator."""
+"""Benchmarks of policies and baselines on the simulator."""

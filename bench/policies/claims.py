@@ -1,10 +1,10 @@
-"""The factors by which continuous batching is said to win, each under its own conditions, with our own policies.
+"""Reproduces published factors of continuous batching, each under its own conditions, with Roster's policies.
 
     python -m bench.policies.claims [--cost h200-llama-3.1-8b] [--claims orca anyscale hugging-face vllm] [--json FILE]
 
-Everything runs on the simulator: the production engine on a virtual clock, with a cost model fitted to an H200, so the
-numbers are the same on every machine and owe nothing to better kernels. docs/claims.md says whose claim each is, under
-which conditions it was made, and what the numbers here mean.
+Everything runs on the simulator: the production engine on a virtual clock, with a cost model fitted to an H200. The
+numbers are therefore the same on every machine and do not depend on better kernels. docs/claims.md lists the source and
+conditions of each claim and explains the numbers.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest
 Lengths = list[tuple[int, int]]
 """(prompt, output) tokens of each request."""
 LIMIT = 4
-"""Of vLLM's comparison: times the latency per token of a request alone."""
+"""Limit of vLLM's comparison, as a multiple of the latency per token of a request alone."""
 RATE_TOLERANCE = 1.06
-"""Rates are found to within this factor."""
+"""Rates are determined to within this factor."""
 FIRST_RATE = 4.0
 FEWEST, SHORTEST_S = 120, 10.0
-"""Least requests and span of the arrivals of a run at a rate: a queue that grows must be seen to grow."""
+"""Minimum requests and arrival span of a run at a rate, so that a growing queue becomes visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One claim under one condition: the baseline's and our number, in `unit`."""
+    """One claim under one condition: the baseline's and Roster's number, in `unit`."""
 
     claim: str
     condition: str
@@ -51,38 +51,38 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times as good ours is; both units are better when larger."""
+        """Ratio ours / baseline; for both units larger is better."""
         return self.ours / self.baseline
 
 
 class Bench:
-    """Comparisons with one cost model, printed as they are made."""
+    """Comparisons with one cost model, each printed as soon as it is made."""
 
     def __init__(self, cost: CostModel, requests: int) -> None:
-        """`requests`: that are there at once; the more, the less the last ones' tail counts."""
+        """`requests` is the number that arrive at once; with more of them, the tail at the end counts less."""
         self.cost = cost
         self.requests = requests
         self.comparisons: list[Comparison] = []
 
     def setup(self, policy: str, slots: int, kv_tokens: int | None = None) -> Setup:
-        """A runner of the cost model's speed."""
+        """Returns a runner with the cost model's speed."""
         return Setup(self.cost, policy=policy, slots=slots, kv_tokens=kv_tokens)
 
     def compare(self, claim: str, condition: str, unit: str, baseline: float, ours: float) -> None:
-        """Notes and prints one."""
+        """Records and prints a comparison."""
         one = Comparison(claim, condition, unit, round(baseline, 3), round(ours, 3))
         self.comparisons.append(one)
         print(f"{claim:10} {condition:62} {baseline:9.2f} {ours:9.2f} {unit:9}{one.ratio:6.1f}×", flush=True)
 
 
 def drawn(draw_prompt: Any, draw_output: Any, count: int) -> Lengths:
-    """`count` requests whose lengths the two functions draw from a generator, always the same ones."""
+    """Returns `count` requests with lengths drawn by the two functions from a generator with a fixed seed."""
     rng = random.Random(1)
     return [(max(1, round(draw_prompt(rng))), max(1, round(draw_output(rng)))) for _ in range(count)]
 
 
 def run(lengths: Lengths, arrivals_s: Iterable[float], setup: Setup) -> Outcome:
-    """The requests at these times. Raises RuntimeError when one does not fit the runner."""
+    """Runs the requests at these times. Raises RuntimeError if one does not fit the runner."""
     rows = (TraceRequest(at_s, *tokens) for at_s, tokens in zip(arrivals_s, lengths, strict=True))
     outcome = simulate(Trace("", tuple(rows)), setup)
     if outcome.refusals:
@@ -91,15 +91,15 @@ def run(lengths: Lengths, arrivals_s: Iterable[float], setup: Setup) -> Outcome:
 
 
 def tokens_per_s(lengths: Lengths, setup: Setup) -> float:
-    """Output tokens a second when all requests are there from the start."""
+    """Returns output tokens per second if all requests are present from the start."""
     outcome = run(lengths, [0.0] * len(lengths), setup)
     return float(outcome.tokens.sum() / outcome.last_token_at.max())
 
 
 def normalized_latency_s(lengths: Lengths, rate: float, setup: Setup, mean: bool) -> float:
-    """Over requests arriving as a Poisson process: median or mean of (arrival to end) / output tokens.
+    """Returns the median or mean of (arrival to end) / output tokens over requests with Poisson arrivals.
 
-    As many requests as `FEWEST` and `SHORTEST_S` ask for, the lengths repeated where there are not enough.
+    `FEWEST` and `SHORTEST_S` determine the number of requests; the lengths are repeated if there are fewer.
     """
     rng = random.Random(2)
     count = max(FEWEST, math.ceil(rate * SHORTEST_S))
@@ -110,7 +110,7 @@ def normalized_latency_s(lengths: Lengths, rate: float, setup: Setup, mean: bool
 
 
 def highest_rate(lengths: Lengths, limit_s: float, setup: Setup, mean: bool = False) -> float:
-    """Requests a second up to which the normalized latency keeps the limit, by bisection."""
+    """Returns the highest rate (requests per second) at which the normalized latency keeps the limit, by bisection."""
 
     def kept(rate: float) -> bool:
         return normalized_latency_s(lengths, rate, setup, mean) <= limit_s
@@ -129,14 +129,14 @@ def highest_rate(lengths: Lengths, limit_s: float, setup: Setup, mean: bool = Fa
 
 
 def alone_s(lengths: Lengths, setup: Setup) -> float:
-    """Median normalized latency of requests that come one by one."""
+    """Returns the median normalized latency of requests that run alone."""
     few = lengths[:32]
     outcome = run(few, [60.0 * number for number in range(len(few))], setup)
     return float(np.median(outcome.e2e_s / outcome.tokens))
 
 
 def orca(bench: Bench) -> None:
-    """Orca (OSDI 2022), 36.9 over FasterTransformer: the rate that keeps a median latency per token, short outputs.
+    """Compares as Orca (OSDI 2022), 36.9 over FasterTransformer: rates at one median latency per token, short outputs.
 
     Prompts U(32, 512), outputs U(1, 128), limit: twice what a request takes alone.
     """
@@ -151,10 +151,11 @@ def orca(bench: Bench) -> None:
 
 
 def anyscale(bench: Bench) -> None:
-    """Anyscale (2023), 23 over static batches: tokens/s of 512-token prompts by the spread of the output lengths.
+    """Compares as Anyscale (2023), 23 over static batches: tokens/s of 512-token prompts by the spread of output
+    lengths.
 
-    Outputs exponential with mean 128, cut at a maximum for which static batches reserve memory; one card whose cache
-    holds 16,384 tokens, so that the reservation is what limits them.
+    Outputs are exponential with mean 128, cut at a maximum for which static batches reserve memory. The card's cache
+    holds 16,384 tokens, so the reservation limits the batches.
     """
     kv_tokens = 16_384
     for longest in (32, 128, 512, 1536):
@@ -174,10 +175,11 @@ def anyscale(bench: Bench) -> None:
 
 
 def hugging_face(bench: Bench) -> None:
-    """vLLM's first report (2023), 14 to 24 over transformers: tokens/s of ShareGPT-like lengths, all there at once.
+    """Compares as vLLM's first report (2023), 14 to 24 over transformers: tokens/s of ShareGPT-like lengths, all at
+    once.
 
-    Lognormal prompts of mean 161 and outputs of mean 338 (the paper's ShareGPT), at most 1,024 each. Static batches of
-    a few rows against all that paged memory holds.
+    Prompts are lognormal with mean 161, outputs with mean 338 (the paper's ShareGPT), at most 1,024 each. Static
+    batches of a few rows are compared with as many sequences as paged memory holds.
     """
     lengths = sharegpt(bench.requests)
     paged = tokens_per_s(lengths, bench.setup("fcfs", 256))
@@ -187,11 +189,11 @@ def hugging_face(bench: Bench) -> None:
 
 
 def vllm(bench: Bench) -> None:
-    """vLLM (SOSP 2023), 2 to 4 over FasterTransformer and Orca: both batch continuously, one of them reserves 2,048
-    tokens of KV memory for each sequence.
+    """Compares as vLLM (SOSP 2023), 2 to 4 over FasterTransformer and Orca: both sides batch continuously, but the
+    baseline reserves 2,048 tokens of KV memory for each sequence.
 
-    ShareGPT-like lengths; caches of 15,700 and 60,100 tokens, which the paper gives for OPT-13B and 175B; mean latency
-    per token at most `LIMIT` times that of a request alone.
+    Lengths are like ShareGPT's. The caches have 15,700 and 60,100 tokens, the paper's sizes for OPT-13B and 175B. The
+    mean latency per token is at most `LIMIT` times that of a request alone.
     """
     lengths = sharegpt(bench.requests)
     limit_s = alone_s(lengths, bench.setup("orca", 8))
@@ -206,7 +208,7 @@ def vllm(bench: Bench) -> None:
 
 
 def sharegpt(count: int) -> Lengths:
-    """Lengths like ShareGPT's: lognormal of sigma 1, means 161 and 338, at most 1,024 each."""
+    """Returns lengths like ShareGPT's: lognormal with sigma 1, means 161 and 338, at most 1,024 each."""
     return drawn(
         lambda rng: min(1024, rng.lognormvariate(math.log(161) - 0.5, 1)),
         lambda rng: min(1024, rng.lognormvariate(math.log(338) - 0.5, 1)),
@@ -223,7 +225,7 @@ CLAIMS: dict[str, Callable[[Bench], None]] = {
 
 
 def compared(claim: str, cost: str, requests: int) -> list[Comparison]:
-    """One claim's comparisons; runs in a process of its own."""
+    """Returns one claim's comparisons; runs in a separate process."""
     configure_logs("console", "error")
     bench = Bench(load_cost_model(cost), requests)
     CLAIMS[claim](bench)
@@ -231,14 +233,15 @@ def compared(claim: str, cost: str, requests: int) -> list[Comparison]:
 
 
 def main() -> None:
-    """Prints all comparisons as they are made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cost", default="h200-llama-3.1-8b", help="cost model: a shipped one, or a file")
-    parser.add_argument("--requests", type=int, default=300, help="there at once, where tokens/s are compared")
+    parser.add_argument("--cost", default="h200-llama-3.1-8b", help="cost model: the name of a shipped one, or a file")
+    parser.add_argument(
+        "--requests", type=int, default=300, help="requests that arrive at once, where tokens/s are compared"
+    )
     parser.add_argument("--claims", nargs="+", choices=sorted(CLAIMS), default=list(CLAIMS))
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
-    load_cost_model(options.cost)  # complains here rather than four times below
+    load_cost_model(options.cost)  # fails here once rather than in each process below
     print(f"{'claim':10} {'condition':62} {'baseline':>9} {'ours':>9} {'':9}{'ratio':>6}", flush=True)
     with ProcessPoolExecutor() as pool:
         works = [pool.submit(compared, claim, options.cost, options.requests) for claim in options.claims]

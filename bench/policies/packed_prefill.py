@@ -1,16 +1,16 @@
-"""Padding: positions that hold no token, as a share of all positions computed, in padded batches and in packed steps.
+"""Measures padding: the share of computed positions that hold no token, in padded batches and in packed steps.
 
     python -m bench.policies.packed_prefill [--trace FILE ...] [--limit N] [--json FILE] [--plot FILE]
 
-*Padded*: a batch's prompts take rows × its longest prompt positions. `arrival` takes requests as they come; `sorted`
-sorts the whole trace by length first, which nobody can do online: it bounds what sorting can save; `windowed` sorts so
-many batches at a time, for which their requests must wait. *to the end* goes on to the batch's last token: rows that
-have their answer are computed until the longest has its.
+**Padded*: a batch's prompts take rows × longest prompt positions. `arrival` takes requests as they come. `sorted` first
+sorts the whole trace by length, which is impossible online, and so bounds the gain from sorting. `windowed` sorts
+`WINDOW` batches at a time, for which their requests must wait. *to the end* continues to the batch's last
+token: finished rows are computed until the longest is done.
 
 *Packed*: the plans of the production engine (`fcfs`, chunked prefill) on the simulator, for a runner of the H200's
-size. A packed step computes its positions and no other: what is wasted is what preemption computes twice. *in graphs*
-pads the steps as the CUDA backend does, whose graphs have sizes: decode steps to the next bucket of rows, mixed ones of
-up to `MIXED_GRAPHS` positions to the next bucket of positions.
+size. A packed step computes only positions with tokens; the waste is what preemption computes twice. *in graphs* pads
+the steps as the CUDA backend does, whose graphs have fixed sizes: decode steps to the next bucket of rows, mixed steps
+of up to `MIXED_GRAPHS` positions to the next bucket of positions.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from scheduler_svc.simulator.trace import Trace, TraceRequest, read_trace
 
 BATCHES = (2, 4, 8, 16, 32, 64)
 WINDOW = 16
-"""Batches that `windowed` sorts at a time."""
+"""Number of batches that `windowed` sorts at a time."""
 COST_MODEL = "h200-llama-3.1-8b"
 MIXED_GRAPHS = 2048
-"""Positions of the largest mixed step in a graph: what start-up timing chose for the 8B shape on an H200."""
+"""Positions of the largest mixed step in a graph, as start-up timing chose for the 8B shape on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Shares of the positions computed that held no token of a request, or one that was computed before."""
+    """Shares of the computed positions that held no token of a request, or a token that was computed before."""
 
     way: str
     batch: int | None
-    """Rows; None where steps are packed."""
+    """Rows of a batch; None for packed steps."""
     prefill: float
-    """While prompts are computed."""
+    """Share while prompts are computed."""
     to_the_end: float
-    """Until the last token of every request."""
+    """Share until the last token of every request."""
 
 
 def batches_of(requests: Sequence[TraceRequest], size: int) -> Iterator[Sequence[TraceRequest]]:
-    """Consecutive batches; the last may be smaller."""
+    """Yields consecutive batches; the last may be smaller."""
     return (requests[start : start + size] for start in range(0, len(requests), size))
 
 
 def by_length(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Sorted by prompt length, then output length."""
+    """Returns the requests sorted by prompt length, then output length."""
     return sorted(requests, key=lambda request: (request.prompt_tokens, request.output_tokens))
 
 
 def windowed(requests: Sequence[TraceRequest], window: int) -> list[TraceRequest]:
-    """Sorted within each `window` consecutive requests."""
+    """Returns the requests sorted within each group of `window` consecutive ones."""
     return [request for part in batches_of(requests, window) for request in by_length(part)]
 
 
 def padded(way: str, requests: Sequence[TraceRequest], size: int) -> Waste:
-    """Batches of `size` consecutive requests."""
+    """Returns the waste of batches of `size` consecutive requests."""
     prompts = sum(request.prompt_tokens for request in requests)
-    outputs = sum(request.output_tokens - 1 for request in requests)  # the prompt's last position gives the first
+    outputs = sum(request.output_tokens - 1 for request in requests)  # the prompt's last position gives the first one
     prefill = decode = 0
     for batch in batches_of(requests, size):
         prefill += len(batch) * max(request.prompt_tokens for request in batch)
@@ -79,19 +79,19 @@ def padded(way: str, requests: Sequence[TraceRequest], size: int) -> Waste:
 
 
 class PaddingTallies(StepTallies):
-    """Tallies that also know what the steps take where each replays a CUDA graph, if there is one of its size."""
+    """Tallies that also count the positions of steps padded to CUDA graphs, where a graph of their size exists."""
 
     def __init__(self, slots: int, step_tokens: int) -> None:
         super().__init__()
         self._rows = bucket_sizes(slots)
         self._tokens = [size for size in token_sizes(step_tokens) if size <= MIXED_GRAPHS]
         self.mixed_tokens = 0
-        """Positions of steps that computed prompts."""
+        """Positions in steps that computed prompts."""
         self.in_graphs = 0
         self.mixed_in_graphs = 0
 
     def add(self, work: StepWork, seconds: float) -> None:
-        """One step."""
+        """Adds one step."""
         super().add(work, seconds)
         mixed = work.tokens > work.sequences
         padded_to = _bucket(self._tokens if mixed else self._rows, work.tokens)
@@ -102,13 +102,13 @@ class PaddingTallies(StepTallies):
 
 
 def _bucket(sizes: Sequence[int], size: int) -> int:
-    """The next size, or `size` itself where none is large enough."""
+    """Returns the next larger bucket, or `size` itself if none is large enough."""
     place = bisect_left(sizes, size)
     return sizes[place] if place < len(sizes) else size
 
 
 def packed(trace: Trace) -> list[Waste]:
-    """The engine's own plans, without and with the padding of CUDA graphs."""
+    """Returns the waste of the engine's own plans, without and with the padding of CUDA graphs."""
     setup = Setup(load_cost_model(COST_MODEL))
     simulation = Simulation(trace, setup)
     tallies = simulation.runners.tallies = PaddingTallies(setup.shape.slots, setup.shape.step_tokens)
@@ -129,7 +129,7 @@ def packed(trace: Trace) -> list[Waste]:
 
 
 def measure(trace: Trace) -> list[Waste]:
-    """All ways, each printed as it is there."""
+    """Measures all ways on a trace, and prints each as soon as it is known."""
     rows: list[Waste] = []
 
     def add(waste: Waste) -> None:
@@ -147,7 +147,7 @@ def measure(trace: Trace) -> list[Waste]:
 
 
 def plot(path: Path, results: list[dict[str, Any]]) -> None:
-    """Padding of prompts over the batch size, a panel a trace."""
+    """Draws the padding of prompts over the batch size, one panel per trace."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.2 * len(results), 3.6), layout="constrained")
@@ -170,12 +170,11 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measures each trace and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, nargs="+", default=sorted(TRACES.glob("*_full.csv.gz")))
     parser.add_argument("--limit", type=int, help="only the first requests of each trace")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
-    parser.add_argument("--plot", type=Path, help="also draw them there (.png, .svg, .pdf)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--plot", type=Path, help="also draw them to this file (.png, .svg, .pdf)")
     options = parser.parse_args()
     configure_logs("console", "warning")
     results: list[dict[str, Any]] = []

@@ -1,15 +1,15 @@
-"""How much faster continuous batching is than request-level (static) batches, and under which conditions.
+"""Compares continuous batching with request-level (static) batches under several conditions.
 
     python -m bench.policies.static_batching [--cost h200-llama-3.1-8b] [--json FILE]
 
 Three comparisons on the simulator, policies `static` and `fcfs`, prompts of 16 to 128 tokens:
 
-- *same slots*: all requests are there from the start; ratio of the times until the last token, by the spread of the
-  output lengths. Static batches wait for their longest.
-- *reserved memory*: static batches of a few slots, as where each must reserve memory for the longest output, against as
-  many as paged memory holds.
-- *equal latency*: highest Poisson rate at which the median of latency / output tokens stays below a multiple of what an
-  unloaded runner gives, by bisection. A request that just misses a static batch waits for the whole of it.
+- *same slots*: all requests are present from the start; ratio of the times until the last token, by the spread of the
+  output lengths. A static batch waits for its longest output.
+- *reserved memory*: static batches of a few slots, because each reserves memory for the longest output, against as many
+  slots as paged memory holds.
+- *equal latency*: highest Poisson rate at which the median of latency / output tokens stays below a multiple of that of
+  an unloaded runner, by bisection. A request that just misses a static batch waits for the whole batch.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "uniform, 1 to 256": lambda rng: rng.randint(1, 256),
     "all 128": lambda rng: 128,
 }
-"""Output lengths before they are cut off at `MAX_OUTPUT`."""
+"""Output lengths before they are cut at `MAX_OUTPUT`."""
 
 
 def requests(kind: str, count: int) -> list[tuple[int, int]]:
-    """(prompt tokens, output tokens) of `count` requests."""
+    """Returns (prompt tokens, output tokens) of `count` requests."""
     rng = random.Random(1)
     return [(rng.randint(16, 128), min(MAX_OUTPUT, max(1, round(LENGTHS[kind](rng))))) for _ in range(count)]
 
 
 def run(lengths: list[tuple[int, int]], arrivals: list[float], policy: str, slots: int, cost: CostModel) -> Outcome:
-    """The requests under the policy."""
+    """Runs the requests under the policy."""
     rows = (TraceRequest(at, *tokens) for at, tokens in zip(arrivals, lengths, strict=True))
     return simulate(Trace("", tuple(rows)), Setup(cost, policy=policy, slots=slots))
 
 
 def seconds(lengths: list[tuple[int, int]], policy: str, slots: int, cost: CostModel) -> float:
-    """Until the last token, all requests being there at once."""
+    """Returns the seconds until the last token if all requests arrive at once."""
     return float(run(lengths, [0.0] * len(lengths), policy, slots, cost).last_token_at.max())
 
 
 def normalized_latency(lengths: list[tuple[int, int]], rate: float, policy: str, slots: int, cost: CostModel) -> float:
-    """Median over requests of seconds from arrival to end per output token, at Poisson arrivals."""
+    """Returns the median over requests of the seconds from arrival to end per output token, with Poisson arrivals."""
     rng, now_s, arrivals = random.Random(2), 0.0, []
     for _ in lengths:
         now_s += rng.expovariate(rate)
@@ -69,7 +69,7 @@ def normalized_latency(lengths: list[tuple[int, int]], rate: float, policy: str,
 
 
 def highest_rate(lengths: list[tuple[int, int]], limit_s: float, policy: str, slots: int, cost: CostModel) -> float:
-    """Requests a second at which the normalized latency still is within the limit."""
+    """Returns the highest rate, in requests per second, at which the normalized latency is within the limit."""
     low, high = 0.5, 200.0
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
@@ -81,7 +81,7 @@ def highest_rate(lengths: list[tuple[int, int]], limit_s: float, policy: str, sl
 
 
 def compare(cost: CostModel) -> list[dict[str, object]]:
-    """All comparisons, each printed as it is there."""
+    """Makes all comparisons and prints each as soon as it is known."""
     rows: list[dict[str, object]] = []
 
     def add(comparison: str, condition: str, static: float, continuous: float, ratio: float) -> None:
@@ -103,7 +103,7 @@ def compare(cost: CostModel) -> list[dict[str, object]]:
     unloaded_s = normalized_latency(lengths[:64], 0.3, "fcfs", 32, cost)
     for factor in (1.5, 2.0, 4.0, 10.0):
         limit_s = factor * unloaded_s
-        # each long enough to last many times as long as a request: 20 s and more
+        # enough requests for a run of many times a request's duration: 20 s and more
         static = highest_rate(lengths[:384], limit_s, "static", 32, cost)
         continuous = highest_rate(lengths, limit_s, "fcfs", 32, cost)
         condition = f"32 slots, {factor:g} x {unloaded_s * 1e3:.1f} ms a token"
@@ -112,10 +112,9 @@ def compare(cost: CostModel) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cost", default="h200-llama-3.1-8b")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     configure_logs("console", "warning")
     cost = load_cost_model(options.cost)

@@ -1,1 +1,1 @@
-"""Matrix products on a GPU."""
+"""Benchmarks of matrix products on a GPU."""

@@ -1,9 +1,9 @@
-"""Gate-up products of many rows with their activation, own against cuBLAS's: `python -m bench.products.gated`.
+"""Times gate-up products of many rows with their activation, own kernels and cuBLAS: `python -m bench.products.gated`.
 
-For both shapes of `random_model` and each number of rows: the product of every layer's own matrix in a row, as one
-CUDA graph, so that nothing is found in L2, again and again, so that the card is at its power limit. `product` is
-cuBLAS's alone, `both` with the activation's kernel behind it, `own` the fused one; TFLOP/s are those of the product.
-`--tune` also times other variants of the kernel.
+For both shapes of `random_model` and each number of rows, one CUDA graph multiplies by every layer's matrix in turn, so
+that L2 holds none of them; it is replayed until the card is at its power limit. `product` is cuBLAS's product alone,
+`both` also has the activation's kernel after it, `own` is the fused kernel; TFLOP/s are those of the product. `--tune`
+also times other variants of the kernel.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from runner_svc.model.config import ModelConfig
 
 ROWS = (192, 256, 512, 768, 1024, 1152, 2048, 8192)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
-# Clusters of four are few enough to have a place each.
+# Clusters of four are few enough for all of them to be resident.
 _FEW_ROWS = 256
-# Variants that are tried: up to this much worse than the one that should be the best.
+# Variants to try: at most this much worse than the best one by the cost estimate.
 _WORTH_A_TRY = 1.25
 BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class GatedTime:
-    """Microseconds of one product with its activation, or without."""
+    """Microseconds of one product, with or without its activation."""
 
     shape: str
     rows: int
@@ -49,7 +49,7 @@ class GatedTime:
 
 
 class Case:
-    """The layers' matrices of one shape, and x of so many rows."""
+    """The layers' matrices of one shape, and an input of `rows` rows."""
 
     def __init__(self, shape: str, config: ModelConfig, weights: list[torch.Tensor], rows: int) -> None:
         self.shape, self.rows, self._weights = shape, rows, weights
@@ -60,20 +60,20 @@ class Case:
         self._activation = ActivationMul(self._inner, BF16, overlap=True)
 
     def cublas(self, activate: bool) -> GatedTime:
-        """With or without the activation."""
+        """Times cuBLAS's product, with or without the activation."""
         return self._time("both" if activate else "product", partial(self._run_cublas, activate))
 
     def own(self, variant: GatedVariant) -> GatedTime:
-        """The fused product in one of its variants."""
+        """Times the fused product in one of its variants."""
         product = GatedProduct(BF16, "silu", partial(_always, variant), overlap=True)
         return self._time(name(variant), partial(self._run_own, product))
 
     def cost(self, variant: GatedVariant) -> float:
-        """As the choice sees it."""
+        """Returns the variant's estimated cost, by which the runner chooses."""
         return variant.cost(num_multiprocessors(), self.rows, self._inner, self._hidden)
 
     def chosen(self) -> GatedVariant:
-        """The variant that the runner takes."""
+        """Returns the variant that the runner chooses."""
         return GatedVariant.choose(num_multiprocessors(), self.rows, self._inner, self._hidden)
 
     def _run_cublas(self, activate: bool) -> None:
@@ -99,7 +99,7 @@ def _always(variant: GatedVariant, *sizes: int) -> GatedVariant:
 
 
 def cases(all_rows: Sequence[int]) -> Iterator[Case]:
-    """All that are measured."""
+    """Yields all cases."""
     for shape in sorted(SHAPES):
         config = ModelConfig.from_hugging_face(SHAPES[shape])
         weights = rotated_weights(2 * config.intermediate_size, config.hidden_size, fewest=3)
@@ -108,7 +108,7 @@ def cases(all_rows: Sequence[int]) -> Iterator[Case]:
 
 
 def tuned(case: Case) -> list[GatedTime]:
-    """Every tile and cluster that may be worth it, then what else can be chosen for the best of them; ascending."""
+    """Times every promising tile and cluster, then the best ones' other options. Returns the times, ascending."""
     clusters = _CLUSTERS if case.rows <= _FEW_ROWS else _CLUSTERS[:3]
     variants = [GatedVariant(*tile, *cluster) for tile in TILES for cluster in clusters]
     costs = {variant: case.cost(variant) for variant in variants}
@@ -122,7 +122,7 @@ def tuned(case: Case) -> list[GatedTime]:
 
 
 def name(variant: GatedVariant) -> str:
-    """Rows x columns of a tile, those of a cluster, head start, rows of a group."""
+    """Names a variant by its tile's rows x columns, its cluster's, head start, and rows per group."""
     return (
         f"{variant.rows}x{variant.columns}:{variant.cluster_rows}x{variant.cluster_columns}:"
         f"{variant.head_start}:{variant.group_rows}"
@@ -130,7 +130,7 @@ def name(variant: GatedVariant) -> str:
 
 
 def compile_all() -> None:
-    """Fills the compiler's cache, as one variant after another takes a second each."""
+    """Compiles all variants in parallel to fill the compiler's cache; each takes about a second."""
     fixed = {"SCALAR": "__nv_bfloat16", "ACTIVATION": "silu"}
     variants = [GatedVariant(*tile, *cluster, start) for tile in TILES for cluster in _CLUSTERS for start in (0, 2)]
     with ThreadPoolExecutor(14) as pool:
@@ -138,7 +138,6 @@ def compile_all() -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--tune", action="store_true")

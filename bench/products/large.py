@@ -1,9 +1,9 @@
-"""Matrix products of many rows by cuBLAS, the floor of steps that compute prompts: `python -m bench.products.large`.
+"""Times cuBLAS's matrix products of many rows, the floor of steps with prompts: `python -m bench.products.large`.
 
-For each matrix of the layers of both shapes of `bench.common.random_model` and each number of rows: products of several
-matrices in a row, as one CUDA graph, so that no weights are found in L2. "adding": the product is added to its output
-in cuBLAS's epilogue, as to a residual stream. Each by both of cuBLAS's libraries, which choose kernels on their own.
-TFLOP/s are those of the faster one.
+For each matrix of the layers of both shapes of `bench.common.random_model` and each number of rows, one CUDA graph
+multiplies by several matrices in turn, so that L2 holds none of the weights. "adding": cuBLAS's epilogue adds the
+product to its output, as to a residual stream. Each case runs with cuBLAS and cuBLASLt, which choose kernels
+independently; TFLOP/s are those of the faster one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.products.skinny import Matrix, matrices
 from runner_svc.model.config import ModelConfig
 
 ROWS = (256, 512, 896, 1024, 1152, 2048, 4096)
-# Bytes of matrices that are multiplied in a row: more than L2 holds several times over.
+# Bytes of the matrices in one graph: several times the size of L2.
 _ROTATED_BYTES = 300_000_000
 _LIBRARIES = ("cublas", "cublaslt")
 BF16 = torch.bfloat16
@@ -34,7 +34,7 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class LargeProductTime:
-    """Microseconds of one product, by library."""
+    """Microseconds of one product by library."""
 
     shape: str
     matrix: str
@@ -45,19 +45,18 @@ class LargeProductTime:
 
 
 def plain(x: Tensor, out: Tensor, weights: Sequence[Tensor]) -> None:
-    """out = x W^T."""
+    """Computes out = x W^T."""
     for weight in weights:
         torch.mm(x, weight.t(), out=out)
 
 
 def adding(x: Tensor, out: Tensor, weights: Sequence[Tensor]) -> None:
-    """out += x W^T."""
+    """Computes out += x W^T."""
     for weight in weights:
         out.addmm_(x, weight.t())
 
 
 def measure(shapes: Sequence[str], all_rows: Sequence[int]) -> Iterator[LargeProductTime]:
-    """All cases."""
     for shape in shapes:
         for matrix in matrices(ModelConfig.from_hugging_face(SHAPES[shape])):
             if matrix.kind == "logits":
@@ -89,7 +88,7 @@ def _time(
 
 
 def print_table(times: Sequence[LargeProductTime]) -> None:
-    """One line a case."""
+    """Prints one line per case."""
     print("shape         matrix     rows          " + "".join(f"{library:>13}" for library in _LIBRARIES))
     for time in times:
         each = "".join(f"{time.microseconds[library]:10.2f} us" for library in _LIBRARIES)
@@ -98,7 +97,6 @@ def print_table(times: Sequence[LargeProductTime]) -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)

@@ -1,8 +1,8 @@
-"""Matrix products of few rows against cuBLAS: `python -m bench.products.skinny [--output results.json]`.
+"""Times matrix products of few rows, own kernels and cuBLAS: `python -m bench.products.skinny [--output results.json]`.
 
-For each matrix of both shapes of `random_model` and each number of rows: one product of every layer's own matrix
-in a row, as one CUDA graph, so that nothing is found in L2. Launches of the own kernel overlap, as in a step. TB/s are
-those of the weights' bytes. `--tune` also prints every variant of the kernel.
+For each matrix of both shapes of `random_model` and each number of rows, one CUDA graph multiplies by every layer's
+matrix in turn, so that L2 holds none of them. Launches of the own kernel overlap, as in a step. TB/s count the weights'
+bytes. `--tune` also prints every variant of the kernel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProductTime:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A kind of matrix of a model, [out, in]; `kind` is the product's method."""
+    """Kind of matrix of a model, [out, in]; `kind` is the product's method."""
 
     name: str
     out: int
@@ -54,7 +54,7 @@ class Matrix:
 
 
 def matrices(config: ModelConfig) -> list[Matrix]:
-    """Those of a step."""
+    """Returns the matrices of a step."""
     query_width = config.num_heads * config.head_dim
     qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -68,7 +68,7 @@ def matrices(config: ModelConfig) -> list[Matrix]:
 
 
 class Case:
-    """One matrix and number of rows."""
+    """One matrix and one number of rows."""
 
     def __init__(self, shape: str, matrix: Matrix, rows: int, weights: list[Tensor]) -> None:
         self.shape = shape
@@ -81,7 +81,7 @@ class Case:
         self.squares = torch.ones(-(-matrix.out // 64), MAX_ROWS, device="cuda")
 
     def time_of(self, variant: str, chosen: bool, launch: Launch) -> ProductTime:
-        """`launch` multiplies with all matrices."""
+        """Times `launch`, which multiplies by all matrices."""
         microseconds = graph_microseconds([launch], repeats=7) / len(self.weights)
         size = self.matrix.out * self.matrix.width * 2
         return ProductTime(
@@ -107,7 +107,7 @@ class Case:
 
 
 def measure(all_rows: Sequence[int], tune: bool) -> Iterator[ProductTime]:
-    """All cases; every variant where `tune`."""
+    """Measures all cases; with `tune`, every variant."""
     for shape in sorted(SHAPES, reverse=True):
         for matrix in matrices(ModelConfig.from_hugging_face(SHAPES[shape])):
             weights = rotated_weights(matrix.out, matrix.width)
@@ -127,13 +127,13 @@ def _always(variant: SkinnyVariant, *sizes: int) -> SkinnyVariant:
 
 
 def variants(tokens: int, matrix: Matrix) -> list[SkinnyVariant]:
-    """All that make sense for a matrix."""
+    """Returns all variants that make sense for a matrix."""
     found = [SkinnyVariant(tokens, split, blocks) for split in (1, 2, 4, 8) for blocks in (1, 2)]
     return [variant for variant in found if 48 <= num_tiles(matrix.out) * variant.split <= 4096]
 
 
 def print_table(times: Sequence[ProductTime]) -> None:
-    """One line a time."""
+    """Prints one line per time."""
     for time in times:
         mark = "*" if time.chosen and time.variant != "cuBLAS" else " "
         print(
@@ -143,7 +143,6 @@ def print_table(times: Sequence[ProductTime]) -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--tune", action="store_true")

@@ -1,28 +1,28 @@
-"""compute-sanitizer over the kernels' GPU tests: memcheck and racecheck, each group of kernels with its own tests.
+"""Runs compute-sanitizer over the kernels' GPU tests: memcheck and racecheck, each group of kernels with its own tests.
 
     python -m bench.sanitizer [--tool racecheck] [--group products] [--jobs 8] [--budget 100] [--limit 200]
         [--output FILE.json]
 
-The tool looks at the kernels of the group alone (`--kernel-name kne=NAME`; torch's would take hours). First a kernel
-that is wrong on purpose must be reported, under a filter of the same form: a filter that fits nothing ends without an
-error too. A group is clean if its tests pass, each run was summed up, and no sum has an error or a hazard. Ends with 1
-otherwise, and shows what the tool has reported.
+The tool checks only the kernels of the group (`--kernel-name kne=NAME`; checking torch's would take hours). First it
+must report a kernel that is wrong on purpose, under a filter of the same form, because a filter that matches nothing
+also ends without an error. A group is clean if its tests pass, each run has a summary, and no summary has an error or a
+hazard. Otherwise the reports are printed and the exit status is 1.
 
-With `--budget` a run skips the tests that have not begun by then, and the verdict counts them; their order is random,
-and the same each time. With `--limit` a run is ended, and proves nothing.
+With `--budget`, a run skips the tests that have not begun by then, and the result counts them; their order is random
+but the same each time. With `--limit`, a run is killed at the limit and proves nothing.
 
-Several runs go on at once, each one process of pytest with ports of its own: under pytest-xdist (8 workers) the tool
-let no test begin, on an H200 with 2025.3.1.
+Several runs go on at once, each as one pytest process with its own ports: under pytest-xdist with 8 workers no test
+began (H200, compute-sanitizer 2025.3.1).
 
-What is no proof: racecheck of that version is not known to follow tensor copies (TMA) and wgmma, and memcheck looks at
-tensor copies from 2026.2 on; what those read and write is checked by the tests' poisoned memory alone. And timing
-differs, so that the tests must also pass without the tool.
+Limits: racecheck of that version is not known to follow tensor copies (TMA) and wgmma, and memcheck checks tensor
+copies only from 2026.2 on, so their reads and writes are checked only by the tests' poisoned memory. Timing differs
+under the tool, so the tests must also pass without it.
 
-Torch's cache of memory is off, so that a tensor is an allocation and memcheck sees where it ends. In groups that
-capture graphs it stays on, as plain cudaMalloc fails during a capture: there memcheck sees the ends of torch's blocks,
-not of tensors. What such a group launches stands in a group without the cache too.
+Torch's memory cache is off, so that each tensor is an allocation and memcheck sees its end. It stays on in groups that
+capture graphs, because plain cudaMalloc fails during a capture: there memcheck sees the ends of torch's blocks, not of
+tensors. Every kernel that such a group launches is also in a group without the cache.
 
-Run the tests once before, as kernels that are not compiled yet take longer under the tool.
+Run the tests once beforehand, because compiling kernels takes longer under the tool.
 """
 
 from __future__ import annotations
@@ -43,12 +43,17 @@ TOOLS = ("memcheck", "racecheck")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one")
-    parser.add_argument("--group", choices=GROUPS, action="append", help="only these kernels; may be given again")
-    parser.add_argument("--jobs", type=int, default=8, help="runs at once")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of one run; tests not begun then are skipped")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of one run, then it is ended")
-    parser.add_argument("--output", type=Path, help="also write the verdicts there, as JSON")
+    parser.add_argument("--tool", choices=TOOLS, action="append", help="run only this tool")
+    parser.add_argument("--group", choices=GROUPS, action="append", help="check only these kernels; may be repeated")
+    parser.add_argument("--jobs", type=int, default=8, help="concurrent runs")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="time for one run; tests that have not begun by then are skipped",
+    )
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="time for one run, after which it is killed")
+    parser.add_argument("--output", type=Path, help="also write the results to this file, as JSON")
     options = parser.parse_args()
     try:
         sanitizer = Sanitizer(find_sanitizer(), options.limit)
@@ -59,19 +64,19 @@ def main() -> None:
     tools = options.tool or TOOLS
     seeing = [tool for tool in tools if sanitizer.sees_faults(tool)]
     for tool in set(tools) - set(seeing):
-        print(f"{tool} does not report a kernel that is wrong on purpose: what it says of others means nothing")
+        print(f"{tool} does not report a kernel that is wrong on purpose, so its other results mean nothing")
     verdicts: list[Verdict] = []
     for verdict in check(sanitizer, seeing, options.group or list(GROUPS), options.jobs, options.budget):
         verdicts.append(verdict)
         print("clean" if verdict.clean else "NOT CLEAN", verdict, flush=True)
-        if source is not None:  # each time, as the next group may be cut short
+        if source is not None:  # after each group, as the next one may be cut short
             known = {"sanitizer": sanitizer.version, "seeing": seeing, "verdicts": [asdict(each) for each in verdicts]}
             write_results(options.output, source, known)
     sys.exit(0 if verdicts and seeing == list(tools) and all(verdict.clean for verdict in verdicts) else 1)
 
 
 def origin() -> dict[str, Any]:
-    """What stands with the verdicts."""
+    """Returns the header of the results."""
     from bench.common.gpu_timing import card  # imports CuPy
 
     return provenance("bench.sanitizer", ["torch", "cupy"], card())

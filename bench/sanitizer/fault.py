@@ -1,4 +1,4 @@
-"""A kernel that is wrong on purpose, for `bench.sanitizer` to see that the tool would tell.
+"""Kernel that is wrong on purpose; `bench.sanitizer` runs it to check that the tool reports faults.
 
 compute-sanitizer --tool memcheck python -m bench.sanitizer.fault memcheck
 """
@@ -21,7 +21,9 @@ def main() -> None:
     import cupy
 
     kernel = cupy.RawModule(code=SOURCE).get_function("wrong_on_purpose")
-    out = cupy.cuda.runtime.malloc(64 * 4)  # of its own, not from CuPy's pool, so that its end is known
+    out = cupy.cuda.runtime.malloc(
+        64 * 4
+    )  # a separate allocation, not from CuPy's pool, so that the tool knows its end
     kernel((1,), (64,), (cupy.uint64(out), cupy.int32(64 if sys.argv[1] == "memcheck" else 0)))
     cupy.cuda.runtime.deviceSynchronize()
 

@@ -1,4 +1,4 @@
-"""Which kernels are looked at with which tests."""
+"""Groups of kernels and the tests that check them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _TESTS = Path("tests/gpu")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Kernels by the names behind `__global__`, and the files of tests/gpu that launch them."""
+    """Kernels, by their names after `__global__`, and the files of tests/gpu that launch them."""
 
     kernels: tuple[str, ...]
     files: tuple[str, ...]
     shards: int = 1
-    """Runs that share the tests, of which there are more."""
+    """Number of runs among which the tests are divided."""
     but_not: str = ""
-    """Tests that are left out (pytest's -k): shapes that take minutes under the tools."""
+    """Excluded tests (pytest's -k): shapes that take minutes under the tools."""
     not_raced: str = ""
-    """More that racecheck leaves out."""
+    """Further tests that racecheck excludes."""
     captures: bool = False
-    """Tests allocate while they capture a graph: torch's cache of memory stays on."""
+    """Whether tests allocate while they capture a graph, so that torch's memory cache must stay on."""
 
     def commands(self, tool: str, budget: float | None = None) -> list[list[str]]:
-        """pytest, for each shard, with so many seconds."""
+        """Returns the pytest command of each shard; `budget` is in seconds."""
         files = [str(_TESTS / f"{file}.py") for file in self.files]
         names = [self.but_not, self.not_raced if tool == "racecheck" else ""]
         expression = " or ".join(name for name in names if name)

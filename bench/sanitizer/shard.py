@@ -1,4 +1,4 @@
-"""A pytest plugin that runs a part of the tests: `pytest -p bench.sanitizer.shard --shard 2/8 --budget 100`."""
+"""pytest plugin that runs a part of the tests: `pytest -p bench.sanitizer.shard --shard 2/8 --budget 100`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import time
 import pytest
 
 _SEED = 8
-"""The order of a shard's tests: the same in each run, with all kinds of tests early on."""
+"""Seed of the order of a shard's tests: the same in each run, with all kinds of tests early on."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shard", default="0/1", metavar="INDEX/COUNT", help="of COUNT parts of the tests only this one")
-    parser.addoption("--budget", type=float, metavar="SECONDS", help="then tests that have not begun are skipped")
+    parser.addoption(
+        "--shard", default="0/1", metavar="INDEX/COUNT", help="run only part INDEX of COUNT parts of the tests"
+    )
+    parser.addoption(
+        "--budget", type=float, metavar="SECONDS", help="time after which tests that have not begun are skipped"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Budget:
-    """Time for all tests of a run."""
+    """Time budget for all tests of a run."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds

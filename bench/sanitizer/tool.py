@@ -1,4 +1,4 @@
-"""compute-sanitizer: how it is started, and what it says of a run."""
+"""Runs compute-sanitizer and parses its output."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from functools import cache
 from threading import Event
 
 FAULT = "wrong_on_purpose"
-"""The kernel of `bench.sanitizer.fault`."""
+"""Name of the kernel in `bench.sanitizer.fault`."""
 _NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _TENSOR_COPIES = "--check-tensor-ops"
-"""Tensor copies (TMA) are looked at by memcheck of 2026.2 and later, if it is asked to."""
+"""Option by which memcheck of 2026.2 and later checks tensor copies (TMA)."""
 _FIRST_PORT, _PORTS = 49152, 200
 _SUM = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 _PASSED = re.compile(r"(\d+) passed")
 _SKIPPED = re.compile(r"(\d+) skipped")
 _POLL_S = 0.2
 _SHOWN = 4000
-"""Characters of a run that is not clean."""
+"""Characters shown of the output of a run that is not clean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Run:
     """One command under a tool."""
 
     status: int
-    """-9 where the limit of time ended it."""
+    """Exit status; -9 if the time limit ended the run."""
     output: str
-    """Of the command and the tool."""
+    """Output of the command and the tool."""
 
     @property
     def sums(self) -> list[int]:
-        """Errors of memcheck or hazards of racecheck, of each process that was summed up."""
+        """Errors of memcheck or hazards of racecheck for each process with a summary."""
         return [int(errors or hazards) for errors, hazards in _SUM.findall(self.output)]
 
     @property
@@ -54,32 +54,32 @@ class Run:
 
     @property
     def clean(self) -> bool:
-        """Tests have run and passed under the tool, and it found nothing."""
+        """Whether tests have run and passed under the tool, and the tool found nothing."""
         return not self.status and bool(self.sums) and not sum(self.sums) and self.tests_passed > 0
 
     def show(self) -> None:
-        """What to look at where something is wrong: the first reports, and how the tests ended."""
+        """Prints the first reports and the end of the tests' output."""
         print(self.output[:_SHOWN], *(["...", self.output[-_SHOWN:]] if len(self.output) > _SHOWN else []), sep="\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Sanitizer:
-    """compute-sanitizer, and how it is started."""
+    """Installed compute-sanitizer and its options."""
 
     path: str
     limit_s: float | None = None
-    """Of one run; what still goes on then is ended."""
+    """Time limit of one run in seconds; a run that takes longer is killed."""
     stopped: Event = field(default_factory=Event)
-    """Set, it ends all that goes on."""
+    """When set, all current runs are killed."""
 
     @property
     def version(self) -> str:
-        """As it says itself."""
+        """Version that the tool prints."""
         said = _said(self.path, "--version")
         return next((line for line in said.splitlines() if line.startswith("Version")), said.strip())
 
     def options(self, tool: str, kernels: Sequence[str], place: int) -> list[str]:
-        """What stands before the command; `place` is another one for each run that goes on."""
+        """Returns the tool's arguments before the command; `place` differs between concurrent runs."""
         options = ["--tool", tool, "--target-processes", "all", "--port", str(_FIRST_PORT + _PORTS * place)]
         if tool == "memcheck" and _TENSOR_COPIES in _said(self.path, "--help"):
             options += [_TENSOR_COPIES, "yes"]
@@ -88,7 +88,7 @@ class Sanitizer:
     def run(
         self, tool: str, kernels: Sequence[str], command: Sequence[str], place: int = 0, cached_memory: bool = False
     ) -> Run:
-        """`command` under the tool."""
+        """Runs `command` under the tool."""
         environment = {name: value for name, value in os.environ.items() if name != _NO_CACHE}
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -108,7 +108,7 @@ class Sanitizer:
             return Run(process.returncode, output.read().decode("utf-8", "replace"))
 
     def sees_faults(self, tool: str) -> bool:
-        """Is a kernel that is wrong on purpose reported under a filter by name?"""
+        """Returns whether the tool reports a kernel that is wrong on purpose, under a filter by name."""
         run = self.run(tool, [FAULT], [sys.executable, "-m", "bench.sanitizer.fault", tool])
         if not sum(run.sums):
             run.show()
@@ -117,14 +117,16 @@ class Sanitizer:
 
 @cache
 def _said(path: str, option: str) -> str:
-    """What the tool says of itself: the same for every run."""
+    """Returns the output of the tool for an option, cached because it does not change."""
     return subprocess.run([path, option], capture_output=True, text=True, check=False).stdout
 
 
 def find_sanitizer() -> str:
-    """Path of compute-sanitizer. Raises FileNotFoundError with what to do."""
+    """Returns the path of compute-sanitizer. Raises FileNotFoundError if it is not installed."""
     places = [os.environ.get("PATH", ""), "/usr/local/cuda/compute-sanitizer", "/usr/local/cuda/bin"]
     found = shutil.which("compute-sanitizer", path=os.pathsep.join(places))
     if found is None:
-        raise FileNotFoundError("compute-sanitizer isn't on the PATH: it comes with the CUDA toolkit")
+        raise FileNotFoundError(
+            "compute-sanitizer is not on the PATH: install the CUDA toolkit, or nvidia-cuda-sanitizer-api from pip"
+        )
     return found

@@ -1,4 +1,4 @@
-"""What the tool says of each group of kernels."""
+"""Checks each group of kernels and summarizes the tool's output."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bench.sanitizer.tool import Run, Sanitizer
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tool said of a group."""
+    """Result of a tool for a group."""
 
     tool: str
     group: str
     runs: int
     tests_passed: int
     tests_skipped: int
-    """For want of time, most likely."""
+    """Skipped tests, most likely for lack of time."""
     findings: int
-    """Errors of memcheck, hazards of racecheck."""
+    """Errors of memcheck, or hazards of racecheck."""
     exit_statuses: list[int]
     clean: bool
     seconds: float
-    """Until the last of its runs ended, from when the first group began."""
+    """Seconds from the start of the first group to the end of this group's last run."""
 
 
 def check(
     sanitizer: Sanitizer, tools: Sequence[str], groups: Sequence[str], jobs: int, budget: float | None = None
 ) -> Iterator[Verdict]:
-    """Each group under each tool, so many runs at once. What is not good is printed as well."""
+    """Checks each group under each tool, with `jobs` concurrent runs. Also prints what is not clean."""
     places: SimpleQueue[int] = SimpleQueue()
     for place in range(jobs):
         places.put(place)
@@ -54,7 +54,7 @@ def check(
     try:
         for tool, name, futures in pending:
             yield verdict_of(tool, name, [future.result() for future in futures], began)
-    except BaseException:  # Ctrl-C for one
+    except BaseException:  # for example Ctrl-C
         sanitizer.stopped.set()
         raise
     finally:
@@ -62,7 +62,7 @@ def check(
 
 
 def verdict_of(tool: str, group: str, runs: Sequence[Run], began: float) -> Verdict:
-    """Of a group's runs; prints those that are not clean."""
+    """Returns the result of a group's runs; prints those that are not clean."""
     for run in runs:
         if not run.clean:
             run.show()

@@ -1,14 +1,15 @@
-"""Cost of a scheduler step: apply + plan, in µs per sequence, with the plan encoded and results decoded.
+"""Measures the cost of a scheduler step: apply + plan, in µs per sequence, including encoding plans and decoding
+results.
 
     python -m bench.scheduler [--policy fcfs] [--sequences 32 128 256 512 1024] [--waiting 0] [--json FILE]
     python -m bench.scheduler --policy all --sequences 256 --waiting 10000 --tenants 1000 [--output-tokens 250]
 
-A null runner answers each plan with one token a row (tokens that end nothing); two plans are in flight. Steady
-decoding: every sequence gets a token a step and a KV block every 16 steps; results are observed by policies that learn.
-With `--output-tokens` sequences end after up to twice that many and others take their place: with 256 running and 250
-tokens, one a step on average (more under `sjf`, which runs the shortest first). Prints the median over the steps with
-(nearly) all slots taken, the mean, the 90th percentile, and the median of those steps in which one sequence leaves and
-one joins, with how many do on average. The bar for every policy is 100 µs a step and 1.5 µs a sequence.
+A null runner answers each plan with one token per row (none of them a stop token); two plans are in flight. In steady
+decoding, every sequence gets one token per step and a KV block every 16 steps; policies that learn observe the results.
+With `--output-tokens`, sequences end after up to twice that number and others take their place: with 256 running and
+250 tokens, one per step on average (more under `sjf`, which runs the shortest first). Over the steps with (nearly) all
+slots in use, prints the median, the mean, the 90th percentile, the median of the steps in which one sequence leaves and
+one joins, and the average number that join. The bar for every policy is 100 µs per step and 1.5 µs per sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from scheduler_svc.policy import PolicyGuard, available_policies, load_policy
 
 
 def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str | None]:
-    """Runs the load; times in µs."""
+    """Runs the load; returns times in µs."""
     timed = time_steps(PolicyGuard(load_policy(policy_name, {})), load, steps)
     times = [step.seconds * 1e6 for step in timed]
     swaps = [step.seconds * 1e6 for step in timed if step.joined == step.left == 1]
@@ -49,27 +50,28 @@ def measure(policy_name: str, load: Load, steps: int) -> dict[str, float | str |
 
 
 def time_steps(policy: PolicyGuard, load: Load, steps: int) -> list[TimedStep]:
-    """The first `steps` steps in which nearly all sequences run."""
+    """Returns the first `steps` steps in which nearly all sequences run."""
     running = scheduler_steps(policy, load, steps)
     full = (step for step in running if step.rows > 0.95 * load.sequences and step.number > WARM_UP)
     timed = list(islice(full, steps))
     if not timed:
-        raise RuntimeError("no step was full: say fewer --sequences or more --output-tokens")
+        raise RuntimeError("no step used nearly all slots: reduce --sequences or increase --output-tokens")
     if policy.failures:
         raise RuntimeError(f"the policy failed: {policy.last_failure}")
     return timed
 
 
 def main() -> None:
-    """Measures each policy and batch size and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", nargs="+", default=["fcfs"], help="names, or 'all'")
+    parser.add_argument("--policy", nargs="+", default=["fcfs"], help="names of policies, or 'all'")
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 128, 256, 512, 1024])
-    parser.add_argument("--waiting", type=int, default=0, help="sequences that wait all the time")
-    parser.add_argument("--tenants", type=int, default=1, help="that they belong to, in turn")
-    parser.add_argument("--output-tokens", type=int, default=0, help="mean tokens until a sequence ends; 0: never")
+    parser.add_argument("--waiting", type=int, default=0, help="sequences in the queue at all times")
+    parser.add_argument("--tenants", type=int, default=1, help="tenants among which the sequences are divided")
+    parser.add_argument(
+        "--output-tokens", type=int, default=0, help="mean output tokens of a sequence; 0: it never ends"
+    )
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     policies = available_policies() if options.policy == ["all"] else options.policy
     print(f"python {platform.python_version()}, {platform.processor() or platform.machine()}")

@@ -1,4 +1,4 @@
-"""The load of `bench.scheduler`: steps of a scheduler whose runner answers at once."""
+"""Load of `bench.scheduler`: steps of a scheduler whose runner answers at once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 BLOCK_SIZE = 16
 DEPTH = 2
 WARM_UP = 200
-"""Steps that are not measured."""
+"""Warm-up steps, which are not measured."""
 
 
 def hello(num_sequences: int, max_tokens: int) -> plan_pb2.Hello:
-    """A runner that holds all sequences to their end."""
+    """Returns the Hello of a runner with room for all sequences at their full length."""
     return plan_pb2.Hello(
         num_slots=num_sequences,
         block_size=BLOCK_SIZE,
@@ -42,7 +42,7 @@ def hello(num_sequences: int, max_tokens: int) -> plan_pb2.Hello:
 
 @dataclass(slots=True, frozen=True)
 class Load:
-    """What is measured: sequences that run and that wait, of how many tenants, and how long they last (0: for ever)."""
+    """Numbers of running and waiting sequences, of tenants, and mean output tokens (0: a sequence never ends)."""
 
     sequences: int
     waiting: int = 0
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(slots=True, frozen=True)
 class TimedStep:
-    """A step, how many rows it had, how many sequences it seated and had seen leave, and the time that it took."""
+    """A step's rows, its sequences that joined and left, and its time."""
 
     number: int
     rows: int
@@ -62,7 +62,7 @@ class TimedStep:
 
 
 def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: int) -> int:
-    """Queues requests with prompts of 32 tokens, half of each shared by many; returns the most tokens of one."""
+    """Queues requests with prompts of 32 tokens, half of each shared by many. Returns the largest length in tokens."""
     rng = random.Random(1)
     longest = 2 * load.output_tokens or steps + WARM_UP + 400
     ends = load.sequences * (steps + WARM_UP) // load.output_tokens if load.output_tokens else 0
@@ -84,7 +84,7 @@ def fill(queue: Queue, policy: PolicyGuard, ledger: Ledger, load: Load, steps: i
 
 
 def answer(step: PlannedStep) -> bytes:
-    """The null runner's result, encoded."""
+    """Returns the null runner's result, encoded."""
     rows = len(step.flight.slots)
     sampled = step.flight.sample
     return plan_pb2.Result(
@@ -95,7 +95,7 @@ def answer(step: PlannedStep) -> bytes:
 
 
 def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[TimedStep]:
-    """One step after the other, for at least `steps` beyond the warm-up."""
+    """Yields steps, at least `steps` beyond the warm-up."""
     ledger = Ledger()
     queue = queue_for(policy, ledger)
     max_tokens = fill(queue, policy, ledger, load, steps)
@@ -105,13 +105,13 @@ def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[Tim
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     results: list[tuple[int, bytes]] = []
     stalled = False
-    while results or not stalled:  # `static` may get through the whole queue without many steps that are full
+    while results or not stalled:  # `static` may empty the queue with few full steps
         number, frame = results.pop(0) if stalled or len(results) == DEPTH else (0, b"")
         ledger.now_s = start = time.perf_counter()
         if number:
             take(scheduler, policy, number, frame)
         step = scheduler.plan(queue, policy)
-        stalled = step is None  # `static` lets nobody in before every result is here
+        stalled = step is None  # `static` admits nothing until every result has arrived
         if step is None:
             continue
         plan_pb2.ToRunner(session=1, number=step.number, plan=step.plan).SerializeToString()
@@ -121,10 +121,10 @@ def scheduler_steps(policy: PolicyGuard, load: Load, steps: int) -> Iterator[Tim
 
 
 def take(scheduler: Scheduler, policy: PolicyGuard, number: int, frame: bytes) -> None:
-    """What the engine does with a result: apply, charge, let what ended go, tell the policy."""
+    """Handles a result as the engine does: apply it, charge tenants, remove ended sequences, report to the policy."""
     applied = scheduler.apply(number, plan_pb2.Result.FromString(frame))
     if applied is None:
-        raise RuntimeError("a result came twice")
+        raise RuntimeError("the scheduler took a result for a duplicate")
     scheduler.ledger.charge_sampled(applied.flight.batch_rows.tenants, applied.rows)
     ended = []
     for sequence, _ in applied.ends:

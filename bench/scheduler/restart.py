@@ -1,7 +1,7 @@
-"""Where the time goes when the scheduler is killed: from the kill to each stream's next token, stage by stage.
+"""Measures a restart of the scheduler: from the kill to each stream's next token, stage by stage.
 
-Streams run on a hash runner; the scheduler is killed (SIGKILL) and started again at once, several times. The stages are
-the moments that both services log, in seconds after the kill; "next token" is what clients see.
+Streams run on a hash runner; the scheduler is killed (SIGKILL) and restarted at once, several times. The stages are log
+lines of both services, in seconds after the kill; "next token" is measured by the clients.
 
     python -m bench.scheduler.restart [--restarts 10] [--streams 16] [--json FILE]
 """
@@ -46,7 +46,7 @@ LINE = re.compile(r"^(?P<time>\S+Z) \[\w+ *\] (?P<event>.*?)(?:  |$)", re.MULTIL
 
 
 class Watched:
-    """A stream, and when its next token came after each kill."""
+    """Stream that records the time of its next token after each kill."""
 
     def __init__(self, stream: EventStream, kills: list[float], resumed_s: list[float]) -> None:
         self._stream = stream
@@ -55,7 +55,7 @@ class Watched:
         self.num_tokens = 0
 
     async def read(self) -> None:
-        """Until it is cancelled."""
+        """Reads the stream until the task is cancelled."""
         seen = 0
         async for event in self._stream:
             if not isinstance(event, Delta):
@@ -67,7 +67,7 @@ class Watched:
 
 
 def stages_after(log: str, kill_s: float) -> dict[str, float]:
-    """Seconds from the kill to the first line of each stage."""
+    """Returns the seconds from the kill to the first log line of each stage."""
     found: dict[str, float] = {}
     for match in LINE.finditer(log):
         at_s = datetime.fromisoformat(match["time"]).timestamp()
@@ -78,7 +78,7 @@ def stages_after(log: str, kill_s: float) -> dict[str, float]:
 
 
 async def measure(folder: Path, restarts: int, streams: int) -> dict[str, list[float]]:
-    """Seconds after the kill of each stage and restart, and of each stream's next token."""
+    """Returns, in seconds after the kill, each stage of each restart and each stream's next token."""
     times: dict[str, list[float]] = defaultdict(list)
     kills: list[float] = []
     with RosterProcesses(folder, scheduler=SCHEDULER, runner=RUNNER) as roster:
@@ -107,7 +107,6 @@ async def measure(folder: Path, restarts: int, streams: int) -> dict[str, list[f
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--restarts", type=int, default=10)
     parser.add_argument("--streams", type=int, default=16)

@@ -1,10 +1,10 @@
-"""How many runners one engine carries: its wall time per plan and per virtual second as runners are added.
+"""Measures how many runners one engine can drive: its wall time per plan and per virtual second by number of runners.
 
     python -m bench.scheduler.scaling [--runners 1 10 100 1000] [--per-runner 4] [--json FILE]
 
-Every runner gets the load of one: the conversations of bench/traces at as many times their rate as there are runners,
-on simulated H200 runners of the 8B shape. The engine is the production one; its time is measured, its clock is virtual
-and does not wait for it. *busy* is wall time over virtual time: at 100% one core is all the engine can use.
+The load per runner is constant: the conversations of bench/traces arrive at their rate times the number of runners, on
+simulated H200 runners of the 8B shape. The engine is the production one; its wall time is measured while its clock is
+virtual and does not wait. *busy* is wall time / virtual time: at 100% the engine would use a whole core.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scheduler_svc.simulator.trace import read_trace
 
 TRACE = TRACES / "azure_conv_2023_full.csv.gz"
 KV_TOKENS = 65_536
-"""Of each runner; little, because a thousand pools are kept in one process."""
+"""KV tokens per runner; few, because one process keeps a thousand pools."""
 
 
 def measure(runners: int, per_runner: int, cost: str) -> dict[str, float]:
-    """One row of the table."""
+    """Returns one row of the table."""
     count = min(19_366, max(400, per_runner * runners))
     trace = read_trace(TRACE, count).at_rate(runners)
     setup = Setup(load_cost_model(cost), runners=runners, kv_tokens=KV_TOKENS, scheduler_s=0.0)
@@ -45,12 +45,11 @@ def measure(runners: int, per_runner: int, cost: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures each number of runners and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runners", type=int, nargs="+", default=[1, 10, 100, 1000])
-    parser.add_argument("--per-runner", type=int, default=4, help="requests per runner, 400 in all at least")
+    parser.add_argument("--per-runner", type=int, default=4, help="requests per runner; at least 400 in total")
     parser.add_argument("--cost", default="h200-llama-3.1-8b")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     configure_logs("console", "warning")
     rows = []

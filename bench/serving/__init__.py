@@ -1,1 +1,1 @@
-"""Policies and other ways to batch, served on one machine."""
+"""Comparison of Roster's policies with other kinds of batching on one machine."""

@@ -1,13 +1,15 @@
-"""Continuous batching against other ways to batch, on one machine, under the same requests: one command, two reports.
+"""Compares continuous batching with other kinds of batching on one machine, with the same requests; writes two reports.
 
     python -m bench.serving [--requests 48] [--slots 8] [--threads 2] [--model smollm2] [--out FOLDER]
     python -m bench.serving --device cuda:0 --model FOLDER --slots 256 --prompt-divisor 1 --output-divisor 1
 
-Lengths and spacing are the first rows of a trace of conversations, shortened for a CPU; every system gets the same
-token ids, decodes greedily, and generates exactly the requested numbers of tokens. The systems: Roster's `fcfs`, `orca`
-and `static` policies on one runner, and `transformers` in padded batches and in its own continuous batching
-(`bench.baselines`). Two arrival processes: all at once, and those of the trace, slowed down to 0.7 of the requests per
-second that `fcfs` served when all came at once. Each system has the cores to itself while it is measured.
+Lengths and spacing come from the first rows of a conversation trace, shortened for a CPU. Every system gets the same
+token ids, decodes greedily, and generates exactly the requested numbers of tokens. The systems are Roster's `fcfs`,
+`orca` and `static` policies on one runner, and `transformers` with padded batches and with its own continuous batching
+(`bench.baselines`). There are two arrival processes: all at once, and those of the trace, slowed down to 0.7 of the
+requests per second that `fcfs` served when all came at once. Each system is measured alone on the cores.
+
+Records and reports are not committed; at most their summary is, as one file in bench/results.
 """
 
 from __future__ import annotations
@@ -51,27 +53,27 @@ BASELINES = ("padded", "continuous")
 WARM_UP_REQUESTS = 2
 HOLD_TOKENS = 8
 PLAN_LEAD_MS = 10.0
-"""A CPU's step takes 100 ms and more: who comes while one runs should be in the next, not in the one after."""
+"""A CPU's step takes 100 ms and more: a request that arrives during one should join the very next step."""
 READY_TIMEOUT_S = 600.0
 RESULTS = Path(__file__).parents[1] / "results"
 Works = dict[str, Workload]
-"""By arrival process."""
+"""Workloads by arrival process."""
 
 
 def make_trace(options: argparse.Namespace) -> Trace:
-    """The rows that are sent."""
+    """Returns the rows of the trace to send."""
     return read_trace(TRACE, options.requests).divided(options.prompt_divisor, options.output_divisor)
 
 
 def make_work(trace: Trace, arrivals: Arrivals, vocab_size: int, options: argparse.Namespace) -> Workload:
-    """The same prompts whatever the arrivals."""
+    """Returns the workload; the prompts do not depend on the arrivals."""
     made = make_workload(trace, arrivals, token_prompts(vocab_size, options.seed), seed=options.seed)
     divisors = {"prompt_divisor": options.prompt_divisor, "output_divisor": options.output_divisor}
     return replace(made, settings=divisors)
 
 
 def renamed(work: Workload, name: str) -> Workload:
-    """The same with ids of their own: a server takes a known id for a client that comes back."""
+    """Returns the workload with new ids, because a server treats a known id as a reconnecting client."""
     requests = (replace(request, request_id=f"{name}-{request.request_id}") for request in work.requests)
     return replace(work, requests=tuple(requests))
 
@@ -86,10 +88,10 @@ class RosterRuns:
         self._console = console
 
     async def measure(self, policy: str, work: Workload) -> Run:
-        """One run of a policy, which is put in force for it, after a warm-up.
+        """Swaps to the policy, warms up and measures one run.
 
-        All at once, a short request keeps the roster busy until the others are there: else a static batch would form
-        around the first alone.
+        If all requests arrive at once, a short request keeps the slots busy until they are there; otherwise a static
+        batch would form around the first one alone.
         """
         async with AdminClient(self._stack.endpoints.admin_listen) as admin:
             await admin.set_policy(policy, deadline_s=30)
@@ -123,11 +125,11 @@ async def _first_token(stream: EventStream) -> None:
 
 
 async def measure_roster(options: argparse.Namespace, trace: Trace, console: Console) -> tuple[Runs, Works]:
-    """Every policy, all at once first: what `fcfs` then serves a second sets the rate for all that is spaced."""
+    """Measures every policy, all at once first: the throughput of `fcfs` sets the rate of the spaced arrivals."""
     flags = {"model": options.model, "device": options.device, "slots": options.slots, "threads": options.threads}
     runs: Runs = {AT_ONCE: [], SPACED: []}
     works: Works = {}
-    # Every policy gets the same prompts: prefixes of an earlier run must not be found.
+    # Every policy gets the same prompts, so prefixes of an earlier run must not be hit.
     scheduler = {"policy": POLICIES[0], "prefix_sharing": False, "plan_lead_ms": PLAN_LEAD_MS}
     async with Stack(Endpoints.free(), scheduler=scheduler, runner=flags, on_line=print_line) as stack:
         model = await stack.wait_ready(READY_TIMEOUT_S)
@@ -141,14 +143,14 @@ async def measure_roster(options: argparse.Namespace, trace: Trace, console: Con
 
 
 def spaced(trace: Trace, fcfs: Run) -> Arrivals:
-    """The trace's arrivals, so scaled that their mean rate is `LOAD` of what `fcfs` served when all came at once."""
+    """Returns the trace's arrivals, scaled to a mean rate of `LOAD` times what `fcfs` served when all came at once."""
     rate = LOAD * len(fcfs.requests) / run_seconds(fcfs)
     span_s = trace.requests[-1].arrival_s - trace.requests[0].arrival_s
     return Arrivals(scale=rate * span_s / (len(trace.requests) - 1))
 
 
 def measure_baseline(options: argparse.Namespace, system: str, work: Workload, folder: Path) -> Run:
-    """One baseline under one workload, in a process of its own. Raises CalledProcessError when it fails."""
+    """Measures one baseline on one workload, in a separate process. Raises CalledProcessError if it fails."""
     path, out = folder / "workload.jsonl", folder / "run.jsonl"
     write_workload(path, work)
     sizes = ["--device", options.device, "--slots", options.slots, "--threads", options.threads, "--seed", options.seed]
@@ -161,7 +163,7 @@ def measure_baseline(options: argparse.Namespace, system: str, work: Workload, f
 
 
 def with_others(run: Run, others: OthersShare) -> Run:
-    """The run, and how quiet the machine was."""
+    """Returns the run with the share of the processors that other programs used."""
     notes = [*run.header.notes, *([f"{run.header.system}: {others.note}"] if others.note else [])]
     settings = run.header.settings | {"others took": f"{others.share:.0%} of the processors' time"}
     run.header = replace(run.header, notes=notes, settings=settings)
@@ -169,12 +171,12 @@ def with_others(run: Run, others: OthersShare) -> Run:
 
 
 def card(device: str) -> str:
-    """What computes: the same words for every system."""
+    """Returns the name of the device, in the same words for every system."""
     return (provenance.gpu_card() if "cuda" in device else None) or provenance.cpu_card()
 
 
 def command() -> str:
-    """What repeats all of it."""
+    """Returns the command that repeats the whole comparison."""
     return provenance.command_line("python -m bench.serving")
 
 
@@ -184,23 +186,21 @@ def print_line(name: str, line: str) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--slots", type=int, default=8, help="slots of the runner, and size of the padded batches")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads, of the runner and of the baselines")
+    parser.add_argument("--slots", type=int, default=8, help="slots of the runner, and rows of the padded batches")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of the runner and of the baselines")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--prompt-divisor", type=int, default=16, help="prompts this much shorter")
-    parser.add_argument("--output-divisor", type=int, default=4, help="outputs this much shorter")
-    parser.add_argument("--seed", type=int, default=2023, help="of the prompts")
+    parser.add_argument("--prompt-divisor", type=int, default=16, help="divide the trace's prompt lengths by this")
+    parser.add_argument("--output-divisor", type=int, default=4, help="divide the trace's output lengths by this")
+    parser.add_argument("--seed", type=int, default=2023, help="seed of the prompts")
     default = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-cpu-serving"
-    parser.add_argument("--out", type=Path, default=default, help="folder of records and reports")
+    parser.add_argument("--out", type=Path, default=default, help="folder for records and reports")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    """Runs everything, prints the tables, writes the results."""
     options = parse_options()
     check_plots()
     console = Console()

@@ -1,4 +1,4 @@
-"""How much of the processors' time went to others while something was measured: what makes a machine not quiet."""
+"""Measurement of the processors' time that other programs used during a benchmark."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Self
 import psutil
 
 QUIET = 0.05
-"""Below this share a machine is called quiet."""
+"""Share below which a machine counts as quiet."""
 
 
 @dataclass(slots=True)
 class OthersShare:
-    """Use as `with`, around a measurement that this process and its children make; `share` is there afterwards.
+    """Context manager around a measurement by this process and its children; `share` is set afterwards.
 
-    Of all processors' time: what neither this process, its children nor idling took. Time that the host took from a
-    virtual machine is others' too.
+    The share is the part of all processors' time that was neither idle nor used by this process and its children. Time
+    that the host took from a virtual machine counts as used by others.
     """
 
     share: float = 0.0
@@ -32,14 +32,16 @@ class OthersShare:
 
     @property
     def note(self) -> str:
-        """For a report; "" for a quiet machine."""
+        """Note for a report, "" for a quiet machine."""
         if self.share <= QUIET:
             return ""
-        return f"Other programs took {self.share:.0%} of the processors' time meanwhile: the machine was not quiet."
+        return (
+            f"Other programs took {self.share:.0%} of the processors' time during the run: the machine was not quiet."
+        )
 
 
 def _times() -> tuple[float, float, float]:
-    """Seconds so far: of all processors, of these not idle, of this process and its children (dead ones included)."""
+    """Returns seconds so far: of all processors, of these not idle, of this process and its (also ended) children."""
     machine = psutil.cpu_times()
     total = sum(getattr(machine, name) for name in machine._fields if not name.startswith("guest"))
     here = psutil.Process()
@@ -48,5 +50,5 @@ def _times() -> tuple[float, float, float]:
         try:
             own += sum(process.cpu_times()[:4])  # user, system, and both of children that have ended
         except psutil.NoSuchProcess:
-            continue  # it ended just now: its parent has its time
+            continue  # it just ended, and its parent has its time
     return total, total - machine.idle - getattr(machine, "iowait", 0.0), own

@@ -1,6 +1,6 @@
-"""The reports of `bench.serving`: a page per arrival process, made from records, also at any time later.
+"""Makes the reports of `bench.serving` from its records: one page per arrival process.
 
-python -m bench.serving.pages bench/results/DATE-cpu-serving         (again from its records)
+python -m bench.serving.pages bench/results/DATE-cpu-serving         (makes them again from the records)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roster_client.bench.report.html_report import write_report
 from roster_client.bench.report.plots import check_plots
 
 TARGETS = Targets(ttft_s=2.0, itl_s=0.25)
-"""Of the goodput: two CPU cores take a quarter of a second for a step that prefills."""
+"""Goodput targets; two CPU cores take a quarter of a second for a step that prefills."""
 AT_ONCE, SPACED = "at-once", "spaced"
 TITLES = {
     AT_ONCE: "All requests at once",
@@ -28,35 +28,35 @@ TITLES = {
 }
 SYSTEMS = ("fcfs", "orca", "static", "transformers, padded batches", "transformers, continuous")
 Runs = dict[str, list[Run]]
-"""By arrival process, in the order of `SYSTEMS`."""
+"""Runs by arrival process, in the order of `SYSTEMS`."""
 NOTE = (
     "Same model, same token ids, same slots and threads for all. fcfs, orca and static are policies of Roster on one "
-    "runner, measured through gRPC; static forms a batch and takes nobody in until all of it has ended. The two "
-    "transformers baselines run in a process of their own without a server between; tokens of a padded batch count "
-    "when their step has ended, as if they were streamed, and tokens beyond what a request asked for do not count."
+    "runner, measured through gRPC; static forms a batch and admits nothing until all of it has ended. The two "
+    "transformers baselines run in a separate process without a server; tokens of a padded batch count when their step "
+    "has ended, as if they were streamed, and tokens beyond the requested number do not count."
 )
 
 
 def write_records(folder: Path, runs: Runs) -> None:
-    """A file a run."""
+    """Writes one file per run."""
     for name, some in runs.items():
         for run in some:
             write_run(records_file(folder, name, run.header.system), run)
 
 
 def read_records(folder: Path) -> Runs:
-    """What `write_records` wrote; systems that are missing are left out."""
+    """Reads the files that `write_records` wrote; missing systems are skipped."""
     paths = {name: [records_file(folder, name, system) for system in SYSTEMS] for name in TITLES}
     return {name: [read_run(path) for path in some if path.exists()] for name, some in paths.items()}
 
 
 def records_file(folder: Path, name: str, system: str) -> Path:
-    """Of one run."""
+    """Returns the file of one run."""
     return folder / f"{name}-{system.replace(', ', '-').replace(' ', '-')}.jsonl.gz"
 
 
 def write_pages(folder: Path, runs: Runs, console: Console) -> None:
-    """A page per arrival process, and all numbers as JSON; prints the tables."""
+    """Writes one page per arrival process and all numbers as JSON; prints the tables."""
     numbers = {}
     for name, some in runs.items():
         if not some:
@@ -70,7 +70,6 @@ def write_pages(folder: Path, runs: Runs, console: Console) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -1,1 +1,1 @@
-"""The simulator against what it simulates."""
+"""Comparison of the simulator with a live service, and fitting of its cost models."""

@@ -1,14 +1,15 @@
-"""The simulator against the real thing: calibrates a CPU runner, serves a trace live, simulates it, prints both.
+"""Compares the simulator with a live service: calibrates a CPU runner, serves a trace live, simulates it, prints both.
 
     python -m bench.simulator.check [--requests 80] [--rate-scale 0.06] [--slots 8] [--threads 1] [--json FILE]
 
-The trace is the start of the conversations of bench/traces, prompts divided by 16 and outputs by 4, its arrivals slowed
-down to what the runner can serve. Live times are a client's, over gRPC, through front worker, engine and runner; the
-simulation knows the trace and the cost model only. Half of the calibration comes before the live run and half after it,
-because a shared machine's speed drifts. What is simulated is the median over runs with different noise around the cost
-model, and `5% slower` tells by how much it would change if every step took 5% longer: near saturation by far more
-than 5%, so a difference there says little about the simulator. Bar: TTFT and ITL at p50 and p99 within 15%. Takes
-about as long as `--calibration-s` and the slowed trace together; the machine must have nothing else to do.
+The trace is the start of the conversations of bench/traces, with prompts divided by 16, outputs by 4, and arrivals
+slowed down to what the runner can serve. Live times are measured by a client over gRPC, through front worker, engine
+and runner; the simulation uses only the trace and the cost model. Half of the calibration precedes the live run and
+half follows it, because the speed of a shared machine drifts. The simulated value is the median over runs with
+different noise around the cost model. `5% slower` shows by how much it would change if every step took 5% longer: near
+saturation by far more than 5%, so a difference there says little about the simulator. The bar is TTFT and ITL at p50
+and p99 within 15%. The run takes about as long as `--calibration-s` and the slowed trace together; the machine must be
+otherwise idle.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SLOWER = 1.05
 
 
 def calibrate(flags: dict[str, object], seconds: float) -> Calibration:
-    """Times a runner of its own, which is gone afterwards."""
+    """Starts a runner, calibrates it and stops it."""
     endpoint = Endpoints.free().link
     calibrator = Calibrator(endpoint)
     try:
@@ -62,7 +63,7 @@ def calibrate(flags: dict[str, object], seconds: float) -> Calibration:
 
 
 async def serve(flags: dict[str, object], policy: str, trace: Trace, vocab_size: int) -> list[list[float]]:
-    """The trace over gRPC: for each request its arrival and the time of each token, seconds from the start."""
+    """Serves the trace over gRPC. Returns each request's arrival and token times, in seconds from the start."""
     prompts = [prompt_tokens(trace, index, vocab_size).tolist() for index in range(len(trace.requests))]
     async with Stack(Endpoints.free(), scheduler={"policy": policy, "prefix_sharing": False}, runner=flags) as stack:
         await stack.wait_ready(READY_TIMEOUT_S)
@@ -81,7 +82,7 @@ async def serve(flags: dict[str, object], policy: str, trace: Trace, vocab_size:
 async def one(
     client: RosterClient, prompt: list[int], output_tokens: int, start_s: float, arrival_s: float = 0.0
 ) -> list[float]:
-    """One request, sent at its time."""
+    """Sends one request at its time and returns its times."""
     await asyncio.sleep(start_s + arrival_s - time.monotonic())
     times_s = [time.monotonic() - start_s]
     stream = client.generate(prompt, max_tokens=output_tokens, ignore_eos=True, temperature=0.0)
@@ -95,16 +96,16 @@ async def one(
 
 @dataclass(slots=True, frozen=True)
 class Compared:
-    """One measure, in seconds."""
+    """One measure, live and simulated, in seconds."""
 
     live: Percentiles
     simulated: Percentiles
     slower: Percentiles
-    """Simulated with steps that take 5% longer."""
+    """Simulated value with steps that take 5% longer."""
 
 
 def compare(live: list[list[float]], trace: Trace, setup: Setup) -> dict[str, Compared]:
-    """Each measure, live and foretold."""
+    """Returns each measure, live and simulated."""
     ttft_s = np.array([times_s[1] - times_s[0] for times_s in live])
     itl_s = np.concatenate([np.diff(times_s[1:]) for times_s in live])
     ttft, itl = foretold(trace, setup)
@@ -116,7 +117,7 @@ def compare(live: list[list[float]], trace: Trace, setup: Setup) -> dict[str, Co
 
 
 def foretold(trace: Trace, setup: Setup) -> tuple[Percentiles, Percentiles]:
-    """(TTFT, ITL): the median of each percentile over simulations with different noise."""
+    """Returns (TTFT, ITL): the median of each percentile over simulations with different noise."""
     outcomes = [simulate(trace, replace(setup, seed=seed)) for seed in NOISE_SEEDS]
     return (
         median_of([Percentiles.of(outcome.ttft_s) for outcome in outcomes]),
@@ -125,18 +126,18 @@ def foretold(trace: Trace, setup: Setup) -> tuple[Percentiles, Percentiles]:
 
 
 def median_of(many: list[Percentiles]) -> Percentiles:
-    """Point by point."""
+    """Returns the median of each percentile."""
     return Percentiles(*np.median([(one.p50, one.p90, one.p99) for one in many], axis=0).tolist())
 
 
 def slowed(cost: CostModel, factor: float) -> CostModel:
-    """All steps take `factor` times as long."""
+    """Returns the cost model with all steps `factor` times as long."""
     names = ("fixed_s", "token_s", "sequence_s", "context_s", "pair_s")
     return cost.model_copy(update={name: factor * getattr(cost, name) for name in names})
 
 
 def table(measures: dict[str, Compared]) -> Table:
-    """Live, simulated, how far they are apart, and how much of that a slightly slower machine would explain."""
+    """Returns the table: live, simulated, their difference, and the effect of steps that take 5% longer."""
     view = Table("", "live, ms", "simulated, ms", "difference", "5% slower", title="Simulated against live")
     for name, one in measures.items():
         for point in ("p50", "p90", "p99"):
@@ -152,7 +153,7 @@ def table(measures: dict[str, Compared]) -> Table:
 
 
 def within_bar(measures: dict[str, Compared]) -> bool:
-    """Is every p50 and p99 within the bar?"""
+    """Returns whether every p50 and p99 is within the bar."""
     return all(
         abs(getattr(one.simulated, point) / getattr(one.live, point) - 1) <= BAR
         for one in measures.values()
@@ -161,21 +162,22 @@ def within_bar(measures: dict[str, Compared]) -> bool:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--rate-scale", type=float, default=0.06, help="the trace's arrivals, times this")
+    parser.add_argument("--rate-scale", type=float, default=0.06, help="multiply the trace's arrival rate by this")
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=1, help="of the runner; the rest serves the streams")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="torch threads of the runner; the other cores serve the streams"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--policy", default="fcfs")
     parser.add_argument("--calibration-s", type=float, default=60.0)
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Calibrates, serves, simulates; exit status 1 when the bar is missed."""
+    """Calibrates, serves and simulates. Exits with status 1 if the bar is missed."""
     options = parse_options()
     configure_logs("console", "warning")
     flags: dict[str, object] = {

@@ -1,18 +1,17 @@
 """Fits the H200 cost models in scheduler_svc/simulator/costs to measured steps: `python -m bench.simulator.fit_costs`.
 
-Sources, all in bench/results: decode steps at a mean context of 704 tokens and prefill rates of 512-token prompts
-(`*-steps.json`), and, because those all have one context, the attention kernels alone (`*-attention-d128.json`):
-a decode step at a long context is the measured step plus the layers times what the decode kernel takes longer there;
-a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus what the prefill kernel takes longer.
-Then steps of the service itself, which mix both (`sampled_steps` of `*-serving-*.json`, bfloat16 caches): from these
-the fit can tell whether positions are charged by the tile.
+Sources, all in bench/simulator/measured: decode steps at a mean context of 704 tokens and prefill rates of 512-token
+prompts (`*-steps-fitted.json`), and, because those all have one context, the attention kernels alone
+(`*-attention-d128.json`). A decode step at a long context is the measured step plus the number of layers times the
+decode kernel's extra time there; a step of one 8,192-token prompt is the step of sixteen 512-token prompts plus the
+prefill kernel's extra time. Steps of the service itself mix both (`sampled_steps` of `*-serving-*-fitted.json`,
+bfloat16 caches); they show whether positions are charged by the tile.
 
-Unless told otherwise it takes the files named `-fitted`, kept for this: steps and serving runs of one version of the
-code, and from them the shipped models come again. Several versions must not mix, as one kind of step would be charged
-for what another version took. The attention kernels' file is of an older version; only differences between its times
-count.
+By default the inputs are these files: steps and serving runs of one version of the code, which reproduce the shipped
+models. Files of several versions must not be mixed, because one kind of step would be charged for another version's
+time. The attention kernels' file is of an older version; only differences between its times count.
 
-With files of a newer version: give them all, keep them under such names, and commit them with the models.
+To fit to a newer version, pass all of its files, keep them under such names, and commit them with the models.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from bench.steps.times import FIRST, LAST, MAX_STEP_TOKENS, PROMPT
 from scheduler_svc.simulator.calibration.cost_fit import FitError, TimedStep, fit_cost_model
 from scheduler_svc.simulator.cost_model import SHIPPED, CostModel, RunnerShape, StepWork
 
-RESULTS = Path(__file__).parents[1] / "results"
+MEASURED = Path(__file__).parent / "measured"
 DATE = "2026-11-28"
-STEPS = RESULTS / f"{DATE}-h200-steps-fitted.json"
-ATTENTION = RESULTS / f"{DATE}-h200-attention-d128.json"
-SERVING = [RESULTS / f"{DATE}-h200-serving-{size}-fitted.json" for size in ("0.6b", "8b")]
+STEPS = MEASURED / f"{DATE}-h200-steps-fitted.json"
+ATTENTION = MEASURED / f"{DATE}-h200-attention-d128.json"
+SERVING = [MEASURED / f"{DATE}-h200-serving-{size}-fitted.json" for size in ("0.6b", "8b")]
 CONTEXT = PROMPT + (FIRST + LAST) // 2
 LONG_CONTEXTS = ((8, 1024, 8192), (64, 1024, 4096), (256, 1024, 2048))
 """Batch, and two contexts at which the decode kernel was timed."""
 ATTENTION_HEADS = 32
 """Query heads of the attention benchmark; its prefill times scale with them."""
 TILE_TOKENS = 128
-"""Rows of a tile of cuBLAS's products of many rows on Hopper."""
+"""Rows per tile of cuBLAS's products of many rows on Hopper."""
 MEMORY_SHARE, WORKSPACE_GIB = 0.9, 4
-"""The runner's default share of the memory, and what activations and graphs take of it, about."""
+"""The runner's default share of the memory, and an estimate of the activations and graphs within it."""
 
 
 def timed_steps(shape: str, steps: dict[str, Any], attention: dict[str, Any]) -> list[TimedStep]:
-    """Every step of this shape that was measured, or follows from two measurements."""
+    """Returns every step of this shape that was measured or follows from two measurements."""
     layers, heads = SHAPES[shape]["num_hidden_layers"], SHAPES[shape]["num_attention_heads"]
     kernel_s = {(m["kernel"].split(",")[0], m["case"]): m["microseconds"] * 1e-6 for m in attention["results"]}
     rows = {row["batch"]: row for row in steps["rows"] if row["shape"] == shape}
@@ -68,7 +67,7 @@ def timed_steps(shape: str, steps: dict[str, Any], attention: dict[str, Any]) ->
 
 
 def served_steps(shape: str, files: Iterable[Path]) -> list[TimedStep]:
-    """Those that serving runs of this shape left."""
+    """Returns the sampled steps in serving runs of this shape."""
     runs = [json.loads(file.read_text()) for file in files]
     runs = [run for run in runs if run["shape"] == shape and "kv_cache_dtype" not in run["command"]]
     loads = [load for run in runs for load in run["loads"]]
@@ -76,17 +75,17 @@ def served_steps(shape: str, files: Iterable[Path]) -> list[TimedStep]:
 
 
 def decode_work(batch: int, context: int) -> StepWork:
-    """A step of `batch` decoding rows."""
+    """Returns the work of a step of `batch` decoding rows."""
     return StepWork(batch, batch, batch * context, 0.0)
 
 
 def prefill_work(prompts: int, length: int) -> StepWork:
-    """A step of whole prompts."""
+    """Returns the work of a step of whole prompts."""
     return StepWork(prompts * length, prompts, prompts * length, prompts * length * (length + 1) / 2)
 
 
 def runner_shape(shape: str, gib: int) -> RunnerShape:
-    """A runner with its default slots and step, and the KV cache that fits beside bfloat16 weights (estimated)."""
+    """Returns a runner with default slots and step size, and an estimated KV cache beside bfloat16 weights."""
     config = SHAPES[shape]
     width, layers, kv = config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"]
     attention = width * config["head_dim"] * (2 * config["num_attention_heads"] + 2 * kv)
@@ -100,7 +99,7 @@ def runner_shape(shape: str, gib: int) -> RunnerShape:
 
 
 def fit(shape: str, steps_file: Path, attention_file: Path, served: Sequence[TimedStep]) -> tuple[CostModel, FitError]:
-    """The cost model of one shape."""
+    """Fits the cost model of one shape."""
     steps, attention = json.loads(steps_file.read_text()), json.loads(attention_file.read_text())
     source = (
         f"python -m bench.simulator.fit_costs: {steps_file.name} and {attention_file.name} ({steps['card']['card']}), "
@@ -112,7 +111,7 @@ def fit(shape: str, steps_file: Path, attention_file: Path, served: Sequence[Tim
 
 
 def served_ratios(model: CostModel, served: Sequence[TimedStep]) -> dict[str, list[float]]:
-    """Predicted / measured times, by kind of step."""
+    """Returns predicted / measured times by kind of step."""
     ratios: dict[str, list[float]] = {}
     for step in served:
         kind = "decode" if step.work.tokens == step.work.sequences else "mixed"
@@ -125,21 +124,23 @@ def _shown(ratios: list[float]) -> str:
 
 
 def code_versions(files: Iterable[Path]) -> set[str]:
-    """Commits that left these results."""
+    """Returns the commits that produced these results."""
     return {json.loads(file.read_text())["commit"] for file in files}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fits each shape, prints how well, writes the files."""
+    """Fits each shape, prints the errors and writes the models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=Path, default=STEPS)
     parser.add_argument("--attention", type=Path, default=ATTENTION)
     parser.add_argument("--serving", type=Path, nargs="*", default=SERVING)
-    parser.add_argument("--output", type=Path, default=SHIPPED, help="folder; the shipped models are replaced if none")
+    parser.add_argument(
+        "--output", type=Path, default=SHIPPED, help="output folder; by default the shipped models are replaced"
+    )
     options = parser.parse_args(arguments)
     versions = code_versions([options.steps, *options.serving])
     if len(versions) > 1:
-        parser.error(f"steps and serving runs are of several versions of the code: {', '.join(sorted(versions))}")
+        parser.error(f"steps and serving runs are from several versions of the code: {', '.join(sorted(versions))}")
     steps, attention = json.loads(options.steps.read_text()), json.loads(options.attention.read_text())
     for shape in SHAPES:
         served = served_steps(shape, options.serving)

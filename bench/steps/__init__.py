@@ -1,1 +1,1 @@
-"""Whole steps of the runner on a GPU."""
+"""Benchmarks of whole steps of the runner on a GPU."""

@@ -1,15 +1,16 @@
-"""Decode steps of the runner on the GPU at hand against their floors: `python -m bench.steps [--output results.json]`.
+"""Times decode steps of the runner on the local GPU, with their floors: `python -m bench.steps [--output
+results.json]`.
 
-`--variants` names others than what the runner does, to be compared in one process (`backend.VARIANTS`);
-`--batches` and `--shapes` cut it short.
+`--variants` adds variants of the runner's backend to compare in one process (`backend.VARIANTS`); `--batches` and
+`--shapes` select a part.
 
-Per shape and batch: plans as a scheduler would send them (prompts of 512 tokens, then decode with a second plan always
-in flight, tables growing), the mean time per step over output tokens 128 to 256, and what the GPU idled between steps.
-The floor is measured in the same run: the step's matrix products alone, with the LM head, as one CUDA graph, and the
-KV bytes of the mean context over the bandwidth of a copy. Weights are random.
+For each shape and batch, plans are sent as by a scheduler: prompts of 512 tokens, then decode steps with a second plan
+always in flight and growing block tables. The result is the mean time per step over output tokens 128 to 256, and the
+GPU's idle time between steps. The floor is measured in the same run: the step's matrix products alone, with the LM
+head, as one CUDA graph, plus the KV bytes of the mean context over the bandwidth of a copy. Weights are random.
 
-Beside them what vLLM 0.25.0 took on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the bars: in
-milliseconds on an H200, as a ratio to the floor of the same run on other cards.
+Beside them are the times of vLLM 0.25.0 on an H200 (FlashAttention 3, CUDA graphs, asynchronous scheduling) and the
+bars: in milliseconds on an H200, as a ratio to the floor of the same run on other cards.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from runner_svc.model.weights import LayerWeights, ModelWeights
 def measure(
     shape: str, variant: str, batches: Sequence[int], weights: ModelWeights, layers: list[LayerWeights], tb_s: float
 ) -> Iterator[StepTimes]:
-    """The batches of one shape, with one backend; `tb_s` is the copy bandwidth."""
+    """Times the batches of one shape with one backend; `tb_s` is the copy bandwidth."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
     backend = backend_of(shape, ModelWeights(weights.embeddings, weights.head, weights.norm, iter(layers)), variant)
     runner, graphs = Runner(backend), backend.decode_graphs
     for batch in batches:
         bucket = graphs.bucket(batch)
         if bucket is None:
-            raise SystemExit(f"no graph is captured for {batch} rows")
-        Decoding(runner, batch, config.vocab_size).prefill()  # kernels and cuBLAS are warm behind it
+            raise SystemExit(f"the runner captured no graph for {batch} rows")
+        Decoding(runner, batch, config.vocab_size).prefill()  # warms up the kernels and cuBLAS
         decoding = Decoding(runner, batch, config.vocab_size)
         prefill_s = decoding.prefill()
         timings = []
@@ -81,13 +82,12 @@ def measure(
 
 
 def _free() -> None:
-    """Gives back what nobody refers to any more."""
+    """Frees unreferenced objects and GPU memory."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES, reverse=True))
     parser.add_argument("--variants", nargs="+", choices=sorted(VARIANTS), default=["runner"])

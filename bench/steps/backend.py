@@ -1,4 +1,4 @@
-"""The backend whose steps are timed: a shape's, with random weights and room for the largest batch."""
+"""Backend whose steps are timed: random weights of a shape, with room for the largest batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "runner") -> CudaBackend:
-    """A backend of the shape (a key of `SHAPES`) that has room for the largest batch."""
+    """Returns a backend of the shape (a key of `SHAPES`) with room for the largest batch."""
     config = ModelConfig.from_hugging_face(SHAPES[shape])
     largest = max(BATCHES)
     sizes = CudaSizes(
@@ -54,4 +54,4 @@ def backend_of(shape: str, weights: ModelWeights | None = None, variant: str = "
 
 
 def no_progress(what: str, share: float) -> None:
-    """Nobody looks."""
+    """Ignores progress reports."""

@@ -1,4 +1,4 @@
-"""A runner that decodes, driven as a scheduler would."""
+"""Drives a decoding runner as a scheduler would."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _DEPTH = 2
 
 
 class Decoding:
-    """Drives a runner as a scheduler does whose sequences all began together."""
+    """Drives a runner like a scheduler whose sequences all began together."""
 
     def __init__(self, runner: Runner, batch: int, vocab_size: int) -> None:
         self._runner = runner
         self._batch = batch
         self._vocab_size = vocab_size
-        self.number = 0  # of the last plan
+        self.number = 0  # number of the last plan
         self._table = 0
         self._slots = np.arange(batch, dtype=np.int32)
 
     def prefill(self) -> float:
-        """Admits and computes all prompts, several a step; seconds."""
+        """Admits and computes all prompts, several per step. Returns the seconds."""
         runner = self._runner
         runner.reset()
         per_step = min(self._batch, MAX_STEP_TOKENS // PROMPT)
@@ -59,7 +59,7 @@ class Decoding:
         return time.perf_counter() - begin
 
     def decode(self, steps: int) -> Iterator[plan_pb2.Result]:
-        """Results of decode steps, one plan always ahead."""
+        """Yields the results of decode steps, with one plan always ahead."""
         pending: deque[LaunchedPlan] = deque()
         for step in range(steps):
             start = np.full_like(self._slots, PROMPT + step)
@@ -94,5 +94,5 @@ class Decoding:
         return self._runner.launch(self.number, plan)
 
     def _blocks(self, slot: int, first: int, count: int) -> NDArray[np.int32]:
-        """Neighbouring blocks of a sequence lie far apart, as in a pool that has been in use."""
+        """Returns blocks of a sequence; neighbours lie far apart, as in a pool that has been in use."""
         return (1 + slot + np.arange(first, first + count) * self._batch).astype(np.int32)

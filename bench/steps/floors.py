@@ -1,4 +1,4 @@
-"""The floor of a step: its matrix products alone."""
+"""Floor of a step: its matrix products alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner_svc.model.weights import LayerWeights, ModelWeights
 def products_ms(
     config: ModelConfig, weights: ModelWeights, layers: list[LayerWeights], positions: int, sampled: int
 ) -> float:
-    """The matrix products of a step of so many positions, of which some are sampled, as one CUDA graph."""
+    """Times, as one CUDA graph, the matrix products of a step with `positions` positions, `sampled` of them sampled."""
 
     def rows(width: int) -> torch.Tensor:
         return torch.randn(positions, width, dtype=DTYPE, device="cuda")

@@ -1,8 +1,9 @@
-"""Steps that decode some rows and compute a chunk of a prompt, on the GPU at hand: `python -m bench.steps.mixed`.
+"""Times steps that decode some rows and compute a chunk of a prompt, on the local GPU: `python -m bench.steps.mixed`.
 
-Plans as a scheduler would send them, two in flight: every decoding sequence one position, a prompt's next chunk with
-it. Prints the wall time a step, the GPU's own, and what launching costs the host: where that is more, the GPU waits.
-Beside them the floor: the step's matrix products alone, as one CUDA graph (`bench.products.large` has each of them).
+Plans are sent as by a scheduler, two in flight: one position for every decoding sequence, and a prompt's next chunk.
+Prints per step the wall time, the GPU's own time, and the host's time for launching; if the latter is the largest, the
+GPU waits. Beside them is the floor: the step's matrix products alone, as one CUDA graph (`bench.products.large` times
+each of them).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from runner_svc.model.random_weights import random_weights
 from runner_svc.model.weights import ModelWeights
 
 DECODING = 32
-"""Rows of a step."""
+"""Decoding rows of a step."""
 _STEPS = 30
 _DEPTH = 2
 _LONG_PROMPT = 2048
@@ -39,7 +40,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class MixedTimes:
-    """Milliseconds a step: means of the first two, the median of the launch."""
+    """Milliseconds per step: means of the wall and GPU times, the median of the launch."""
 
     wall: float
     gpu: float
@@ -53,14 +54,14 @@ class _Launched:
 
 
 class Mixing:
-    """`Decoding` with another sequence whose prompt is computed in chunks, again and again."""
+    """`Decoding` with one more sequence, whose prompt is computed in chunks repeatedly."""
 
     def __init__(self, runner: Runner, vocab_size: int) -> None:
         self._runner = runner
         self._vocab_size = vocab_size
 
     def measure(self, chunk: int) -> MixedTimes:
-        """Of steps with one chunk of so many positions each."""
+        """Times steps with one chunk of `chunk` positions each."""
         steps = self.steps(chunk, _STEPS + 5)
         for _ in islice(steps, 5):
             pass
@@ -70,7 +71,7 @@ class Mixing:
         return MixedTimes(wall, float(np.mean(gpu)), float(np.median(host)))
 
     def steps(self, chunk: int, count: int) -> Iterator[tuple[float, float]]:
-        """Runs `count` steps with one chunk of so many positions each; milliseconds of the GPU and of the launch."""
+        """Runs `count` steps with one chunk of `chunk` positions each. Yields ms of the GPU and of the launch."""
         decoding = Decoding(self._runner, DECODING, self._vocab_size)
         decoding.prefill()
         pending: deque[_Launched] = deque()
@@ -122,7 +123,6 @@ def _finished(launched: _Launched) -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("chunks", type=int, nargs="*", default=[64, 128, 256, 512, 1024, 2048])

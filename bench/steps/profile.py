@@ -1,8 +1,8 @@
-"""Where a step's time goes, from torch's profiler: `python -m bench.steps.profile qwen3-0.6b 64`.
+"""Prints a step's time by kernel, from torch's profiler: `python -m bench.steps.profile qwen3-0.6b 64`.
 
-That is a decode step of 64 rows; with `--chunk 992` it is a mixed one, of the rows of `bench.steps.mixed` and a chunk
-of so many positions. Prints each kernel's launches a step, its median time and the median gap before it. A kernel that
-starts while its predecessor ends (programmatic launch) has a gap below zero and waits within its own time.
+This example profiles a decode step of 64 rows. With `--chunk 992` it is a mixed step: the rows of `bench.steps.mixed`
+and a chunk of 992 positions. Prints each kernel's launches per step, its median time and the median gap before it. A
+kernel that starts while its predecessor ends (programmatic launch) has a negative gap and waits within its own time.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
 
 _STEPS = 20
-# Steps before those, so that they are in the middle of a generation.
+# Steps before the profiled ones, which are then in the middle of a generation.
 _DECODE_STEPS, _MIXED_STEPS = 100, 4
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("batches", type=int, nargs="*", help="rows of decode steps")
-    parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of mixed steps' chunks")
+    parser.add_argument("--chunk", type=int, nargs="*", default=[], help="positions of the chunks in mixed steps")
     arguments = parser.parse_args()
     require_gpu()
     runner = Runner(backend_of(arguments.shape))
@@ -55,7 +54,7 @@ def main() -> None:
 
 
 def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
-    """Of all steps but the first `warm_up`."""
+    """Profiles all steps except the first `warm_up`."""
     for _ in islice(steps, warm_up):
         pass
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -65,7 +64,7 @@ def profiled(steps: Iterator[object], warm_up: int) -> torch.profiler.profile:
 
 
 def print_profile(profiler: torch.profiler.profile) -> None:
-    """Of _STEPS steps, by kernel."""
+    """Prints the profile of _STEPS steps by kernel."""
     kernels = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()

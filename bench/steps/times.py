@@ -1,4 +1,4 @@
-"""What `bench.steps` measured: the numbers of a shape and batch, what they are held against, and the tables of both."""
+"""Results of `bench.steps`: the numbers of a shape and batch, their references, and the tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from bench.common.document import Document, Table
 
 PROMPT, FIRST, LAST = 512, 128, 256
-"""Tokens of the prompts, and the output tokens that are timed."""
+"""Tokens per prompt, and the first and last timed output token."""
 BATCHES = (1, 8, 64, 256)
 MAX_STEP_TOKENS = 8192
-# Milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor, by batch.
+# By batch: milliseconds of vLLM's steps and of the bars on an H200, and the bars' ratios to the floor.
 VLLM = {"qwen3-0.6b": (1.75, 1.85, 3.35, 7.54), "llama-3.1-8b": (4.99, 5.18, 6.91, 15.2)}
 BARS = {"qwen3-0.6b": (1.25, 1.3, 2.25, 6.2), "llama-3.1-8b": (4.4, 4.6, 6.1, 13.3)}
 RATIOS = {"qwen3-0.6b": (1.32, 1.44, 1.13, 1.07), "llama-3.1-8b": (1.10, 1.10, 1.07, 1.06)}
@@ -25,20 +25,20 @@ class StepTimes:
     shape: str
     variant: str
     batch: int
-    bucket: int  # rows that the batch is padded to
-    way: str  # of launching its step
+    bucket: int  # rows to which the batch is padded
+    way: str  # in which its step is launched
     step: float
     products: float  # matrix products alone
-    floor: float  # and the KV bytes
+    floor: float  # products plus the KV bytes
     idle_p50: float
     idle_p99: float
-    forward: float  # on the GPU, as the runner's results tell
+    forward: float  # time on the GPU, from the runner's results
     sample: float
     prefill_tokens_per_s: float
 
 
 def print_header() -> None:
-    """Of the lines that `print_line` prints."""
+    """Prints the header of the lines that `print_line` prints."""
     print(
         "shape        variant          batch products   floor    vLLM     bar    step   x floor (bar)  forward"
         "  sample  idle us p50 / p99  prefill tok/s  way"
@@ -46,7 +46,6 @@ def print_header() -> None:
 
 
 def print_line(row: StepTimes) -> None:
-    """One case."""
     place = BATCHES.index(row.batch)
     vllm, bar, ratio = VLLM[row.shape][place], BARS[row.shape][place], RATIOS[row.shape][place]
     print(
@@ -59,7 +58,7 @@ def print_line(row: StepTimes) -> None:
 
 
 def document(record: Mapping[str, Any]) -> Document:
-    """Of the JSON that `bench.steps` wrote, also before it knew variants."""
+    """Returns the document of a JSON of `bench.steps`, also of one from before variants existed."""
     rows = [StepTimes(**{"variant": "runner", "bucket": row["batch"], "way": ""} | row) for row in record["rows"]]
     cells = []
     for row in rows:
@@ -82,10 +81,10 @@ def document(record: Mapping[str, Any]) -> Document:
         )
     columns = ("shape, rows", "products", "floor", "vLLM", "bar", "step", "step / floor", "bar", "forward", "sample")
     note = (
-        f"Milliseconds of a decode step, the mean over output tokens {FIRST} to {LAST} behind prompts of {PROMPT} "
-        "tokens, a second plan always in flight. products: the step's matrix products with the LM head, as one CUDA "
-        "graph. floor: these, and the KV bytes of the mean context over the bandwidth of a copy. vLLM 0.25.0 on an "
-        "H200. idle: of the GPU before a step, µs. prompts: tokens a second, several prompts a step."
+        f"Milliseconds per decode step, the mean over output tokens {FIRST} to {LAST} after prompts of {PROMPT} "
+        "tokens, with a second plan always in flight. products: the step's matrix products with the LM head, as one "
+        "CUDA graph. floor: these, and the KV bytes of the mean context over the bandwidth of a copy. vLLM: 0.25.0 on "
+        "an H200. idle: the GPU's idle time before a step, µs. prompts: tokens per second, several prompts per step."
     )
     return Document(
         "Decode steps of the runner",
@@ -96,5 +95,5 @@ def document(record: Mapping[str, Any]) -> Document:
 
 
 def _first_rows(rows: Sequence[StepTimes]) -> list[int]:
-    """Where another shape begins."""
+    """Returns the indices of the rows at which another shape begins."""
     return [number for number in range(1, len(rows)) if rows[number].shape != rows[number - 1].shape]

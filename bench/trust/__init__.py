@@ -1,1 +1,1 @@
-"""What Roster promises about isolation, each promise tried and held against its bar: `python -m bench.trust`."""
+"""Trials of Roster's isolation guarantees, each with a bar: `python -m bench.trust`."""

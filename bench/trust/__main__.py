@@ -1,8 +1,8 @@
-"""Tries each promise of isolation, and prints its figure beside the bar that it must meet.
+"""Tries each isolation guarantee and prints the measured figure beside the bar that it must meet.
 
     python -m bench.trust [--quick] [--only NAME ...] [--json FILE]
 
-`--quick` tries a part of everything, in less than 50 s. The exit status is 1 where a bar is missed.
+`--quick` tries a part of everything, in less than 50 s. The exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NAMES = sorted(module.name for module in pkgutil.iter_modules(lines.__path__))
 
 
 def main() -> int:
-    """Runs the lines asked for, one after another."""
+    """Runs the requested trials one after another. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.trust", description=__doc__.split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="try a part of everything, in less than 50 s")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     configure_logs("console", "error")
     rows = [_row(name, options.quick) for name in options.only]

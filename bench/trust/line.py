@@ -1,4 +1,4 @@
-"""The outcome of one trial: its figure and the bar that it is held against."""
+"""Outcome of one trial: its figure and its bar."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Line:
     """One row of the report."""
 
     promise: str
-    """What is tried, as a sentence without its full stop."""
+    """The guarantee, as a sentence without its full stop."""
     figure: str
-    """What was measured, with its unit and how much was tried."""
+    """The measurement, with its unit and the number of trials."""
     bar: str
-    """What the figure must meet."""
+    """The limit for the figure."""
     met: bool

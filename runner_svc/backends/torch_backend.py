@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,10 +27,13 @@ from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
 from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler
+
+log = structlog.get_logger()
 
 
 class TorchBackend:
@@ -197,7 +201,14 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress) -> Ser
         return Decoder(choice.config, weights)
     from runner_svc.transformers_decoder.loading import load_transformers_decoder  # transformers takes seconds
 
-    return load_transformers_decoder(folder, raw, torch.float32, progress)
+    try:
+        decoder = load_transformers_decoder(folder, raw, torch.float32, progress)
+    except UnsupportedModel as error:
+        if choice.has_own_class:
+            raise UnsupportedModel(f"{choice.why_not_own} Through transformers: {error}") from error
+        raise
+    log.info("transformers computes the model", why=choice.why_not_own, architecture=decoder.config.architecture)
+    return decoder
 
 
 def _int64(array: NDArray[np.integer]) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runner_svc.model.config import ModelConfig
+from runner_svc.model.config import ARCHITECTURES, ModelConfig
 from runner_svc.model.errors import UnsupportedModel
 
 DecoderSetting = Literal["auto", "roster", "transformers"]
@@ -18,6 +18,8 @@ class DecoderChoice:
 
     config: ModelConfig | None
     why_not_own: str = ""
+    has_own_class: bool = False
+    """Roster's decoder has the class, though not this configuration of it."""
 
 
 def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoice:
@@ -32,4 +34,5 @@ def choose_decoder(raw: Mapping[str, Any], asked: DecoderSetting) -> DecoderChoi
     except UnsupportedModel as error:
         if asked == "roster":
             raise UnsupportedModel(f"{error} (decoder is 'roster'; with 'auto', transformers may serve it)") from error
-        return DecoderChoice(None, str(error))
+        names = raw.get("architectures")
+        return DecoderChoice(None, str(error), isinstance(names, list) and any(name in ARCHITECTURES for name in names))

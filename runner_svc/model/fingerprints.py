@@ -1,6 +1,6 @@
-"""What of a runner decides the tokens that it draws, by name: only equality is asked of the values (plan.proto).
+"""Fingerprints of the properties that determine a runner's sampled tokens; only compared for equality (plan.proto).
 
-A value may not change with the release alone, or runners could not be upgraded one at a time.
+A new release must not change a value by itself; otherwise runners could not be upgraded one at a time.
 """
 
 from __future__ import annotations

@@ -116,7 +116,11 @@ class TransformersDecoder:
     def _vocab_size(self) -> int:
         with torch.inference_mode():
             example = self._split.example
-            return self._split.logits(torch.zeros_like(example[:1])).shape[-1]
+            size = self._split.logits(torch.zeros_like(example[:1])).shape[-1]
+        known = self.model.get_input_embeddings().weight.shape[0]
+        if size > known:
+            raise UnsupportedModel(f"it has logits of {size} tokens, but embeddings of {known} only.")
+        return size
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         arguments = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}

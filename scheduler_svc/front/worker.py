@@ -1,9 +1,9 @@
-"""A front worker: the gRPC server of one process (or, with no worker processes, of the engine's own).
+"""A front worker: the gRPC servers of one process. Without worker processes, they run in the engine's process.
 
-`roster-scheduler` spawns each as a process (see worker_process), and says its settings on stdin (worker_start).
-The worker says WorkerHello to the engine once it listens. It lives until the other end of that pipe is closed, which
-is also what happens when the engine's process dies: then its streams end with UNAVAILABLE and it exits. It ignores
-SIGINT and SIGTERM, which reach a whole process group: whether to drain is the engine's decision.
+`roster-scheduler` spawns each worker as a process (see worker_process) and writes its settings to its stdin (see
+worker_start). The worker sends WorkerHello to the engine once it listens. It runs until the other end of that pipe is
+closed, which also happens when the engine's process dies: its streams then end with UNAVAILABLE and it exits. It
+ignores SIGINT and SIGTERM, which reach a whole process group: the engine decides whether to drain.
 """
 
 from __future__ import annotations
@@ -54,23 +54,26 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LAST_MESSAGES_S = 0.1
-"""Time for what the engine sent just before it went."""
+"""Seconds left for messages that the engine sent just before it exited."""
 
 NICENESS = 5
-"""Added to a worker process's own: where cores are scarce, the engine's step comes before text and streams."""
+"""Added to the niceness of a worker process: where cores are scarce, the engine's step precedes text and streams."""
 
 GC_THRESHOLD = 20_000
-"""Young objects that make Python look for cycles: streams leave few, and a look pauses every stream."""
+"""Young objects that trigger a garbage collection: streams leave few cycles, and a collection pauses every stream."""
 
 CLIENT_PINGS_APART_MS = 10_000
-"""Clients that ask for signs of life more often are cut off; gRPC's own default, 5 minutes, forbids useful ones."""
+"""Shortest interval of client keepalive pings; gRPC's default, 5 minutes, is too long for useful keepalive.
+
+A client that pings more often is disconnected.
+"""
 
 STOP_GRACE_S = 2.0
-"""Time for the last messages to slow readers."""
+"""Seconds left for the last messages to slow readers."""
 
 
 def run_front(settings: SchedulerSettings, worker: int, engine_endpoint: str, gone_fd: int) -> None:
-    """Serves until `gone_fd` reads end-of-file. Must be called in a process's main thread.
+    """Serves until `gone_fd` reads end-of-file. Must be called in the main thread of a process.
 
     `settings.listen` and `settings.admin_listen` must be reserved addresses (see listen_address). Worker 0 also serves
     the admin API. `engine_endpoint`: ZeroMQ address of the engine.
@@ -79,7 +82,7 @@ def run_front(settings: SchedulerSettings, worker: int, engine_endpoint: str, go
 
 
 class FrontWorker:
-    """The parts of a worker, put together."""
+    """One front worker: builds its services, starts its servers and stops them."""
 
     def __init__(self, settings: SchedulerSettings, worker: int, engine_endpoint: str) -> None:
         self._settings = settings
@@ -101,7 +104,7 @@ class FrontWorker:
 
     @property
     def num_requests(self) -> int:
-        """Requests that this worker follows for a client, or for a client that may come back."""
+        """Number of requests that this worker follows, including those whose client may reattach."""
         return self._client.num_requests
 
     async def run(self, gone_fd: int) -> None:
@@ -143,7 +146,7 @@ class FrontWorker:
         return server
 
     def _make_gateway_service(self) -> VllmEngineService:
-        """The service that OpenAI gateways speak; its stubs are an extra of the installation."""
+        """Returns the service for OpenAI gateways. Its stubs are an optional dependency, hence the local import."""
         from scheduler_svc.front.gateway.service import VllmEngineService
 
         tenants = Tenants() if self._settings.gateway_listen else self._doors.tenants
@@ -192,7 +195,7 @@ class FrontWorker:
         return self._served.ready and beat.engine_turns and beat.runners_progress
 
     def _announce(self, state: engine_pb2.ModelState) -> None:
-        """The engine's word on what is served: a runner has come, gone, or was held back."""
+        """Takes the engine's new model state: a runner has connected, left or been held back."""
         self._served.announce(state)
         self._heartbeat.ask()
 
@@ -211,7 +214,7 @@ def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(settings.keepalive_s * 1000)),
-            # While data flows, this one counts: a minute by default, whatever the timeout above says.
+            # While data flows, this timeout applies instead of the one above; its default is a minute.
             ("grpc.http2.ping_timeout_ms", int(settings.keepalive_s * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", CLIENT_PINGS_APART_MS),
         ),
@@ -219,15 +222,15 @@ def _server(settings: SchedulerSettings, tenants: Tenants) -> grpc.aio.Server:
 
 
 def main() -> None:
-    """The process of a worker: its settings come in the first line of stdin, whose end is the engine's end."""
+    """Runs a worker process. The first line of stdin holds its settings; end-of-file means that the engine is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stdin = sys.stdin.fileno()
     with os.fdopen(os.dup(stdin), "rb", buffering=0) as pipe:
         told = pipe.readline()
         if not told:
-            return  # it was not needed
-        os.environ.pop(FILE_VARIABLE, None)  # the line says all settings, while the file may have changed
+            return  # the worker is not needed
+        os.environ.pop(FILE_VARIABLE, None)  # the line has all settings, and the file may have changed since
         start = WorkerStart.model_validate_json(told)
     configure_logs(start.settings.log_format, start.settings.log_level)
     os.nice(NICENESS)

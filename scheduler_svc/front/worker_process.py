@@ -1,7 +1,7 @@
-"""The process of a front worker, started before anybody knows what it is to do: it hears that on stdin.
+"""Starts the process of a front worker before its settings are known; it reads them from stdin.
 
-This module imports next to nothing, so that the first worker can be started before the engine's process has imported
-what it needs: both take about a second for that, and a restart is over when both have.
+This module imports almost nothing, so that the first worker starts before the engine's process has done its imports.
+The imports of each process take about a second, and a restart lasts until both are done.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ import sys
 
 
 def spawn_worker() -> subprocess.Popen[bytes]:
-    """Starts a worker process, which waits for its `WorkerStart`. It ends when its stdin is closed."""
+    """Starts a worker process, which waits for its `WorkerStart` and exits when its stdin is closed."""
     return subprocess.Popen([sys.executable, "-m", "scheduler_svc.front.worker"], stdin=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""What each front worker process is told at its start."""
+"""The start message of a front worker process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class WorkerStart(BaseModel):
     engine_endpoint: str
     """ZeroMQ address of the engine."""
     settings: SchedulerSettings
-    """With the addresses in force instead of port 0."""
+    """The settings, with the bound ports in place of port 0."""
 
 
 def start_worker(process: subprocess.Popen[bytes], start: WorkerStart) -> None:
-    """Tells a worker process what to do. A process that has died meanwhile hears nothing: its supervisor sees to it."""
+    """Sends `start` to a worker process. A process that has died is left to its supervisor."""
     if process.stdin is None:
-        raise RuntimeError("the worker's process was started without a pipe")
+        raise RuntimeError("the worker process was started without a pipe for stdin; use spawn_worker")
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(start.model_dump_json().encode() + b"\n")
         process.stdin.flush()

@@ -1,5 +1,5 @@
-"""What the prefix caches of all runners hold, told to whoever follows it: a gateway that routes by cached prefixes.
+"""Publishes the content of all runners' prefix caches to subscribers: gateways that route by cached prefixes.
 
-`PoolEventRecorder` hears a runner's pool, `Catalog` is the union of all of them, `KvFeed` numbers the changes and
-serves subscriptions. While nobody follows, nothing is recorded.
+`PoolEventRecorder` records the events of one runner's pool, `Catalog` is the union of all pools, and `KvFeed` numbers
+the changes and serves subscriptions. Nothing is recorded without subscribers.
 """

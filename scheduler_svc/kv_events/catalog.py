@@ -1,6 +1,6 @@
-"""The content of all runners' prefix caches as one: a block is cached as long as some runner has it.
+"""Union of all runners' prefix caches: a block is cached as long as any runner has it.
 
-Roster places requests on its runners itself, so to a gateway it is one worker with one cache.
+Roster assigns requests to its runners itself, so a gateway sees one worker with one cache.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from roster_protos import engine_pb2
 
 NAME_BYTES = 8
-"""Of a block's name, as many are told: subscribers know blocks by an int64."""
+"""Length of the published prefix of a block's name: subscribers identify blocks by an int64."""
 CHUNK_BLOCKS = 1024
-"""Blocks of a snapshot that a subscriber gets in one message: some 60 KB with 16 tokens each."""
+"""Most blocks of a snapshot in one message to a subscriber: about 60 KB with 16 tokens per block."""
 
 
 @dataclass(slots=True, frozen=True)
 class CachedBlock:
-    """A block's content: the name of the prefix that it completes, that of the prefix before it, and its tokens."""
+    """A cached block: the name of the prefix that it completes, the name of the preceding prefix, and its tokens."""
 
     name: bytes
     parent: bytes
-    """b"" if it is the first block of a sequence."""
+    """b"" for the first block of a sequence."""
     tokens: bytes
     """An int32 column."""
 
 
 @dataclass(slots=True, frozen=True)
 class Removed:
-    """The block of this name is cached no more."""
+    """Event: the block of this name is no longer cached."""
 
     name: bytes
 
 
 class Catalog:
-    """Which blocks are cached, on how many runners; and what has changed since `take_changes`."""
+    """The cached blocks with their number of runners, and the changes since the last `take_changes`."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, CachedBlock] = {}
@@ -48,32 +48,32 @@ class Catalog:
 
     @property
     def num_changes(self) -> int:
-        """Blocks stored and removed since `take_changes`."""
+        """Number of blocks stored and removed since the last `take_changes`."""
         return len(self._changes)
 
     def store(self, block: CachedBlock) -> None:
-        """One more runner has the block READY."""
+        """Counts one more runner on which the block is READY."""
         self._copies[block.name] += 1
         if block.name not in self._blocks:
             self._blocks[block.name] = block
             self._changes.append(block)
 
     def remove(self, name: bytes) -> None:
-        """One runner fewer has the block."""
+        """Counts one fewer runner that has the block."""
         self._copies[name] -= 1
         if not self._copies[name]:
             del self._copies[name], self._blocks[name]
             self._changes.append(Removed(name))
 
     def take_changes(self) -> list[engine_pb2.KvChange]:
-        """What has changed since the last call, in order; a cache that got empty is told as a whole."""
+        """Returns the changes since the last call, in order; if the cache is empty now, a single `cleared`."""
         changes, self._changes = self._changes, []
         if changes and not self._blocks:
             return [engine_pb2.KvChange(cleared=engine_pb2.KvCleared())]
         return list(_grouped(changes))
 
     def snapshot(self) -> engine_pb2.KvSnapshot:
-        """All that is cached."""
+        """Returns all cached blocks."""
         blocks = self._blocks.values()
         return engine_pb2.KvSnapshot(
             names=_column(block.name for block in blocks),
@@ -83,7 +83,7 @@ class Catalog:
 
 
 def _grouped(changes: Iterable[CachedBlock | Removed]) -> Iterator[engine_pb2.KvChange]:
-    """The changes in order, each run of one chain's blocks, and of removals, as one."""
+    """Yields the changes in order; consecutive blocks of one chain, and consecutive removals, form one change."""
     run: list[CachedBlock] = []
     removed: list[bytes] = []
     for change in changes:
@@ -119,5 +119,5 @@ def _removed(names: list[bytes]) -> engine_pb2.KvChange:
 
 
 def _column(names: Iterable[bytes]) -> bytes:
-    """An int64 column of the names' beginnings."""
+    """Returns the names' first `NAME_BYTES` bytes as an int64 column."""
     return b"".join([name[:NAME_BYTES] for name in names])

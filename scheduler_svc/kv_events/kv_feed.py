@@ -1,13 +1,13 @@
-"""Numbers what changes in the prefix caches, turn by turn, and serves those who follow it.
+"""Numbers the changes of the prefix caches by engine turn, and serves subscriptions to them.
 
 | a subscriber that has                                     | gets first                                             |
 |-----------------------------------------------------------|--------------------------------------------------------|
 | nothing (`after` = 0)                                     | a snapshot                                             |
-| changes that are still kept                               | those that it lacks                                    |
-| older ones, a former scheduler's, or a part of a snapshot | OUT_OF_RANGE: it forgets all it knows and begins again |
+| changes that are still kept                               | the changes that it lacks                              |
+| older ones, a former scheduler's, or a part of a snapshot | OUT_OF_RANGE: it discards its state and starts again   |
 
-Nothing is recorded before the first subscription, nor from `LINGER_S` after the last one's end on: a subscription that
-broke is usually made again at once, and then lacks little. Kept changes are bounded by the blocks that they speak of.
+Recording starts with the first subscription and stops `LINGER_S` after the last one has ended: a broken subscription is
+usually renewed at once, and then lacks few changes. Kept changes are bounded by their number of blocks.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from scheduler_svc.runners.runner_pool import RunnerPool
 from scheduler_svc.scheduler.scheduler import Scheduler
 
 LINGER_S = 60.0
-"""Recording goes on for so long without a subscriber."""
+"""Seconds for which recording continues without a subscriber."""
 KEPT_BLOCKS = 1 << 16
-"""Blocks that the kept changes speak of, at most: 6 MB, and 60 where each change speaks of one."""
+"""Most blocks in the kept changes: 6 MB, or 60 MB if each change has one block."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Recording:
-    """What is known while somebody follows."""
+    """State that exists only while changes are recorded."""
 
     catalog: Catalog = field(default_factory=Catalog)
     recorders: dict[int, PoolEventRecorder] = field(default_factory=dict)
-    """By session."""
+    """Recorders by session."""
     partial: bool = False
-    """Something was cached before it began whose content is not known."""
+    """Whether blocks of unknown content were cached before the recording began."""
     kept: deque[engine_pb2.KvChanges] = field(default_factory=deque)
     """The latest changes, by ascending number."""
     sizes: deque[int] = field(default_factory=deque)
-    """Blocks that each of `kept` speaks of."""
+    """Number of blocks in each of `kept`."""
     num_kept: int = 0
     """Sum of `sizes`."""
     snapshots: dict[int, int] = field(default_factory=dict)
-    """Number at which a snapshot in several messages was given -> that of the first message."""
+    """Snapshots of several messages: number of the last message -> number of the first."""
 
     def keep(self, changes: engine_pb2.KvChanges, size: int) -> None:
-        """Remembers the changes, and forgets the oldest beyond the bound."""
+        """Keeps changes of `size` blocks, and drops the oldest ones beyond the bound."""
         self.kept.append(changes)
         self.sizes.append(size)
         self.num_kept += size
@@ -63,7 +63,7 @@ class _Recording:
             self.num_kept -= self.sizes.popleft()
 
     def note_snapshot(self, number: int) -> None:
-        """A subscriber gets a snapshot of now: its messages have the numbers up to this one."""
+        """Records that a snapshot is sent whose messages have the numbers up to `number`."""
         num_messages = -(-len(self.catalog) // CHUNK_BLOCKS)
         if num_messages > 1:
             oldest = self.kept[0].number if self.kept else number
@@ -71,9 +71,10 @@ class _Recording:
             self.snapshots[number] = number - num_messages + 1
 
     def may_lack(self, after: int, number: int) -> bool:
-        """Whether a subscriber that has all up to `after` may lack more than the changes up to `number` that are kept.
+        """Returns whether a subscriber at number `after` may lack more than the kept changes up to `number`.
 
-        One whose snapshot broke off has a number of its messages: all changes behind it do not make up for the rest.
+        If `after` is a number within a snapshot, the subscriber lost the rest of that snapshot, which later changes do
+        not replace.
         """
         oldest = self.kept[0].number if self.kept else number + 1
         cut_off = any(first <= after < last for last, first in self.snapshots.items())
@@ -81,7 +82,7 @@ class _Recording:
 
 
 class KvFeed:
-    """One per engine, in its thread."""
+    """Feed of prefix cache changes. One per engine, in the engine's thread."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, wall_clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -89,29 +90,30 @@ class KvFeed:
         self._wall_clock = wall_clock
         self._recording: _Recording | None = None
         self._number = int(wall_clock() * 1e6)
-        """Of the last changes. Turns take more than a microsecond: a former scheduler's numbers are all smaller."""
+        """Number of the last changes. It starts at the wall clock in microseconds. As a turn takes longer than a
+        microsecond, all numbers of a former scheduler are smaller."""
         self._subscribers: dict[bytes, set[int]] = {}
         self._asking: list[tuple[bytes, engine_pb2.KvSubscribe]] = []
         self._followed_at = 0.0
 
     @property
     def active(self) -> bool:
-        """Somebody follows, has just begun to, or may come back: `publish` has something to do."""
+        """Whether `publish` has work: there are subscribers or new subscriptions, or recording lingers."""
         return self._recording is not None or bool(self._asking)
 
     @property
     def num_subscribers(self) -> int:
-        """Subscriptions that have begun."""
+        """Number of subscriptions that have begun."""
         return sum(len(handles) for handles in self._subscribers.values())
 
-    # ------------------------------------------------------------------ who follows
+    # ------------------------------------------------------------------ subscriptions
 
     def subscribe(self, worker: bytes, ask: engine_pb2.KvSubscribe) -> None:
-        """Answered by `publish`, when all changes of the turn are known."""
+        """Queues a subscription. `publish` answers it when all changes of the turn are known."""
         self._asking.append((worker, ask))
 
     def unsubscribe(self, worker: bytes, handle: int) -> None:
-        """The subscription is over."""
+        """Ends a subscription."""
         self._asking = [(asking, ask) for asking, ask in self._asking if ask.handle != handle]
         handles = self._subscribers.get(worker, set())
         handles.discard(handle)
@@ -119,29 +121,29 @@ class KvFeed:
             self._subscribers.pop(worker, None)
 
     def forget(self, worker: bytes) -> None:
-        """The worker is gone, and its subscriptions with it."""
+        """Ends the subscriptions of a worker that is gone."""
         self._asking = [(asking, ask) for asking, ask in self._asking if asking != worker]
         self._subscribers.pop(worker, None)
 
-    # ------------------------------------------------------------------ whose cache it is
+    # ------------------------------------------------------------------ runners
 
     def join(self, session: int, scheduler: Scheduler) -> None:
-        """A runner has come; its pool names nothing yet."""
+        """Records the pool of a new runner, which has no named blocks yet."""
         if self._recording is not None:
             recorder = PoolEventRecorder(scheduler.pool, self._recording.catalog)
             self._recording.recorders[session] = recorder
             scheduler.prefix.record(recorder)
 
     def leave(self, session: int, scheduler: Scheduler) -> None:
-        """A runner is gone, and what it cached."""
+        """Removes the cached blocks of a runner that is gone."""
         if self._recording is not None:
             scheduler.prefix.record(None)
             self._recording.recorders.pop(session).close()
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ publishing
 
     def publish(self) -> None:
-        """Tells what the turn changed, then answers those who have just subscribed."""
+        """Sends the changes of the turn to subscribers, then answers new subscriptions."""
         now_s = self._requests.ledger.now_s
         recording = self._recording or self._begin()
         self._tell_changes(recording)
@@ -154,7 +156,7 @@ class KvFeed:
         self._asking.clear()
 
     def _begin(self) -> _Recording:
-        """From now on changes are recorded. Their numbers leave one out: what happened meanwhile."""
+        """Begins recording. The numbering skips one number, for the changes since recording last ended."""
         recording = self._recording = _Recording()
         sequences = [sequence for request in self._requests.book.known() for sequence in request.sequences]
         for session, scheduler in self._pool.schedulers.items():
@@ -162,7 +164,7 @@ class KvFeed:
             for sequence in sequences:
                 scheduler.prefix.describe(sequence)
             recording.partial |= recording.recorders[session].num_known < scheduler.pool.num_named
-        recording.catalog.take_changes()  # the snapshot tells them
+        recording.catalog.take_changes()  # the snapshot includes them
         self._number += 1
         log.info("the prefix cache is followed", blocks=len(recording.catalog), partial=recording.partial)
         return recording
@@ -171,7 +173,7 @@ class KvFeed:
         for scheduler in self._pool.schedulers.values():
             scheduler.prefix.record(None)
         self._recording = None
-        log.info("nobody follows the prefix cache any more")
+        log.info("the prefix cache is no longer followed")
 
     def _tell_changes(self, recording: _Recording) -> None:
         size = recording.catalog.num_changes
@@ -202,5 +204,5 @@ class KvFeed:
 
 
 def _too_old(after: int) -> EngineRefusal:
-    message = f"the changes after {after} are not kept: forget what is known, and begin again with 0"
+    message = f"the changes after {after} are no longer kept: discard the recorded state and subscribe again with 0"
     return EngineRefusal(grpc.StatusCode.OUT_OF_RANGE, message, "start_sequence_number")

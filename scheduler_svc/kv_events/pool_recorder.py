@@ -1,8 +1,8 @@
-"""Hears what becomes of the named blocks of one runner's pool, and tells the catalog of those whose content it knows.
+"""Records the events of the named blocks of one runner's pool, and reports blocks of known content to the catalog.
 
-The pool knows names, its prefix sharing knows the tokens behind them: a block's content is described when it is
-announced, and when a later sequence hits it. What was cached before the recording began and is never hit again stays
-unknown, and nobody misses it.
+The pool has the names of blocks, and prefix sharing has their tokens: a block's content is described when the block is
+announced, and when a later sequence hits it. Blocks that were cached before the recording began and are never hit again
+stay unknown, which has no effect on routing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scheduler_svc.kv_events.catalog import CachedBlock, Catalog
 
 
 class PoolEventRecorder:
-    """One runner's part in the catalog."""
+    """Recorder of one runner's blocks for the catalog."""
 
     def __init__(self, pool: BlockPool, catalog: Catalog) -> None:
         self._pool = pool
@@ -23,18 +23,18 @@ class PoolEventRecorder:
 
     @property
     def num_known(self) -> int:
-        """Named blocks of the pool whose content is known."""
+        """Number of the pool's named blocks of known content."""
         return len(self._known)
 
     def first_unknown(self, names: list[bytes]) -> int:
-        """Index of the first of `names` that was not described; their number if all were."""
+        """Returns the index of the first of `names` that is not described, or their number if all are."""
         known = self._known
         return next((index for index, name in enumerate(names) if name not in known), len(names))
 
     def describe(self, names: list[bytes], first: int, tokens: bytes) -> None:
-        """`tokens` (an int32 column) are those of the blocks `names[first:]` of one sequence.
+        """Describes the blocks `names[first:]` of one sequence; `tokens` is an int32 column of their tokens.
 
-        Those that the pool does not have are left out.
+        It skips blocks that the pool does not have.
         """
         width = TOKEN_BYTES * self._pool.block_size
         for index in range(first, len(names)):
@@ -47,20 +47,20 @@ class PoolEventRecorder:
                 self.ready(name)
 
     def ready(self, name: bytes) -> None:
-        """The block of this name is READY."""
+        """Records that a block is READY."""
         block = self._known.get(name)
         if block is not None:
             self._told.add(name)
             self._catalog.store(block)
 
     def gone(self, name: bytes) -> None:
-        """The pool has no block of this name any more."""
+        """Records that the pool no longer has a block."""
         if self._known.pop(name, None) is not None and name in self._told:
             self._told.remove(name)
             self._catalog.remove(name)
 
     def close(self) -> None:
-        """The pool is gone."""
+        """Removes all blocks of the pool from the catalog."""
         for name in self._told:
             self._catalog.remove(name)
         self._told.clear()

@@ -1,1 +1,1 @@
-"""The built-in policies, one a file; each is an entry point of group `roster.policies`."""
+"""The built-in policies, one per file; each is an entry point of the group `roster.policies`."""

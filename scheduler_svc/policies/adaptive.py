@@ -1,14 +1,15 @@
-"""The prefill budget of each step is chosen so that inter-token times keep their target and prompts move fastest.
+"""Sets each step's prefill budget to the largest that keeps the inter-token target.
 
-A bandit over budgets whose arms share a model: the arms are the numbers of prompt positions that a step may hold, the
-context is what the step decodes, and the reward - positions, if the step stays below the target - is known for every
-arm once the step's time is. So nothing is explored blindly: a linear model of the step's time and a tracked quantile of
-its error (`StepTimeModel`) give the largest budget whose step stays below the target with the asked probability. Each
-token of a decoding sequence ends one step's gap, so a share `tail` of slow steps is a share of about `tail` of slow
-gaps. Until the model has seen enough, the budget grows from `min_tokens` by doubling while steps are fast.
+This is a bandit over budgets whose arms share a model. The arms are the numbers of prompt positions in a step, the
+context is the step's decoding work, and the reward is the number of positions if the step stays below the target. Once
+a step's time is known, the reward of every arm is known, so no exploration is needed. A linear model of the step's time
+and a tracked quantile of its error (`StepTimeModel`) give the largest budget whose step stays below the target with the
+required probability. Each token of a decoding sequence ends one step's gap, so a share `tail` of slow steps means a
+share of about `tail` of slow gaps. Until the model has seen enough steps, the budget starts at `min_tokens` and doubles
+while steps are fast.
 
-No fixed budget does this when the load shifts: one that is safe beside many long contexts wastes the steps that have
-few, one that is right for those breaks the target with many.
+A fixed budget fails when the load shifts: a budget that is safe beside many long contexts wastes the steps that decode
+few, and a budget that suits few breaks the target with many.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ _LEARNING_STEPS = 40
 
 
 class AdaptiveParameters(PolicyParameters):
-    """Parameters of `adaptive`."""
-
-    itl_ms: float = Field(default=50.0, gt=0, description="Target of the inter-token time's quantile, in milliseconds.")
+    itl_ms: float = Field(default=50.0, gt=0, description="Inter-token time target, in milliseconds.")
     quantile: float = Field(
         default=0.99, gt=0.5, lt=1, description="Share of inter-token times that must stay below the target."
     )
     min_tokens: int = Field(
-        default=64, ge=1, description="Prompt positions that a step may hold even if the target is missed by them."
+        default=64, ge=1, description="Prompt positions that a step may always hold, even if they break the target."
     )
 
 
 class Adaptive(Policy):
-    """First come, first served, with the largest prefill budget that keeps the inter-token target."""
+    """First come, first served, with the largest prefill budget that keeps an inter-token time target."""
 
     name = "adaptive"
     Parameters = AdaptiveParameters
@@ -44,23 +43,23 @@ class Adaptive(Policy):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
         self._target_s = parameters.itl_ms / 1000
-        # Half of what may be slow is left to what no budget can help: a preemption, a pause of the machine.
+        # Half of the allowed slow share is reserved for causes that no budget prevents: preemptions, machine pauses.
         self._model = StepTimeModel(tail=(1 - parameters.quantile) / 2)
         self._trial = parameters.min_tokens
 
     def budget(self, load: Load) -> Budget:
-        """The largest budget that keeps the target; all of the step when nobody decodes."""
+        """Returns the largest budget that keeps the target, or the rest of the step if no sequence decodes."""
         rest = super().budget(load)
         if not load.decoding:
             return rest
         if self._model.num_steps < _LEARNING_STEPS:
             return rest.within(self._trial)
         tokens = self._model.prefill_tokens_within(self._target_s, load.decoding, load.context, load.tile_tokens)
-        tokens = min(tokens, 2 * self._model.largest_prefill)  # the model is not trusted far beyond what it has seen
+        tokens = min(tokens, 2 * self._model.largest_prefill)  # the model does not extrapolate reliably
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
-        """The model learns; while it has seen too little, the budget doubles after a fast step that used it up."""
+        """Updates the model. During learning, doubles the budget after a fast step that used all of it."""
         self._model.observe(report)
         if report.prefill_tokens >= self._trial and 0 < report.step_s < self._target_s / 2:
             self._trial *= 2

@@ -1,10 +1,11 @@
-"""Earliest deadline first over TTFT targets, steps short enough for ITL targets, and refusal of what can't be in time.
+"""Earliest deadline first over TTFT targets, with steps short enough for ITL targets and refusal of late requests.
 
-A request's deadline is arrival + its TTFT target (or its own deadline, if that is earlier); requests without a target
-stand in the queue as if they had one of `best_effort_s` and are never refused. A request with a target is refused when
-it comes if its first token would be late, or if taking it would make that of another late that was promised. The wait
-is estimated from what is owed ahead of it and the pace at which the runner works that off: a step-time model and the
-mean output length, both learnt from results. Nothing is refused before enough was seen to tell.
+A request's deadline is its arrival plus its TTFT target, or its own deadline if that is earlier. Requests without a
+target are ordered as if their target were `best_effort_s` and are never refused. A request with a target is refused on
+arrival if its first token would be late, or if accepting it would make the first token of an accepted request late. The
+wait is estimated from the prompt tokens ahead of the request and the pace at which runners compute them; the pace comes
+from a step-time model and the mean output length, both learned from results. No request is refused until both have
+seen enough results.
 """
 
 from __future__ import annotations
@@ -33,22 +34,20 @@ _LONGEST_RETRY_S = 60.0
 
 
 class DeadlineParameters(PolicyParameters):
-    """Parameters of `deadline`."""
-
     best_effort_s: float = Field(
-        default=60.0, ge=0, description="TTFT target that requests without one are ordered by, in seconds."
+        default=60.0, ge=0, description="TTFT target by which requests without one are ordered, in seconds."
     )
-    refuse: bool = Field(default=True, description="Refuse a request whose TTFT target can't be kept.")
+    refuse: bool = Field(default=True, description="Refuse a request whose TTFT target cannot be met.")
     safety: float = Field(
-        default=1.2, gt=0, description="Factor on the estimated wait: above 1 refuses earlier, below 1 later."
+        default=1.2, gt=0, description="Factor on the estimated wait: above 1 refuses more requests, below 1 fewer."
     )
     min_tokens: int = Field(
-        default=64, ge=1, description="Prompt positions that a step may hold even if an ITL target is missed by them."
+        default=64, ge=1, description="Prompt positions that a step may always hold, even if they break an ITL target."
     )
 
 
 class Deadline(Policy):
-    """Serves in order of deadlines what can be served in time."""
+    """Earliest TTFT deadline first, refusing requests that cannot meet theirs."""
 
     name = "deadline"
     Parameters = DeadlineParameters
@@ -61,11 +60,11 @@ class Deadline(Policy):
         self._num_ended = 0
 
     def key(self, request: RequestView, ledger: LedgerView) -> float:
-        """When the first token is due."""
+        """Returns the time at which the first token is due, in seconds on the engine's clock."""
         return self._due_at(request)
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
-        """Refuses a request whose first token can't be in time."""
+        """Refuses a request whose first token would be late, or would make an accepted request's first token late."""
         self._pending.expire(load.now_s)
         due_at = self._due_at(request)
         if self.parameters.refuse and request.ttft_target_ms is not None and self._has_learnt:
@@ -73,16 +72,18 @@ class Deadline(Policy):
             late_s = self._pending.wait_s(due_at, request.prompt_tokens, pace) * self.parameters.safety
             late_s -= due_at - load.now_s
             if late_s > 0:
-                reason = f"its first token can't be there within {request.ttft_target_ms} ms: try again later"
+                reason = f"its first token cannot be ready within {request.ttft_target_ms} ms: try again later"
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, late_s)))
             if self._pending.breaks(due_at, request.prompt_tokens, pace, load.now_s):
-                reason = "its prompt would make first tokens late that others were promised: try again later"
+                reason = (
+                    "its prompt would delay the first tokens of accepted requests past their targets: try again later"
+                )
                 return Refuse(reason, min(_LONGEST_RETRY_S, max(0.1, request.prompt_tokens / pace.tokens_per_s)))
         self._pending.add(request, due_at)
         return Accept()
 
     def budget(self, load: Load) -> Budget:
-        """What the tightest ITL target among the decoding sequences leaves."""
+        """Returns the largest budget that keeps the tightest ITL target among the decoding sequences."""
         rest = super().budget(load)
         if load.itl_target_s == float("inf") or self._model.num_steps < _LEARNING_STEPS:
             return rest
@@ -90,7 +91,7 @@ class Deadline(Policy):
         return rest.within(max(self.parameters.min_tokens, tokens))
 
     def observe(self, report: StepReport) -> None:
-        """Learns steps' times and outputs' lengths; notes which promises were met."""
+        """Learns step times and output lengths, and removes first tokens that have arrived from the pending ones."""
         self._model.observe(report)
         for first in report.first_tokens:
             self._pending.keep(first.request, self._due_at(first.request))
@@ -108,7 +109,7 @@ class Deadline(Policy):
         return due_at if request.deadline_s is None else min(due_at, request.deadline_s)
 
     def _pace(self, load: Load) -> Pace:
-        """From the load now: a full step's prompt positions over its time, and slots over a sequence's lifetime."""
+        """Estimates the pace at this load: a full step's prompt positions per its time, slots per sequence lifetime."""
         one = load.of_one_runner()
         tokens = max(1, self.budget(one).prefill_tokens)
         step_s = max(1e-6, self._model.seconds(tokens, one.decoding, one.context, one.tile_tokens))

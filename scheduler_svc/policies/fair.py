@@ -1,12 +1,12 @@
 """Fair shares between tenants: the virtual token counter (Sheng et al., "Fairness in Serving LLMs", OSDI 2024).
 
-Each tenant has a counter of what it was served, (input_weight * prompt + output_weight * sampled tokens) / its weight;
-the tenant with the least goes first. Prompts are charged when they are seated, samples as they come. A tenant that
-comes back after asking for nothing is lifted to the least counter of those that wait, so nobody saves up. The ledger
-holds the counts and the lift: they go on under any policy.
+Each tenant has a counter of its service: (input_weight * prompt tokens + output_weight * sampled tokens) / weight. The
+tenant with the smallest counter goes first. Prompts are charged on admission, samples as they arrive. The counter of a
+tenant that returns from idling is lifted to the smallest counter among waiting tenants, so idle time earns no credit.
+The ledger keeps the counts and the lift, whichever policy is installed.
 
 Between two tenants that always have requests waiting, the weighted service differs by at most 2 * max(input_weight *
-longest prompt, output_weight * tokens of the KV cache), whatever else they send (theorem 4.4 there).
+longest prompt, output_weight * tokens of the KV cache), regardless of other requests (theorem 4.4 of the paper).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from scheduler_svc.policy import LedgerView, Policy, PolicyParameters
 
 
 class FairParameters(PolicyParameters):
-    """Parameters of `fair`."""
-
     weights: dict[str, float] = Field(
-        default_factory=dict, description="Share of a tenant relative to others; 1 for those not named. Above 0."
+        default_factory=dict, description="Relative share of each tenant, above 0; 1 for tenants not listed."
     )
-    input_weight: float = Field(default=1.0, ge=0, description="What a prompt token counts.")
-    output_weight: float = Field(default=2.0, ge=0, description="What a sampled token counts.")
+    input_weight: float = Field(default=1.0, ge=0, description="Cost of a prompt token.")
+    output_weight: float = Field(default=2.0, ge=0, description="Cost of a sampled token.")
 
     @field_validator("weights")
     @classmethod
@@ -35,7 +33,7 @@ class FairParameters(PolicyParameters):
 
 
 class Fair(Policy):
-    """The tenant that was served least first; first come, first served within a tenant."""
+    """Least-served tenant first; first come, first served within a tenant."""
 
     name = "fair"
     Parameters = FairParameters
@@ -46,7 +44,7 @@ class Fair(Policy):
         self._input_weight, self._output_weight = parameters.input_weight, parameters.output_weight
 
     def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
-        """The tenant's virtual counter."""
+        """Returns the tenant's virtual token counter."""
         account = ledger.account(tenant)
         service = self._input_weight * account.prompt_tokens + self._output_weight * account.sampled_tokens
         return service / self._weights.get(tenant, 1.0) + account.lift

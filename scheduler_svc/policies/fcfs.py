@@ -1,4 +1,4 @@
-"""First come, first served, prompts in chunks beside the decoding rows (Sarathi-Serve: Agrawal et al., OSDI 2024)."""
+"""First come, first served, with prompt chunks beside decoding rows (Sarathi-Serve: Agrawal et al., OSDI 2024)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from scheduler_svc.policy import Policy
 
 
 class Fcfs(Policy):
-    """A fixed token budget a step: decoding rows first, then prompt chunks in order of arrival."""
+    """A fixed token budget per step: decoding rows first, then prompt chunks in order of arrival."""
 
     name = "fcfs"

@@ -1,4 +1,4 @@
-"""How long a request is as a job, on a scale from 0 to 1: what `sjf` and `ljf` order by."""
+"""Predicted length of a request on a scale from 0 to 1, by which `sjf` and `ljf` order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ class JobLengthParameters(PolicyParameters):
     ageing_s: float = Field(
         default=60.0,
         ge=0,
-        description="Head start in seconds, at most: nobody is overtaken by a request that arrives later than this "
+        description="Seconds that bound overtaking: a request is never overtaken by one that arrives more than this "
         "after it.",
     )
-    longest_tokens: int = Field(default=32_768, ge=2, description="Tokens of the longest job; longer ones count alike.")
-    prompt_weight: float = Field(default=0.1, ge=0, description="What a prompt token counts, in output tokens.")
+    longest_tokens: int = Field(
+        default=32_768, ge=2, description="Tokens of the longest job; longer jobs rank the same."
+    )
+    prompt_weight: float = Field(default=0.1, ge=0, description="Cost of a prompt token, in output tokens.")
     estimator: str = Field(
         default="max_tokens",
-        description="Predicts the output's length: max_tokens, tenant_history, or an entry point of the group "
+        description="Predictor of output length: max_tokens, tenant_history, or an entry point of the group "
         "roster.length_estimators.",
     )
 
@@ -31,14 +33,14 @@ class JobLengthParameters(PolicyParameters):
     @classmethod
     def _exists(cls, name: str) -> str:
         if name not in available_estimators():
-            raise ValueError(f"there is no {name!r}; there are: {', '.join(available_estimators())}")
+            raise ValueError(f"{name!r} is not installed; available are: {', '.join(available_estimators())}")
         return name
 
 
 class JobLength:
-    """Predicts lengths, and learns from what ended.
+    """Maps requests to lengths, learning from ended sequences.
 
-    The scale is the logarithm of the predicted tokens, as lengths are heavy-tailed: each doubling weighs alike.
+    The scale is logarithmic in the predicted tokens, because lengths are heavy-tailed: each doubling has equal weight.
     """
 
     def __init__(self, parameters: JobLengthParameters) -> None:
@@ -47,11 +49,11 @@ class JobLength:
         self.estimator: LengthEstimator = load_estimator(parameters.estimator)
 
     def share(self, request: RequestView) -> float:
-        """0 for a job of no tokens, 1 for the longest."""
+        """Returns the job's length, from 0 (no tokens) to 1 (`longest_tokens` or more)."""
         tokens = self._prompt_weight * request.prompt_tokens + self.estimator.predict(request)
         return min(1.0, math.log1p(max(0.0, tokens)) / self._longest)
 
     def learn(self, report: StepReport) -> None:
-        """From the sequences that ended in a step."""
+        """Updates the estimator with the sequences that ended in a step."""
         for ended in report.ended:
             self.estimator.learn(ended.request, ended.generated)

@@ -1,5 +1,5 @@
-"""How long an output will be: what `sjf` and `ljf` ask. An estimator is a class; others are entry points of the group
-`roster.length_estimators`."""
+"""Estimators of output length for `sjf` and `ljf`. Further estimators are classes installed as entry points of the
+group `roster.length_estimators`."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ ENTRY_POINT_GROUP = "roster.length_estimators"
 
 
 class LengthEstimator(Protocol):
-    """Predicts output lengths; made without arguments."""
+    """Predictor of output lengths; its class is called without arguments."""
 
     def predict(self, request: RequestView) -> float:
-        """Output tokens, expected."""
+        """Returns the expected number of output tokens."""
 
     def learn(self, request: RequestView, generated: int) -> None:
-        """A sequence of the request has ended with this many tokens."""
+        """Learns that a sequence of the request has ended with `generated` tokens."""
 
 
 class MaxTokens:
-    """The request's own limit: an upper bound, and all that is known when tenants do not repeat themselves."""
+    """Predicts the request's own limit, an upper bound: the best estimate if tenants' past outputs predict nothing."""
 
     def predict(self, request: RequestView) -> float:
-        """`max_tokens`."""
+        """Returns `max_tokens`."""
         return float(request.max_tokens)
 
     def learn(self, request: RequestView, generated: int) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 class TenantHistory:
-    """The tenant's mean output so far, at most `max_tokens`; the limit itself for a tenant never seen."""
+    """Predicts the tenant's mean output so far, at most `max_tokens`; `max_tokens` itself for an unknown tenant."""
 
     _MEMORY = 50
-    """Sequences after which the mean has forgotten two thirds of what was before."""
+    """Sequences after which earlier ones weigh about a third in the mean."""
     _MAX_TENANTS = 10_000
 
     def __init__(self) -> None:
         self._mean: dict[str, float] = {}
 
     def predict(self, request: RequestView) -> float:
-        """The smaller of the tenant's mean and `max_tokens`."""
+        """Returns the smaller of the tenant's mean and `max_tokens`."""
         return min(float(request.max_tokens), self._mean.get(request.tenant, float("inf")))
 
     def learn(self, request: RequestView, generated: int) -> None:
-        """Moves the tenant's mean; the tenant seen first is forgotten when there are too many."""
+        """Updates the tenant's mean. Beyond `_MAX_TENANTS`, forgets the tenant seen first."""
         mean = self._mean.get(request.tenant)
         if mean is None:
             if len(self._mean) >= self._MAX_TENANTS:
@@ -61,16 +61,16 @@ _BUILT_IN: dict[str, type[LengthEstimator]] = {"max_tokens": MaxTokens, "tenant_
 
 
 def available_estimators() -> list[str]:
-    """Names, sorted."""
+    """Returns the names of all estimators, sorted."""
     return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def load_estimator(name: str) -> LengthEstimator:
-    """Makes the estimator of this name. Raises ValueError with a list of what exists."""
+    """Creates the estimator of this name. Raises ValueError, which lists the available ones."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
             estimator: LengthEstimator = entry.load()()
             return estimator
-    raise ValueError(f"there is no length estimator {name!r}; there are: {', '.join(available_estimators())}")
+    raise ValueError(f"length estimator {name!r} is not installed; available are: {', '.join(available_estimators())}")

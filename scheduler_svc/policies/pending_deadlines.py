@@ -1,4 +1,4 @@
-"""First tokens that are still owed, in order of their deadlines: what `deadline` weighs a new request against."""
+"""Pending first tokens in order of their deadlines, against which `deadline` checks a new request."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import numpy as np
 from scheduler_svc.policy import RequestView
 
 Numbers = Any
-"""A number, or an array of as many as are pending."""
+"""A number, or an array with one number per pending first token."""
 _KEPT_S = 5.0
-"""A promise that was broken is forgotten after this: its request may have been cancelled, which nobody tells."""
+"""Seconds after its deadline at which an entry is dropped: policies do not learn of cancelled requests."""
 
 
 @dataclass(slots=True, frozen=True)
 class Pace:
-    """How fast the backlog shrinks now."""
+    """Rate at which the backlog shrinks at the current load."""
 
     tokens_per_s: float
-    """Prompt tokens that one runner computes, if prompts had every step's budget."""
+    """Prompt tokens that one runner computes per second if prompts use every step's whole budget."""
     num_runners: int
     ends_per_s: float
-    """Slots that become free, of all runners."""
+    """Slots that become free per second, over all runners."""
     free_slots: int
-    """Slots of sequences that decode not yet: what is owed may be seated already."""
+    """Slots without a decoding sequence; sequences with a pending first token may already be in them."""
     step_s: float
-    """A step's time: the least that a first token takes once its prompt is computed."""
+    """Time of one step in seconds: the least that a first token takes once its prompt is computed."""
 
     def first_tokens_s(self, work: Numbers, tokens: Numbers, rank: Numbers) -> Numbers:
-        """When the first token comes of a prompt of `tokens`, the last of so much work and the `rank`-th in order.
+        """Returns the seconds until a prompt's first token.
 
-        What is ahead is dealt out to all runners, so that the prompt begins by its share at the latest (R. L. Graham,
-        Bounds on multiprocessing timing anomalies, 1969); the prompt itself is one runner's.
+        The prompt has `tokens` tokens and is the `rank`-th in order; `work` counts all prompt tokens up to its end. The
+        work ahead is spread over all runners, so the prompt starts once its runner has done an equal share of it, at
+        the latest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). One runner computes the prompt
+        itself.
         """
         computed = ((work - tokens) / self.num_runners + tokens) / self.tokens_per_s
         seated = np.maximum(0, rank - self.free_slots) / self.ends_per_s
@@ -41,7 +43,7 @@ class Pace:
 
 
 class PendingDeadlines:
-    """A column each of deadlines (seconds, engine's clock) and prompt tokens, sorted by deadline."""
+    """Columns of deadlines (seconds on the engine's clock) and prompt tokens, sorted by deadline."""
 
     def __init__(self) -> None:
         self._deadlines = np.zeros(0)
@@ -52,13 +54,13 @@ class PendingDeadlines:
         return len(self._ids)
 
     def wait_s(self, deadline_s: float, tokens: int, pace: Pace) -> float:
-        """How long a request with this deadline would wait for its first token, earliest deadline first."""
+        """Returns the seconds a request with this deadline would wait for its first token, earliest deadline first."""
         place = int(self._deadlines.searchsorted(deadline_s, "right"))
         ahead = int(self._tokens[:place].sum())
         return float(pace.first_tokens_s(ahead + tokens, tokens, place + 1))
 
     def breaks(self, deadline_s: float, tokens: int, pace: Pace, now_s: float) -> bool:
-        """Would taking the request break a promise with a later deadline that holds without it?"""
+        """Returns whether accepting the request would make a later deadline missed that is met without it."""
         place = int(self._deadlines.searchsorted(deadline_s, "right"))
         if place == len(self._ids):
             return False
@@ -70,14 +72,14 @@ class PendingDeadlines:
         return bool(((without <= slack) & (added > slack)).any())
 
     def add(self, request: RequestView, deadline_s: float) -> None:
-        """The request's first token is owed by `deadline_s`."""
+        """Adds a request whose first token is due at `deadline_s`."""
         place = int(self._deadlines.searchsorted(deadline_s, "right"))
         self._deadlines = np.insert(self._deadlines, place, deadline_s)
         self._tokens = np.insert(self._tokens, place, request.prompt_tokens)
         self._ids.insert(place, (request.tenant, request.request_id))
 
     def keep(self, request: RequestView, deadline_s: float) -> None:
-        """The first token has come, in time or not."""
+        """Removes a request whose first token has arrived, in time or late."""
         name = (request.tenant, request.request_id)
         place = int(self._deadlines.searchsorted(deadline_s, "left"))
         while place < len(self._ids) and self._deadlines[place] == deadline_s:
@@ -89,7 +91,7 @@ class PendingDeadlines:
             place += 1
 
     def expire(self, now_s: float) -> None:
-        """Forgets what should have been there long ago."""
+        """Drops entries whose deadline passed more than `_KEPT_S` ago."""
         count = int(self._deadlines.searchsorted(now_s - _KEPT_S))
         if count:
             self._deadlines, self._tokens = self._deadlines[count:], self._tokens[count:]

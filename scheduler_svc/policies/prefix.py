@@ -1,8 +1,8 @@
 """Longest cached prefix first (SGLang's cache-aware order: Zheng et al., 2024), without starving cold requests.
 
-What is cached changes with every step and differs between runners, so it can't be a key: the queue stays in order of
-arrival, and the first `window` of it are reordered whenever somebody may be seated. A request that has waited
-`max_wait_s` goes before all that have not, so hot prefixes delay a cold request by at most that.
+The cached prefixes change with every step and differ between runners, so they cannot be a sort key. The queue stays in
+order of arrival, and its first `window` requests are reordered whenever one may be admitted. A request that has waited
+`max_wait_s` goes before all that have not, so hot prefixes delay a cold request by at most that time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from scheduler_svc.policy import Policy, PolicyParameters, WaitingView
 
 
 class PrefixParameters(PolicyParameters):
-    """Parameters of `prefix`."""
-
     window: int = Field(default=16, ge=1, le=256, description="Requests at the head of the queue that are reordered.")
     max_wait_s: float = Field(
-        default=10.0, ge=0, description="A request that has waited this many seconds goes before those that have not."
+        default=10.0, ge=0, description="Seconds of waiting after which a request goes first, cached or not."
     )
 
 
 class Prefix(Policy):
-    """Reuses what is cached before it is evicted. Needs prefix sharing; without it, first come, first served."""
+    """Longest cached prefix first, so that prefixes are reused before eviction. Without prefix sharing, first come,
+    first served."""
 
     name = "prefix"
     Parameters = PrefixParameters
@@ -35,6 +34,6 @@ class Prefix(Policy):
         self.rerank_window = parameters.window
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
-        """Those that have waited too long by rank, then the others by cached tokens, then by rank."""
+        """Returns sequences that have waited `max_wait_s` by rank, then the others by cached tokens and rank."""
         max_wait_s = self.parameters.max_wait_s
         return sorted(head, key=lambda view: (-view.cached if view.waited_s < max_wait_s else float("-inf"), view.rank))

@@ -1,7 +1,7 @@
-"""Strict classes with ageing: a class is worth `ageing_s` seconds, and a higher one takes a lower one's slot.
+"""Priority classes with ageing: a class is worth `ageing_s` seconds, and a higher class preempts a lower one.
 
-The order is arrival - priority * ageing_s, which does not change with time. So a request is overtaken only by requests
-of higher classes that arrive less than (their class - its class) * ageing_s after it: the bound on starvation.
+The order is arrival - priority * ageing_s, which does not change with time. A request is therefore overtaken only by
+requests of higher classes that arrive less than (their class - its class) * ageing_s after it, which bounds starvation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from scheduler_svc.policy import LedgerView, Policy, PolicyParameters, RequestVi
 
 
 class PriorityParameters(PolicyParameters):
-    """Parameters of `priority`."""
-
     ageing_s: float = Field(
         default=60.0,
         ge=0,
-        description="Seconds of waiting that one class is worth: nobody is overtaken by a request of the next class "
-        "that arrives later than this after it.",
+        description="Seconds of waiting that one class is worth: a request is never overtaken by one of the next class "
+        "that arrives more than this after it.",
     )
     preempt: bool = Field(
-        default=True, description="A waiting request takes slot and blocks of running ones of a lower class."
+        default=True, description="Preempt running requests of a lower class when a waiting one needs a slot or blocks."
     )
 
 
@@ -34,11 +32,11 @@ class Priority(Policy):
     Parameters = PriorityParameters
 
     def key(self, request: RequestView, ledger: LedgerView) -> float:
-        """Arrival, moved ahead by the class."""
+        """Returns the arrival, moved earlier by the class."""
         return request.arrival_s - request.priority * float(self.parameters.ageing_s)
 
     def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
-        """One of the lowest class, if that is below the candidate's."""
+        """Returns a running sequence of the lowest class if that is below the candidate's."""
         if not self.parameters.preempt:
             return None
         lowest = min((view.request.priority for view in running), default=candidate.request.priority)

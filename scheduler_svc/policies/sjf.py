@@ -1,7 +1,7 @@
-"""Shortest predicted job first, with ageing: the least mean time to completion.
+"""Shortest predicted job first, with ageing: minimizes the mean time to completion.
 
 The order is arrival + ageing_s * s, where s is the job's length from 0 to 1 (`job_length`). It does not change with
-time, and a request is overtaken only by requests that arrive less than `ageing_s` after it: the bound on starvation.
+time. A request is overtaken only by requests that arrive less than `ageing_s` after it, which bounds starvation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scheduler_svc.policy import LedgerView, Policy, RequestView, StepReport
 
 
 class Sjf(Policy):
-    """Short jobs first, at most `ageing_s` at the cost of long ones."""
+    """Shortest predicted job first; `ageing_s` limits the delay of long jobs."""
 
     name = "sjf"
     Parameters = JobLengthParameters
@@ -23,9 +23,9 @@ class Sjf(Policy):
         self._length = JobLength(parameters)
 
     def key(self, request: RequestView, ledger: LedgerView) -> float:
-        """Arrival, moved back by the predicted length."""
+        """Returns the arrival, moved later by the predicted length."""
         return request.arrival_s + float(self.parameters.ageing_s) * self._length.share(request)
 
     def observe(self, report: StepReport) -> None:
-        """The estimator learns from what ended."""
+        """Updates the length estimator with the sequences that ended."""
         self._length.learn(report)

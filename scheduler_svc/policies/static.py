@@ -1,4 +1,4 @@
-"""Request-level batching, the baseline: a batch forms when the last one has ended, and nobody joins it."""
+"""Request-level batching, the baseline: a batch forms when the previous one has ended, and no sequence joins it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from scheduler_svc.policy import Budget, Load, Policy
 
 
 class Static(Policy):
-    """Fills the slots once, then waits until every one of them is empty again."""
+    """Fills the slots once, then admits no sequence until all of them are empty again."""
 
     name = "static"
 
     def budget(self, load: Load) -> Budget:
-        """New sequences only into an empty roster, all at once; their prompts follow as steps hold them."""
+        """Admits sequences only when none runs, all at once; their prompts are computed as steps have room."""
         return Budget(
             prefill_tokens=max(1, load.max_step_tokens - load.decoding),
             max_new=0 if load.running else load.slots,

@@ -1,11 +1,11 @@
-"""How long a step will take, learnt from the steps before: what `adaptive` and `deadline` plan with.
+"""Model of a step's time, learned from earlier steps; `adaptive` and `deadline` plan with it.
 
     seconds = w0 + w1 * prefill tokens + w2 * decoding rows + w3 * context, all w >= 0
 
-by least squares with exponential forgetting over the results' reports, where prefill tokens include the room that is
-left in the step's last tile (`Load.tile_tokens`), and a factor for the tail: the quantile of
-(seconds taken / predicted), tracked online by stochastic steps on the pinball loss (Robbins-Monro). Load is an input,
-not something to be learnt anew, so a shift of load finds the model ready.
+The weights come from least squares with exponential forgetting over step reports. Prefill tokens include the unused
+room in the step's last tile (`Load.tile_tokens`). A factor for the tail is the quantile of (seconds taken / predicted),
+tracked online by stochastic steps on the pinball loss (Robbins-Monro). The load is an input of the model, so a shift of
+load needs no relearning.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from operator import mul
 from scheduler_svc.policy import StepReport
 
 _SCALE = (1.0, 1e-3, 1e-2, 1e-5)
-"""Brings the inputs to about 1."""
+"""Factors that scale the inputs to about 1."""
 _TRIANGLE = ((0, 1, 3, 6), (1, 2, 4, 7), (3, 4, 5, 8), (6, 7, 8, 9))
-"""Where the product of two inputs stands among those of the lower triangle, row by row."""
+"""Index of the product of two inputs in the lower triangle, stored row by row."""
 _REFIT_EVERY = 8
 _RIDGE = 1e-4
 
 Inputs = tuple[float, float, float, float]
-"""1, prefill tokens, decoding rows, context; scaled."""
+"""1, prefill tokens, decoding rows and context, scaled by `_SCALE`."""
 
 
 class StepTimeModel:
-    """Learns with `observe`; `seconds` and `prefill_tokens_within` ask it.
+    """Step-time model that learns online.
 
-    In plain Python: for four inputs numpy's calls cost more than the arithmetic.
+    It is plain Python: for four inputs, numpy's call overhead exceeds the arithmetic.
     """
 
     def __init__(self, tail: float = 0.01, memory: int = 1000) -> None:
-        """`tail`: share of steps that may take longer than `tail_factor` times the prediction. `memory`: steps after
-        which an observation weighs a third."""
+        """`tail` is the share of steps that may take longer than `tail_factor` times the prediction. `memory` is the
+        number of steps after which an observation weighs about a third."""
         self.num_steps = 0
-        """Reports learnt from."""
+        """Reports learned from."""
         self.largest_prefill = 0
-        """Most prefill tokens of a step so far."""
+        """Most prefill tokens in one step so far."""
         self.tail_factor = 1.15
         self._tail = tail
         self._forget = 1 - 1 / memory
-        self._sums = [0.0] * 14  # of the products of two inputs, the lower triangle row by row, and with the seconds
+        # Sums of products: of two inputs (the lower triangle, row by row), then of each input with the seconds.
+        self._sums = [0.0] * 14
         self._weights = [0.0] * 4
 
     def observe(self, report: StepReport) -> None:
-        """A step that took `report.step_s`."""
+        """Learns from a step that took `report.step_s` seconds."""
         seconds = report.step_s
-        if seconds <= 0:  # came together with the result before it: its time is in that one's
+        if seconds <= 0:  # arrived together with the previous result, whose time includes this step
             return
         charged = _charged_prefill(report.prefill_tokens, report.decode_rows, report.tile_tokens)
         x = _inputs(charged, report.decode_rows, report.context)
@@ -64,13 +65,16 @@ class StepTimeModel:
             self._weights = nonnegative_solution(gram, self._sums[10:])
 
     def seconds(self, prefill_tokens: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
-        """Predicted time of a step."""
+        """Returns the predicted time of a step, in seconds."""
         charged = _charged_prefill(prefill_tokens, decode_rows, tile_tokens)
         return self._predicted(_inputs(charged, decode_rows, context))
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context: int, tile_tokens: int = 1) -> float:
-        """Most prefill tokens with which the step stays below `seconds`, tail included: as many as fill whole tiles.
-        Where that is none, what would fit without tiles; negative where not even the decoding rows stay below it."""
+        """Returns the most prefill tokens that fill whole tiles and keep the step, tail included, below `seconds`.
+
+        If no whole tile fits, returns the number that would fit without tiles; it is negative if the decoding rows
+        alone exceed `seconds`.
+        """
         rest = seconds / self.tail_factor - self.seconds(0, decode_rows, context)
         per_token = self._weights[1] * _SCALE[1]
         if per_token <= 0:
@@ -83,7 +87,7 @@ class StepTimeModel:
         return sum(map(mul, x, self._weights))
 
     def _track_tail(self, seconds: float, predicted: float) -> None:
-        """One step of the factor towards the quantile 1 - tail of seconds / predicted."""
+        """Moves the tail factor one step towards the quantile 1 - tail of seconds / predicted."""
         if predicted <= 0:
             return
         above = seconds > predicted * self.tail_factor
@@ -92,7 +96,7 @@ class StepTimeModel:
 
 
 def _charged_prefill(prefill_tokens: float, decode_rows: int, tile_tokens: int) -> float:
-    """Positions that the step's last tile has room for count as prompts', where there are any."""
+    """Returns the prefill tokens plus the unused room of the step's last tile; 0 without prefill tokens."""
     if not prefill_tokens:
         return 0
     return -(-(prefill_tokens + decode_rows) // tile_tokens) * tile_tokens - decode_rows
@@ -104,8 +108,8 @@ def _inputs(prefill_tokens: float, decode_rows: int, context: int) -> Inputs:
 
 
 def nonnegative_solution(gram: list[list[float]], moment: list[float]) -> list[float]:
-    """Least squares from its normal equations, with a little ridge; inputs whose weight would be negative are left out
-    one by one, the most negative first."""
+    """Solves least squares from its normal equations, with a small ridge. Removes inputs whose weight would be negative
+    one by one, the most negative first, and gives them weight 0."""
     used = list(range(len(moment)))
     while used:
         rows = [[gram[i][j] * (1 + _RIDGE * (i == j)) + 1e-9 * (i == j) for j in used] for i in used]
@@ -119,8 +123,8 @@ def nonnegative_solution(gram: list[list[float]], moment: list[float]) -> list[f
 
 
 def _solution(rows: list[list[float]], right: list[float]) -> list[float]:
-    """x of rows @ x = right, by elimination; `rows` is symmetric and positive definite, so it needs no pivots. Spoils
-    its arguments."""
+    """Solves rows @ x = right by elimination. `rows` is symmetric and positive definite, so no pivoting is needed.
+    Overwrites its arguments."""
     size = len(right)
     for i in range(size):
         for j in range(i + 1, size):

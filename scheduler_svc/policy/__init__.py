@@ -1,4 +1,4 @@
-"""Policies: the interface for their authors, the guard around them, and how they are found by name."""
+"""Scheduling policies: the interface for policy authors, the guard around calls, and lookup by name."""
 
 from scheduler_svc.policy.guard import PolicyGuard
 from scheduler_svc.policy.interface import Accept, Budget, Policy, PolicyParameters, Refuse, VictimChoice

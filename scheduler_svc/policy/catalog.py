@@ -1,4 +1,4 @@
-"""The installed policies, described for operators: what each does and which parameters it takes."""
+"""Descriptions of the installed policies and their parameters, for operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler_svc.policy import ENTRY_POINT_GROUP, import_policy
 
 
 def describe_policies() -> list[admin_pb2.PolicyDescription]:
-    """Imports every installed policy, sorted by name. One that can't be imported is described by its problem."""
+    """Describes every installed policy, sorted by name. If a policy cannot be imported, its `problem` says why."""
     return [_describe(entry) for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)]
 
 
@@ -21,7 +21,7 @@ def _describe(entry: EntryPoint) -> admin_pb2.PolicyDescription:
         found = import_policy(entry)
         description.summary = _first_sentence(found.__doc__)
         description.parameters.extend(_parameters(found.Parameters.model_json_schema()))
-    except Exception as error:  # a third party's code
+    except Exception as error:  # third-party code may raise anything
         description.problem = str(error)
     return description
 
@@ -48,7 +48,7 @@ def _parameters(schema: dict[str, Any]) -> list[admin_pb2.PolicyParameter]:
 
 
 def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema without references and titles."""
+    """Returns the schema with references resolved, and without titles and descriptions."""
     if isinstance(schema, list):
         return [_resolved(item, definitions) for item in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,7 @@
-"""Stands between the core and a policy: calls it, checks what it returns, and falls back to the defaults.
+"""Calls the policy for the core, checks what it returns, and falls back to the defaults.
 
-A policy that raises or returns nonsense costs that decision under the defaults (`fcfs`) and a counter, never a stream.
-So does one that takes too long, where there is a timeout: see `Watchdog`.
+If a call raises, returns an invalid value or exceeds the timeout (`Watchdog`), the default policy (`fcfs`) makes that
+decision and a counter is incremented. No stream fails.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _NUMBERS = (int, float)
 
 
 class PolicyGuard:
-    """The policy as the core sees it: every answer fits. The policy may be replaced; the counters stay."""
+    """Wrapper that returns only valid answers. `install` replaces the policy; the counters are kept."""
 
     def __init__(self, policy: Policy, timeout_s: float | None = None) -> None:
-        """`timeout_s`: a call that takes longer is interrupted; None: calls may take any time."""
+        """Calls that take longer than `timeout_s` are interrupted; None or 0 means no limit."""
         self.failures = 0
-        """Decisions that the defaults took in the policy's place."""
+        """Decisions made by the defaults because the policy failed."""
         self.last_failure = ""
         self._watchdog = Watchdog(timeout_s) if timeout_s else None
         self._default = Policy(PolicyParameters())
         self.install(policy)
 
     def install(self, policy: Policy) -> None:
-        """From now on `policy` decides."""
+        """Replaces the policy."""
         self.policy = policy
         self.admits = _overrides(policy, "admit")
         self.budgets = _overrides(policy, "budget")
@@ -46,33 +46,33 @@ class PolicyGuard:
         return self._watchdog.overruns if self._watchdog is not None else 0
 
     def close(self) -> None:
-        """Ends the watchdog's thread."""
+        """Stops the watchdog's thread."""
         if self._watchdog is not None:
             self._watchdog.close()
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
-        """Accept or Refuse, whatever the policy does."""
+        """Returns Accept or Refuse."""
         return self._call("admit", lambda answer: isinstance(answer, Accept | Refuse), request, load)
 
     def key(self, request: RequestView, ledger: LedgerView) -> Any:
-        """A flat tuple of numbers, whatever the policy does."""
+        """Returns the sort key as a flat tuple of numbers."""
         key = self._call("key", _is_key, request, ledger)
         return key if isinstance(key, tuple) else (key,)
 
     def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
-        """A number, whatever the policy does."""
+        """Returns the tenant's sort key, a number that is not NaN."""
         return self._call("tenant_key", _is_number, tenant, ledger)
 
     def budget(self, load: Load) -> Budget:
-        """A budget of counts >= 0, whatever the policy does."""
+        """Returns the step's budget; all its counts are at least 0."""
         return self._call("budget", _is_budget, load)
 
     def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
-        """The budget of a policy that does not override `budget`: so there is no load to be made up."""
+        """Returns the budget of a policy that does not override `budget`, without building a `Load`."""
         return self._call("rest_of_step", _is_budget, decoding, max_step_tokens)
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
-        """The views of `head`, each once, whatever the policy does."""
+        """Returns a permutation of `head`."""
 
         def fits(answer: Any) -> bool:
             return len(answer) == len(head) and {id(view) for view in answer} == {id(view) for view in head}
@@ -80,17 +80,17 @@ class PolicyGuard:
         return self._call("rerank", fits, head)
 
     def victim(self, running: Sequence[RunningView], candidate: RunningView) -> RunningView | None:
-        """A running sequence that ranks strictly below the candidate, or None."""
+        """Returns a running sequence that ranks strictly below the running candidate, or None."""
         below = [view for view in running if view.rank > candidate.rank]
         return self._call("victim", _one_of(below), below, candidate)
 
     def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
-        """A running sequence that ranks strictly below the candidate, or None."""
+        """Returns a running sequence that ranks strictly below the waiting candidate, or None."""
         below = [view for view in running if view.rank > candidate.rank]
         return self._call("displace", _one_of(below), below, candidate)
 
     def observe(self, report: StepReport) -> None:
-        """Tells the policy; its failures are counted."""
+        """Passes the report to the policy."""
         self._call("observe", lambda answer: True, report)
 
     def _call(self, function: str, fits: Callable[[Any], bool], *arguments: Any) -> Any:
@@ -105,18 +105,18 @@ class PolicyGuard:
             self.last_failure = f"{function}() returned {_shown(answer)}"
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a policy that calls sys.exit() is a failing policy, no reason to end
+        except BaseException as error:  # including SystemExit: a policy must not end the process
             self.last_failure = f"{function}() raised {_shown(error)}"
         self.failures += 1
         return getattr(self._default, function)(*arguments)
 
 
 def _shown(answer: object) -> str:
-    """What the policy gave, for a log line."""
+    """Returns a short representation for a log line; the policy's own `__repr__` may raise."""
     try:
         return repr(answer)[:200]
     except Exception:
-        return f"a {type(answer).__name__} that can't be shown"
+        return f"a {type(answer).__name__} whose repr() fails"
 
 
 def _overrides(policy: Policy, function: str) -> bool:

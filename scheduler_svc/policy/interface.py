@@ -1,8 +1,8 @@
-"""The policy interface: small functions over read-only views. The policy proposes, the core checks and commits.
+"""The policy interface: small functions over read-only views. The policy proposes; the core checks and commits.
 
-A policy is one class in one file, found through the entry-point group `roster.policies`. It overrides what it changes;
-the defaults here are first come, first served with chunked prefill. The core calls only what is overridden, so an
-unused function costs nothing.
+A policy is one class in one file, found through the entry-point group `roster.policies`. It overrides only what it
+changes; the defaults are first come, first served with chunked prefill. The core calls only overridden functions, so an
+unused one costs nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Budget(NamedTuple):
 
 
 class Budget(_Budget):
-    """What a step may do besides decoding.
+    """Budget of a step for everything besides decoding.
 
-    prefill_tokens: most prompt positions. may_chunk: a prompt may be split (one longer than a whole step always is).
-    max_new: most sequences admitted. admit_ahead: sequences may take slots before the budget reaches them.
-    overflow: positions beyond prefill_tokens for a prompt that they complete, as the last of the step. Its former name,
-    `stretch`, is still understood, with a warning.
+    prefill_tokens: most prompt positions. may_chunk: whether prompts may be split (a prompt longer than a whole step
+    always is). max_new: most sequences admitted. admit_ahead: whether sequences may take slots before the budget
+    reaches them. overflow: positions beyond prefill_tokens that may be used to complete a prompt, the step's last.
+    `stretch`, the former name of overflow, is accepted with a FutureWarning.
     """
 
     __slots__ = ()
@@ -59,53 +59,56 @@ class Budget(_Budget):
         return self.overflow
 
     def within(self, tokens: float) -> Budget:
-        """Of these, `tokens` prompt positions at most, those that complete a prompt among them."""
+        """Returns this budget limited to `tokens` prompt positions, overflow included."""
         prefill_tokens = int(min(self.prefill_tokens, tokens))
         return self._replace(prefill_tokens=prefill_tokens, overflow=int(min(self.overflow, tokens - prefill_tokens)))
 
 
 @dataclass(slots=True, frozen=True)
 class Accept:
-    """The request may wait."""
+    """Answer of `Policy.admit`: the request may wait."""
 
 
 @dataclass(slots=True, frozen=True)
 class Refuse:
-    """The request is refused at once (RESOURCE_EXHAUSTED). `retry_after_s` goes into RetryInfo; 0 for none."""
+    """Answer of `Policy.admit`: the request is refused at once with RESOURCE_EXHAUSTED.
+
+    `retry_after_s` (seconds) is sent as RetryInfo; 0 for none.
+    """
 
     reason: str
     retry_after_s: float = 0.0
 
 
 class VictimChoice(StrEnum):
-    """Which of the sequences that may be preempted is."""
+    """Rule that selects a sequence to preempt."""
 
     LOWEST_RANK = "lowest_rank"
     LEAST_COMPUTED = "least_computed"
 
 
 class PolicyParameters(BaseModel):
-    """The parameters that every policy has; a policy with more of them extends this class."""
+    """Parameters common to all policies. A policy with its own parameters extends this class."""
 
     model_config = ConfigDict(extra="forbid")
 
     victim: VictimChoice = Field(
         default=VictimChoice.LOWEST_RANK,
-        description="Who is preempted when blocks run out, among those that rank below: the lowest of them, or the "
-        "one with the least computed, which wastes least.",
+        description="Which lower-ranked sequence is preempted when blocks run out: the one of lowest rank, or the one "
+        "with the fewest computed positions, which wastes the least work.",
     )
     step_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Most positions a step, decoding rows included; default: what the runner allows. It bounds what a "
-        "prompt may cost its neighbours; policies that choose budgets of their own may ignore it.",
+        description="Most positions per step, decoding rows included; default: the runner's limit. It bounds how much "
+        "a prompt slows down other sequences. Policies that choose their own budgets may ignore it.",
     )
     finish_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Most positions of a step that thereby computes the last of a prompt, so that a short rest needs "
-        "no step of its own; default: step_tokens, below which it can't be. Policies that take only whole prompts or "
-        "whole batches ignore both.",
+        description="Most positions of a step that completes a prompt, so that a short rest needs no step of its own; "
+        "at least step_tokens, which is the default. Policies that take only whole prompts or whole batches ignore "
+        "both.",
     )
 
     @model_validator(mode="after")
@@ -113,79 +116,83 @@ class PolicyParameters(BaseModel):
         if self.finish_tokens is None:
             return self
         if self.step_tokens is None:
-            raise ValueError("finish_tokens says how far a step may exceed step_tokens: set step_tokens too")
+            raise ValueError("finish_tokens is set without step_tokens: set step_tokens too")
         if self.finish_tokens < self.step_tokens:
             raise ValueError(
-                f"finish_tokens ({self.finish_tokens}) is below step_tokens ({self.step_tokens}): a step that ends a "
-                "prompt may be longer than others, not shorter"
+                f"finish_tokens ({self.finish_tokens}) is below step_tokens ({self.step_tokens}): set it to at least "
+                "step_tokens"
             )
         return self
 
     def choose_victim(self, running: Sequence[RunningView]) -> RunningView | None:
-        """The victim among `running`, any of which may be preempted; None if there is none."""
+        """Returns the victim among `running`, all of which may be preempted, or None if it is empty."""
         if self.victim is VictimChoice.LEAST_COMPUTED:
             return min(running, key=lambda view: (view.computed, _reversed(view)), default=None)
         return max(running, key=lambda view: view.rank, default=None)
 
 
 def _reversed(view: RunningView) -> int:
-    """Of two with as much computed, the later arrival."""
+    """Returns a key that puts the later arrival first among sequences with equal computed positions."""
     return -view.rank.own
 
 
 class Policy:
-    """First come, first served; every step up to `step_tokens` positions, prompts in chunks."""
+    """First come, first served; each step has up to `step_tokens` positions, with prompts in chunks."""
 
     name: ClassVar[str] = "base"
     Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
     rerank_window: int = 0
-    """How many of the queue's first sequences `rerank` gets; a policy that overrides it sets this (at most 256)."""
+    """Number of sequences at the head of the queue that `rerank` receives, at most 256; a policy that overrides
+    `rerank` sets it."""
 
     def __init__(self, parameters: Any) -> None:
         self.parameters = parameters
 
     def admit(self, request: RequestView, load: Load) -> Accept | Refuse:
-        """May this request wait at all?"""
+        """Decides whether the request may wait."""
         return Accept()
 
     def key(self, request: RequestView, ledger: LedgerView) -> Any:
-        """Time-invariant sort key, a number or a tuple of numbers; smaller goes first."""
+        """Returns the sort key, a number or a tuple of numbers; smaller goes first. It must not change with time."""
         return request.arrival_s
 
     def tenant_key(self, tenant: str, ledger: LedgerView) -> float:
-        """Overridden, it orders tenants: the tenant with the least key goes first, and `key` orders within a tenant.
+        """If overridden, orders tenants: the tenant with the smallest key goes first, and `key` orders within a tenant.
 
-        It must be a sum of what the tenant was served, which only grows, and its account's `lift`: the core raises the
-        lift of a tenant that comes back to the queue, so that it is owed nothing for the time when it asked for
-        nothing.
+        The key must be the sum of the tenant's service, which only grows, and its account's `lift`. The core raises the
+        lift of a tenant that returns to the queue, so that idle time earns no credit.
         """
         return ledger.account(tenant).lift
 
     def budget(self, load: Load) -> Budget:
-        """What a step may do besides decoding; by default `rest_of_step`."""
+        """Returns the step's budget for everything besides decoding; `rest_of_step` by default."""
         return self.rest_of_step(load.decoding, load.max_step_tokens)
 
     def rest_of_step(self, decoding: int, max_step_tokens: int) -> Budget:
-        """What the decoding rows leave of the step; at least one position, so that prompts always move."""
+        """Returns the positions that decoding rows leave in the step, at least one so that prompts always progress."""
         step_tokens = min(self.parameters.step_tokens or max_step_tokens, max_step_tokens)
         prefill_tokens = max(1, step_tokens - decoding)
         finish_tokens = self.parameters.finish_tokens or step_tokens
         return Budget(prefill_tokens, overflow=max(0, finish_tokens - decoding - prefill_tokens))
 
     def rerank(self, head: Sequence[WaitingView]) -> Sequence[WaitingView]:
-        """Overridden, it reorders the first `rerank_window` sequences of the queue for one step, when somebody may be
-        seated: for what changes with time or runner and thus can't be a key. Where tenants are ordered they are the
-        first one's. Returns all of them, in any order."""
+        """If overridden, reorders the first `rerank_window` sequences of the queue for one step.
+
+        It is called when a sequence may be admitted, and suits criteria that change with time or differ between
+        runners, which `key` cannot use. If the policy orders tenants, the sequences are those of the first tenant.
+        Returns all of `head`, in any order.
+        """
         return head
 
     def victim(self, running: Sequence[RunningView], candidate: RunningView) -> RunningView | None:
-        """Whom to preempt so that running `candidate` gets a block: one of `running`, all of which rank below it."""
+        """Selects a sequence to preempt so that the running `candidate` gets a block. All of `running` rank below the
+        candidate."""
         return self.parameters.choose_victim(running)
 
     def displace(self, running: Sequence[RunningView], candidate: WaitingView) -> RunningView | None:
-        """Overridden, whom to preempt so that waiting `candidate` gets a slot or blocks: one of `running`, all of which
-        rank below it, or None (the default): it waits until somebody ends."""
+        """If overridden, selects a sequence to preempt so that the waiting `candidate` gets a slot or blocks. All of
+        `running` rank below the candidate. On None, the default, the candidate waits until a sequence ends."""
         return None
 
     def observe(self, report: StepReport) -> None:
-        """Feeds learners; called once a result."""
+        """Receives the report of each result, for policies that learn."""

@@ -1,4 +1,4 @@
-"""What a policy sees: read-only views of requests, sequences, load and results. Times in seconds, engine's clock."""
+"""Read-only views of requests, sequences, load and results for policies. Times are in seconds on the engine's clock."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from scheduler_svc.policy.rank import Rank
 
 @dataclass(slots=True, frozen=True)
 class RequestView:
-    """What a policy may know of a request."""
+    """A request as policies see it."""
 
     request_id: str
     tenant: str
     arrival_s: float
-    """Earlier than it was for a request that came back at the time that it had been told: its place in the line."""
+    """Arrival. If the request was refused and retries when RetryInfo said, this is earlier, so that it keeps its place
+    in the queue."""
     priority: int
     prompt_tokens: int
     max_tokens: int
@@ -30,10 +31,10 @@ class RequestView:
 
 
 class WaitingView(NamedTuple):
-    """A waiting sequence. `tokens` are to be computed when it is seated; `cached` of them wait in the prefix cache of
-    the runner that is being planned (0 where prefixes are not shared).
+    """A waiting sequence. On admission it has `tokens` to compute, `cached` of which are in the prefix cache of the
+    runner being planned (0 without prefix sharing).
 
-    A tuple, as are all that are made often: that costs a third of a frozen dataclass.
+    It is a tuple, as is every view created often: creating one costs a third of a frozen dataclass.
     """
 
     sequence_id: int
@@ -45,7 +46,7 @@ class WaitingView(NamedTuple):
 
 
 class RunningView(NamedTuple):
-    """A running sequence. `computed` positions are lost when it is preempted, `blocks` are won."""
+    """A running sequence. Preempting it loses `computed` positions and frees `blocks`."""
 
     sequence_id: int
     request: RequestView
@@ -58,8 +59,9 @@ class RunningView(NamedTuple):
 class Load(NamedTuple):
     """State of one runner and of the shared queue when a step is planned.
 
-    For `admit`, of all runners: sums, but for the queue, the largest block, the tightest target and the largest tile.
-    A step is one runner's, so that estimates of steps, and `budget`, take `of_one_runner`.
+    For `admit` it covers all runners: counts are sums, except that the queue is shared, and `block_size` and
+    `tile_tokens` are the largest and `itl_target_s` the tightest of any runner. A step runs on one runner, so `budget`
+    and estimates of step times take `of_one_runner`.
     """
 
     running: int
@@ -73,18 +75,18 @@ class Load(NamedTuple):
     max_step_tokens: int
     now_s: float = 0.0
     context: int = 0
-    """KV positions of the sequences that decode: what this step's attention reads for them."""
+    """KV positions of the decoding sequences, which this step's attention reads."""
     prompt_backlog: int = 0
-    """Positions that running sequences have still to compute of their prompts."""
+    """Prompt positions that running sequences have yet to compute."""
     itl_target_s: float = math.inf
-    """Tightest ITL target of the sequences that decode."""
+    """Tightest ITL target of the decoding sequences; infinite without one."""
     tile_tokens: int = 1
-    """Steps take their time by tiles of so many positions: a tile that is not full takes as long."""
+    """Positions per tile; a step's time grows by whole tiles, as a partly filled tile takes as long as a full one."""
     runners: int = 1
-    """How many the sums are of."""
+    """Runners over which the sums are taken."""
 
     def of_one_runner(self) -> Load:
-        """What each of the runners has if it is dealt out evenly, rounded down; the queue is that of all."""
+        """Returns an even share of the load for one runner, rounded down; the queue remains the shared one."""
         runners = self.runners
         if runners <= 1:
             return self
@@ -102,34 +104,34 @@ class Load(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What one tenant was served since the engine started, and how far it was lifted (see `Policy.tenant_key`)."""
+    """Service of one tenant since the engine started, and its lift (see `Policy.tenant_key`)."""
 
     prompt_tokens: int = 0
-    """Prompt tokens computed for it (what the prefix cache spared is not charged)."""
+    """Prompt tokens computed for the tenant; prefix hits are not charged."""
     sampled_tokens: int = 0
     lift: float = 0.0
 
 
 class LedgerView(Protocol):
-    """What the engine knows over time, whatever the policy: the clock, and an account per tenant."""
+    """State that outlives a policy: the engine's clock and an account per tenant."""
 
     @property
     def now_s(self) -> float:
-        """Now."""
+        """Returns the engine's time in seconds."""
 
     def account(self, tenant: str) -> Account:
-        """The tenant's account; an empty one if it was never served."""
+        """Returns the tenant's account, empty if it was never served."""
 
 
 class FirstToken(NamedTuple):
-    """A sequence has got its first token."""
+    """First token of a sequence."""
 
     request: RequestView
     ttft_s: float
 
 
 class Ended(NamedTuple):
-    """A sequence has ended by itself."""
+    """End of a sequence that finished normally, with its number of generated tokens."""
 
     request: RequestView
     generated: int
@@ -140,22 +142,22 @@ _NO_GAPS.setflags(write=False)
 
 
 class StepReport(NamedTuple):
-    """What a result told: for policies that learn. The step is the plan that this result answers."""
+    """Report of a step's result, for policies that learn."""
 
     now_s: float
     rows: int
     sampled: int
     round_trip_s: float
-    """From the plan's departure to the result's arrival, waiting behind the plan before it included."""
+    """Time from sending the plan to receiving the result, including the wait behind the previous plan."""
     step_s: float = 0.0
-    """What the step took of the runner's time: since the result before it, or since it was sent if that was later."""
+    """Runner time of the step: since the previous result, or since the plan was sent if that was later."""
     decode_rows: int = 0
     prefill_tokens: int = 0
     context: int = 0
-    """KV positions before the decoding rows: what attention read for them."""
+    """KV positions before the decoding rows, which their attention read."""
     tile_tokens: int = 1
-    """Of the runner, see `Load`."""
+    """The runner's positions per tile, as in `Load`."""
     gaps_s: npt.NDArray[np.float64] = _NO_GAPS
-    """Inter-token times that ended with this result, one per token that is not its sequence's first."""
+    """Inter-token times that ended with this result, in seconds, one per token that is not its sequence's first."""
     first_tokens: tuple[FirstToken, ...] = ()
     ended: tuple[Ended, ...] = ()

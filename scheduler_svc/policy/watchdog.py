@@ -1,12 +1,12 @@
-"""Interrupts a policy that takes too long, and never anything but the policy.
+"""Interrupts a policy call that exceeds the timeout, and never any other code.
 
-A thread looks at the call under way every quarter of the timeout; it sleeps while there are no calls. What is too old
-gets `PolicyInterrupted` raised into it (`PyThreadState_SetAsyncExc`: works in whatever thread the engine runs, at the
-next bytecode; a call that hangs in C is reported at once and interrupted when it returns to Python).
+A thread checks the open call every quarter of the timeout, and sleeps while there are no calls. It interrupts a call
+that exceeds the timeout by raising `PolicyInterrupted` in it. `PyThreadState_SetAsyncExc` does this in any thread, at
+the next bytecode; a call that hangs in C is logged at once and interrupted when it returns to Python.
 
-The interrupt is set under a lock, only while a call is open; a call is closed under the same lock, and what was set but
-has not struck is then withdrawn. So it strikes between the opening and the end of the closing, and all of that is
-inside one `try`.
+The interrupt is set under a lock, and only while a call is open. Closing the call takes the same lock and then
+withdraws an interrupt that is set but not yet raised. The exception can therefore be raised only between the opening of
+the call and the end of its closing, which lie inside one `try`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import Any
 import structlog
 
 PAUSE_S = 1.0
-"""If the thread did not look for so long, and the process used no processor, it was stopped: nothing is slow."""
+"""If the watchdog's thread ran this many seconds late and the process used no CPU meanwhile, the process was stopped
+and the policy is not slow."""
 
 log = structlog.get_logger()
 
 
 class PolicyInterrupted(BaseException):
-    """Raised into a policy's call. Not an Exception, so that `except Exception` in the policy lets it pass."""
+    """Raised in a policy's call. It is not an Exception, so that `except Exception` in the policy does not catch it."""
 
 
 class PolicyTooSlow(RuntimeError):
-    """The call was interrupted."""
+    """The policy's call was interrupted."""
 
 
 def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | None) -> None:
@@ -39,12 +40,12 @@ def _raise_in(thread: int, exception: ctypes.py_object[type[BaseException]] | No
 
 
 class Watchdog:
-    """Runs calls with a timeout. One thread calls at a time."""
+    """Runs calls with a timeout. Only one thread may call at a time."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.overruns = 0
-        """Calls that took longer, whether they could be interrupted or not."""
+        """Calls that exceeded the timeout, whether or not they could be interrupted."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake, self._closed = threading.Event(), threading.Event()
@@ -52,11 +53,11 @@ class Watchdog:
         self._calls = 0
         self._caller = 0
         self._function = ""
-        self._since_at: float | None = None  # when the open call began
-        self._struck_at: float | None = None  # when it was last interrupted
+        self._since_at: float | None = None  # start of the open call
+        self._struck_at: float | None = None  # last interrupt of the open call
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer of the function (`name` in the log). Raises what it raises, or PolicyTooSlow if interrupted."""
+        """Calls the function, which the log names `name`. Raises what it raises, or PolicyTooSlow if interrupted."""
         try:
             try:
                 self._open(name)
@@ -64,11 +65,11 @@ class Watchdog:
             finally:
                 self._close_call()
         except PolicyInterrupted:
-            self._close_call()  # it may have struck before the first closing was through; a second one changes nothing
+            self._close_call()  # the interrupt may have cut the first closing short; closing twice is harmless
             raise PolicyTooSlow(f"took longer than {self.timeout_s * 1000:g} ms") from None
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._closed.set()
         self._wake.set()
         if self._thread is not None:
@@ -110,13 +111,13 @@ class Watchdog:
                 self._forgive(time.monotonic())
 
     def _forgive(self, now_s: float) -> None:
-        """The open call begins anew."""
+        """Restarts the timeout of the open call."""
         with self._lock:
             if self._since_at is not None:
                 self._since_at = now_s
 
     def _sleep(self, seen: int) -> None:
-        """Until the next call; one that begins meanwhile sees `_asleep` or is seen here."""
+        """Sleeps until the next call. A call that begins meanwhile either sees `_asleep` or is seen here."""
         self._asleep = True
         if seen == self._calls:
             self._wake.wait()
@@ -124,7 +125,10 @@ class Watchdog:
         self._wake.clear()
 
     def _strike(self, now_s: float) -> float:
-        """Interrupts the open call if it is too old, again after each timeout. Returns its age when it is struck."""
+        """Interrupts the open call if it exceeds the timeout, and again after each further timeout.
+
+        Returns the call's age in seconds if it was interrupted, otherwise 0.
+        """
         with self._lock:
             since_at, struck_at = self._since_at, self._struck_at
             if since_at is None or now_s - (struck_at or since_at) < self.timeout_s:

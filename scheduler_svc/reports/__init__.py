@@ -1,1 +1,1 @@
-"""What an engine tells of itself: status, steps, the batch as operators watch it, snapshots for metrics."""
+"""Reports of an engine: status, steps, the running batch for operators, and snapshots for metrics."""

@@ -1,27 +1,27 @@
-"""Pairs what is told of a step when it is sent with what is told when its result comes."""
+"""Pairs the report of a sent step with the times of its result."""
 
 from __future__ import annotations
 
 from roster_protos import admin_pb2, engine_pb2
 
 STEPS_HELD = 1024
-"""Steps held until their result comes; beyond it the oldest is given up (its runner went away)."""
+"""Most steps kept until their result arrives. Beyond it the oldest is dropped, as its runner has probably gone."""
 
 
 class CompletedSteps:
-    """Holds the reports of steps in flight, by runner and number."""
+    """Reports of steps in flight, by runner and number."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[str, int], admin_pb2.WatchStepsResponse] = {}
 
     def sent(self, report: admin_pb2.WatchStepsResponse) -> None:
-        """A step was sent. A runner that joined again counts from 1: its earlier steps are replaced."""
+        """Records a step that was sent. A runner that rejoins counts from 1 again and replaces its earlier steps."""
         self._sent[report.runner, report.number] = report
         if len(self._sent) > STEPS_HELD:
             del self._sent[next(iter(self._sent))]
 
     def done(self, step: engine_pb2.StepDone) -> admin_pb2.WatchStepsResponse | None:
-        """Its result came: the report with its times, a copy; None if nobody watched when it was sent."""
+        """Returns a copy of the step's report with the times of its result; None if the step was sent unwatched."""
         report = self._sent.pop((step.runner, step.number), None)
         if report is None:
             return None

@@ -1,4 +1,4 @@
-"""What the engine tells about itself: status, model state, and the roster of a step."""
+"""Reports of the engine: status, model state, and the rows of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DECODE, _PREFILL = admin_pb2.ROW_KIND_DECODE, admin_pb2.ROW_KIND_PREFILL
 
 
 class Reports:
-    """Makes them from the parts of one engine, between two steps."""
+    """Creates the reports of one engine, between two steps."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Reports:
         self.started_at = clock()
 
     def model_state(self) -> engine_pb2.FromEngine:
-        """What front workers must know to take requests."""
+        """Returns the state that front workers need to accept requests."""
         state = engine_pb2.ModelState(
             ready=bool(self._pool.schedulers) and not self._drain.begun,
             draining=self._drain.begun,
@@ -50,7 +50,7 @@ class Reports:
         return engine_pb2.FromEngine(model=state)
 
     def status(self) -> admin_pb2.GetStatusResponse:
-        """Everything an operator asks first."""
+        """Returns the answer to GetStatus."""
         totals = self._requests.totals
         schedulers = list(self._pool.schedulers.values())
         return admin_pb2.GetStatusResponse(
@@ -89,7 +89,7 @@ class Reports:
         )
 
     def drain_progress(self) -> admin_pb2.DrainResponse:
-        """How far a drain is that has begun."""
+        """Returns the progress of a drain that has begun."""
         return admin_pb2.DrainResponse(
             running=sum(scheduler.table.num_running for scheduler in self._pool.schedulers.values()),
             waiting=len(self._requests.queue),
@@ -97,7 +97,7 @@ class Reports:
         )
 
     def step_report(self, scheduler: Scheduler, step: PlannedStep) -> admin_pb2.WatchStepsResponse:
-        """The roster of a step, for those who watch."""
+        """Returns the rows of a step with joins and leaves, for WatchSteps."""
         flight = step.flight
         columns = (flight.slots.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.sample.tolist())
         kinds = [_DECODE] * flight.num_decode + [_PREFILL] * (len(flight.sequences) - flight.num_decode)
@@ -125,7 +125,7 @@ class Reports:
         )
 
     def step_done(self, scheduler: Scheduler, applied: AppliedResult) -> engine_pb2.FromEngine:
-        """A step that was reported has its result, for those who watch."""
+        """Returns the times of a reported step whose result has arrived, for WatchSteps."""
         done = engine_pb2.StepDone(
             runner=scheduler.hello.runner_id,
             number=applied.flight.number,

@@ -1,7 +1,7 @@
-"""The roster as operators watch it: running sequences, queue by tenant, latencies.
+"""The view behind WatchRoster: running sequences, queue by tenant, latencies.
 
-Made after a step's plans have been sent, while runners compute, and only while somebody watches: 256 running sequences
-cost 3.6 ms of processor time (measured on a busy 2.5 GHz Xeon core), at most ten times a second.
+It is built after a step's plans are sent, while runners compute, and only while a client watches, at most ten times a
+second. 256 running sequences cost 3.6 ms of processor time (measured on a busy 2.5 GHz Xeon core).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_TENANTS = 20
 
 
 class RosterView:
-    """Shows the parts of one engine between two steps."""
+    """Builds the view of one engine, between two steps."""
 
     def __init__(self, requests: Requests, pool: RunnerPool, reports: Reports, clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -31,7 +31,8 @@ class RosterView:
         self._clock = clock
 
     def show(self) -> admin_pb2.WatchRosterResponse:
-        """Their state now."""
+        """Returns the current state: at most `MOST_SEQUENCES` running sequences and the `MOST_TENANTS` longest
+        queues."""
         measured, now_s = self._requests.measurements, self._clock()
         measured.count()
         roster = admin_pb2.WatchRosterResponse(

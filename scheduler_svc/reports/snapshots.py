@@ -1,4 +1,4 @@
-"""Takes what a scrape of the metrics tells from the parts of an engine."""
+"""Collects the values of a metrics scrape from the parts of an engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class Snapshots:
-    """Takes them, of one engine."""
-
     def __init__(
         self,
         settings: SchedulerSettings,
@@ -41,7 +39,7 @@ class Snapshots:
         self._clock = clock
 
     def take_snapshot(self) -> Snapshot:
-        """The engine's state. Call it in the engine's thread, between two steps."""
+        """Returns the engine's state. Call it in the engine's thread, between two steps."""
         measured, totals, model = self._requests.measurements, self._requests.totals, self._pool.model
         measured.count()
         now_s = self._clock()

@@ -1,4 +1,4 @@
-"""The workers that watch what an engine does: its steps as they are planned and done, and its roster now and then."""
+"""Front workers that watch the engine: every planned and completed step, or the roster view on request."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 class Watchers:
-    """Tells them, through the outbox."""
+    """Sends reports to the watching workers through the outbox."""
 
     def __init__(self, outbox: Outbox, reports: Reports, view: RosterView) -> None:
         self._outbox = outbox
         self._reports = reports
         self._view = view
         self.of_steps: set[bytes] = set()
-        """Workers that hear of each step."""
+        """Workers that receive every step."""
         self.roster_queries: list[tuple[bytes, int]] = []
-        """(worker, handle of its call) of those who want to see the roster."""
+        """Unanswered requests for the roster view: (worker, handle of its call)."""
 
     @property
     def active(self) -> bool:
-        """Somebody watches."""
+        """Whether any worker watches."""
         return bool(self.of_steps or self.roster_queries)
 
     def tell_planned(self, scheduler: Scheduler, step: PlannedStep) -> None:
-        """A step was sent to a runner."""
+        """Reports a step that was sent to a runner."""
         report = engine_pb2.FromEngine(step_report=self._reports.step_report(scheduler, step))
         for worker in self.of_steps:
             self._outbox.message(worker, report)
 
     def tell_done(self, scheduler: Scheduler, applied: AppliedResult) -> None:
-        """A step has its result."""
+        """Reports that a step's result has arrived."""
         done = self._reports.step_done(scheduler, applied)
         for worker in self.of_steps:
             self._outbox.message(worker, done)
 
     def answer_roster_queries(self) -> None:
-        """Gives everybody who asked since the last time the same answer."""
+        """Sends one roster view to all workers that asked since the last call."""
         roster = self._view.show()
         queries, self.roster_queries = self.roster_queries, []
         for worker, handle in queries:

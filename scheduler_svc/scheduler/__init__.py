@@ -1,1 +1,1 @@
-"""Decides every step of one runner: admission, preemption, prefix hits, the budget of a step."""
+"""Scheduling of one runner's steps: admission, preemption, prefix hits, step budgets."""

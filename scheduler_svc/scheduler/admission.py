@@ -1,6 +1,6 @@
-"""Which waiting sequences get a slot in a step, in the policy's order, and what they get with it.
+"""Admission of waiting sequences into a runner's slots, in the policy's order.
 
-A sequence takes the blocks that its prefix hits and fresh ones for all its other known tokens, or it waits.
+A sequence is admitted with the blocks of its prefix hit and fresh ones for all its other known tokens, or it waits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from scheduler_svc.scheduler.step_budget import StepBudget
 from scheduler_svc.scheduler.waiting_order import WaitingOrder
 
 MISFITS = 16
-"""Sequences too long for the runner that step aside in one step, at most."""
+"""Most sequences too long for the runner that are parked in one step."""
 
 
 def better_ranked(queue: Queue, rank: Rank) -> Iterator[Sequence]:
-    """Waiting sequences of a better rank than this. Each is out of the order before the next one is asked for."""
+    """Yields waiting sequences of a better rank than this. The caller must take each out of the queue's order before it
+    asks for the next."""
     while (sequence := queue.peek()) is not None and sequence.rank < rank:
         yield sequence
 
 
 class Admission:
-    """Gives the slots of one runner to waiting sequences."""
+    """Admits waiting sequences into the slots of one runner."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Admission:
         ledger: Ledger,
         most_tokens: int,
     ) -> None:
-        """`home`: the roster that the sequences belong to; `most_tokens`: of a sequence that the runner can hold."""
+        """Admitted sequences belong to `home`. `most_tokens` is the most tokens of a sequence on this runner."""
         self._home = home
         self._table = table
         self._pool = pool
@@ -51,24 +52,24 @@ class Admission:
         self._ledger = ledger
         self._most_tokens = most_tokens
         self.cached_tokens = 0
-        """Prompt tokens that prefix hits have spared."""
+        """Prompt tokens served from the prefix cache."""
         self.misfits: list[Sequence] = []
-        """Sequences that stepped aside as this runner can never hold them; the caller takes them from here."""
+        """Parked sequences that are too long for this runner; the caller removes them from here."""
 
     @property
     def reserve(self) -> int:
-        """Blocks that admissions leave free for the sequences that decode."""
+        """Blocks that admissions leave free for decoding sequences."""
         return min(self._table.num_running, self._pool.num_blocks // 64)
 
     def admit(self, draft: PlanDraft, queue: Queue, line: Iterator[Sequence], budget: Budget, rest: StepBudget) -> None:
-        """Seats sequences of `line` until it, slots, blocks or budget end."""
+        """Admits sequences of `line` until sequences, slots, blocks or budget run out."""
         size, reserve = self._pool.block_size, self.reserve
         while len(draft.joined) < budget.max_new and self._table.free:
             candidate = self._prefix.first_in_line(queue, line)
             if candidate is None:
                 break
             sequence, hit = candidate.sequence, candidate.hit
-            if sequence.limit > self._most_tokens:  # it would keep blocks that it could not do with
+            if sequence.limit > self._most_tokens:  # it could never finish here, but would hold blocks
                 self._put_aside(sequence, queue)
                 if len(self.misfits) >= MISFITS:
                     break
@@ -88,11 +89,11 @@ class Admission:
     def admit_waiting(
         self, draft: PlanDraft, queue: Queue, policy: PolicyGuard, budget: Budget, rest: StepBudget
     ) -> None:
-        """Seats waiting sequences in the policy's order until slots, blocks or budget end."""
+        """Admits waiting sequences in the policy's order until sequences, slots, blocks or budget run out."""
         self.admit(draft, queue, WaitingOrder(queue, policy, self._prefix, self._ledger.now_s), budget, rest)
 
     def first(self, queue: Queue) -> Sequence | None:
-        """The sequence that goes first; those before it that the runner can never hold step aside."""
+        """Returns the first waiting sequence that the runner can hold, and parks those before it."""
         while (sequence := queue.peek()) is not None and sequence.limit > self._most_tokens:
             self._put_aside(sequence, queue)
         return sequence
@@ -102,7 +103,7 @@ class Admission:
         self.misfits.append(sequence)
 
     def _seat(self, sequence: Sequence, hit: list[int], need: int, draft: PlanDraft) -> None:
-        """Gives the sequence a slot, the hit's blocks and `need` fresh ones."""
+        """Admits the sequence into a slot with the hit's blocks and `need` fresh ones."""
         self._pool.share(hit)
         num_computed = len(hit) * self._pool.block_size
         self._occupy(sequence, hit + self._pool.allocate(need), num_computed, None)
@@ -116,13 +117,13 @@ class Admission:
         add_admission(draft.plan, sequence, num_computed)
 
     def resume(self, sequence: Sequence, slot: int, blocks: list[int], computed: int) -> None:
-        """The sequence is in the slot since before a restart, with these blocks (held, see `BlockPool.restore`)."""
+        """Resumes a sequence that was in this slot before a restart, with its blocks (see `BlockPool.restore`)."""
         self._occupy(sequence, blocks, computed, slot)
         sequence.admitted = True
         self._prefix.keep(sequence, self._table)
 
     def _occupy(self, sequence: Sequence, blocks: list[int], num_computed: int, slot: int | None) -> None:
-        """The sequence runs in `slot` (None: any) from now on."""
+        """Makes the sequence run in `slot`, or in any free slot if None."""
         sequence.blocks = blocks
         tenant = self._ledger.index_of(sequence.request.tenant)
         sequence.slot = self._table.occupy(sequence, num_computed, len(blocks) * self._pool.block_size, tenant, slot)

@@ -1,4 +1,4 @@
-"""What a runner must know of a sequence that takes a slot."""
+"""The admission message, with which a runner receives a new sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_svc.plan.plan_draft import pack
 
 
 def add_admission(plan: plan_pb2.Plan, sequence: Sequence, num_computed: int) -> None:
-    """Full data for a new sequence: tokens, parameters, noise key, blocks, and the context for a later snapshot."""
+    """Adds a new sequence to the plan: tokens, parameters, noise key, blocks, and the context for a later snapshot."""
     request = sequence.request
     plan.admissions.add(
         slot=sequence.slot,
@@ -25,7 +25,7 @@ def add_admission(plan: plan_pb2.Plan, sequence: Sequence, num_computed: int) ->
 
 
 def context_bytes(sequence: Sequence) -> bytes:
-    """A SequenceContext: what a new scheduler needs to know of this sequence besides its tokens."""
+    """Returns a serialized SequenceContext: everything but the tokens that a restarted scheduler needs."""
     request = sequence.request
     context = engine_pb2.SequenceContext(
         index=sequence.index,
@@ -40,7 +40,8 @@ def context_bytes(sequence: Sequence) -> bytes:
 
 
 def _sampling(request: Request) -> plan_pb2.Sampling:
-    """What the runner heeds. Masks see to `min_tokens`, as only they know where nothing but an end may follow."""
+    """Returns the sampling parameters for the runner. With a grammar, masks enforce `min_tokens`, because only they
+    know where nothing but an end token may follow."""
     if not request.grammar or not request.sampling.min_tokens:
         return request.sampling
     sampling = plan_pb2.Sampling()
@@ -50,7 +51,8 @@ def _sampling(request: Request) -> plan_pb2.Sampling:
 
 
 def _fill(submit: engine_pb2.Submit, request: Request) -> None:
-    """What the request was submitted with, without its tokens. Field by field: a third of a message's own cost."""
+    """Fills `submit` from the request, without its tokens. Setting fields one by one costs a third of a constructor
+    with keywords."""
     submit.handle = request.handle
     submit.tenant = request.tenant
     submit.request_id = request.request_id

@@ -1,7 +1,7 @@
-"""Which rows of a plan wait for a mask, and when a constrained sequence may have its next row.
+"""Scheduling of constrained sequences, whose rows wait for a mask.
 
-A mask depends on the token before, so that a sequence whose token is on its way has no row in the plans meanwhile;
-the others have, whatever the depth.
+A mask depends on the previous token, so a constrained sequence whose token is in flight gets no row until that token is
+known. Other sequences get rows in every plan, up to the depth.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scheduler_svc.plan.slot_table import SlotTable
 
 
 def may_decode(table: SlotTable) -> npt.NDArray[np.bool_]:
-    """[slots]: free to go on, or all that was sampled is known."""
+    """Returns a mask [slots] of sequences that are unconstrained or have no token in flight."""
     return ~table.constrained | (table.known == table.length)
 
 
 def better_together(table: SlotTable) -> bool:
-    """Is all that could go on constrained, with more such sequences about to be ready?
+    """Returns whether only constrained sequences could run now and more of them are about to be ready.
 
-    A step for some of them costs nearly what one for all does, and those that went alone would stay apart.
+    A step for some of them costs nearly as much as one for all, and sequences once split would stay in separate steps.
     """
     lag = table.lag
     ready = (lag == 1) & (table.known < table.limit)
@@ -33,7 +33,7 @@ def better_together(table: SlotTable) -> bool:
 
 
 def mark_awaiting(table: SlotTable, flight: InFlight, plan: plan_pb2.Plan) -> list[tuple[int, Sequence]]:
-    """Flags the plan's rows that wait for a mask: (row, its sequence) of each."""
+    """Flags the plan's rows that wait for a mask, and returns each with its sequence."""
     awaits = flight.sample & table.constrained[flight.slots]
     rows = np.flatnonzero(awaits).tolist()
     if rows:

@@ -1,4 +1,4 @@
-"""Builds the read-only views that policies see."""
+"""Builds the read-only views for policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_svc.queue.tenant_queues import Queue
 
 
 def request_view(request: Request) -> RequestView:
-    """The request without its tokens (made once: nothing in it changes)."""
+    """Returns the request's view. It never changes, so it is created once."""
     if request.view is None:
         request.view = RequestView(
             request_id=request.request_id,
@@ -33,14 +33,14 @@ def request_view(request: Request) -> RequestView:
 
 
 def waiting_view(sequence: Sequence, cached: int, now_s: float) -> WaitingView:
-    """A waiting sequence, `cached` tokens of which are in the prefix cache."""
+    """Returns the view of a waiting sequence with `cached` tokens in the prefix cache."""
     request = request_view(sequence.request)
     waited_s = now_s - request.arrival_s
     return WaitingView(sequence.id, request, sequence.rank, len(sequence.tokens), cached, waited_s)
 
 
 def running_view(sequence: Sequence, table: SlotTable) -> RunningView:
-    """A running sequence with its counters."""
+    """Returns the view of a running sequence with its counters."""
     slot = sequence.slot
     return RunningView(
         sequence_id=sequence.id,
@@ -60,7 +60,7 @@ def load_view(
     decode: npt.NDArray[np.int64],
     now_s: float,
 ) -> Load:
-    """One runner, which said `hello`, and the queue, when the slots `decode` are to decode."""
+    """Returns the load of the runner described by `hello` and of the queue, for a step that decodes these slots."""
     running = table.num_running
     return Load(
         running=running,
@@ -81,7 +81,7 @@ def load_view(
 
 
 def tile_tokens(hello: plan_pb2.Hello) -> int:
-    """Positions of a tile by which the runner's steps take their time; 1 for one that does not tell."""
+    """Returns the runner's positions per tile (see `Load.tile_tokens`); 1 if `hello` does not state it."""
     return max(1, hello.tile_tokens)
 
 
@@ -89,7 +89,7 @@ _TRUE = b"\1"
 
 
 def observation(hello: plan_pb2.Hello, applied: AppliedResult, now_s: float, ended: list[Ended]) -> StepReport:
-    """What the result, here at `now_s`, tells of its step; `ended` since the report before. The runner said `hello`."""
+    """Returns the report of a result that arrived at `now_s`, with the sequences that ended since the last report."""
     flight, gaps_s, num_decode = applied.flight, applied.gaps_s, applied.flight.num_decode
     first_tokens = []
     is_first = np.isnan(gaps_s)

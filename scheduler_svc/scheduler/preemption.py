@@ -1,4 +1,4 @@
-"""Who is preempted: the policy chooses among the sequences that rank strictly below the one that needs room."""
+"""Preemption: the policy chooses victims among sequences that rank strictly below the one that needs room."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from scheduler_svc.policy import Policy, PolicyGuard, RunningView
 from scheduler_svc.scheduler.policy_views import running_view, waiting_view
 
 MAX_DISPLACING = 8
-"""Waiting sequences for which a step makes room, at most."""
+"""Most waiting sequences for which one step makes room."""
 
 
 DECLINED_STEPS = 16
-"""Plans for which a policy that has displaced nobody is not asked again, unless something has changed: it may go by
-the time that the head of the queue has waited."""
+"""Plans after which a policy that declined to displace is asked again although nothing has changed: its answer may
+depend on how long the head of the queue has waited."""
 
 
 @dataclass(slots=True, frozen=True)
 class Declined:
-    """A policy has displaced nobody for the head of the queue, when so much had changed in the slots."""
+    """Record that a policy displaced no sequence for `head`, when the slot table's change counter was `changes`."""
 
     head: Sequence | None
     policy: Policy
@@ -32,7 +32,7 @@ class Declined:
 
 
 def choose_victim(candidate: Sequence, table: SlotTable, policy: PolicyGuard) -> Sequence | None:
-    """Whom to preempt so that running `candidate` gets a block; None: it waits."""
+    """Returns the sequence to preempt so that the running `candidate` gets a block, or None if the candidate waits."""
     below = _below(candidate, table.running())
     if not below:
         return None
@@ -41,7 +41,7 @@ def choose_victim(candidate: Sequence, table: SlotTable, policy: PolicyGuard) ->
 
 
 class Displacement:
-    """Makes room for waiting sequences of one runner: all victims are chosen first, then preempted by the caller."""
+    """Chooses victims on one runner to make room for waiting sequences. The caller preempts them afterwards."""
 
     def __init__(self, table: SlotTable, free_blocks: int, block_size: int, policy: PolicyGuard, now_s: float) -> None:
         self._table = table
@@ -53,7 +53,7 @@ class Displacement:
         self._running = table.running()
 
     def choose(self, waiting: Iterable[Sequence]) -> list[Sequence]:
-        """Whom to preempt for the first of `waiting`, which come in order of rank."""
+        """Returns the victims for the first sequences of `waiting`, which is in order of rank."""
         victims: list[Sequence] = []
         for candidate in islice(waiting, MAX_DISPLACING):
             blocks = -(-len(candidate.tokens) // self._block_size)
@@ -67,7 +67,8 @@ class Displacement:
         return victims
 
     def _choose_for(self, candidate: Sequence, blocks: int) -> list[Sequence]:
-        """Sequences whose leaving gives the candidate a slot and `blocks`; none if the policy names too few."""
+        """Returns victims that together free a slot and `blocks` for the candidate; none if the policy names too
+        few."""
         below = _below(candidate, self._running)
         if not below:
             return []
@@ -95,7 +96,7 @@ def _below(candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
 
 
 def _chosen(choice: RunningView | None, views: Views[RunningView], sequences: list[Sequence]) -> Sequence | None:
-    """The sequence whose view was chosen."""
+    """Returns the sequence whose view was chosen."""
     if choice is None:
         return None
     return next(sequence for sequence, view in zip(sequences, views, strict=True) if view is choice)

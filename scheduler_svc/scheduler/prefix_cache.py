@@ -1,14 +1,15 @@
-"""Sequences of one runner share the KV blocks of equal prefixes; those whose prefix is being computed wait for it.
+"""Prefix cache of one runner: sequences share the KV blocks of equal prefixes, and wait for a prefix being computed.
 
-Blocks of a prompt are announced (PENDING) when their sequence is seated and become READY as results confirm them.
-Blocks that decoding fills get their names when the sequence leaves: until then hardly anybody could ask for them, and
-a decoding step pays nothing. A lookup happens when the sequence is about to be seated, and its hit is pinned at once.
+The blocks of a prompt are announced (PENDING) when its sequence is admitted and become READY as results confirm them.
+Blocks filled by decoding are named when the sequence leaves: earlier, almost no request could hit them, and naming them
+then keeps decoding steps free of the cost. A sequence is looked up just before its admission, and its hit is pinned at
+once.
 
-A sequence whose next block is PENDING steps aside: it still waits, but out of the queue's order, until that block is
-READY or its owner is gone. Only a few step aside or come back for each one seated, so a step stays cheap however many
-wait behind one block.
+A sequence whose next block is PENDING is parked: it still waits, but outside the queue's order, until that block is
+READY or its owner has left. Only a few sequences are parked or unparked per admission, so the cost of a step does not
+grow with the number of sequences that wait for one block.
 
-Not shared: prompts that want log-probabilities of every position (they compute all), sequences that failed, and
+Never shared are: prompts with log-probabilities of every position (they compute all of them), failed sequences, and
 positions whose KV depends on the prompt's length (`Model.prefix_positions`).
 """
 
@@ -28,51 +29,51 @@ from scheduler_svc.plan.slot_table import SlotTable
 from scheduler_svc.queue.tenant_queues import Queue
 
 STEPS_ASIDE = 16
-"""Sequences that step aside, and that come back, for each one that is seated."""
+"""Most sequences that are parked, and most that are unparked, per admission."""
 HASHED_ASIDE = 64
-"""Blocks hashed (a microsecond each) for sequences that step aside, after which no further one does."""
+"""Blocks hashed (a microsecond each) for parked sequences in one admission, after which no further one is tried."""
 
 
 class KvEventRecorder(CacheListener, Protocol):
-    """Who hears what is cached."""
+    """Listener that also receives the tokens of cached blocks."""
 
     def first_unknown(self, names: list[bytes]) -> int:
-        """Index of the first of a sequence's names that was not described; their number if all were."""
+        """Returns the index of the first name not yet described, or the number of names if all are."""
 
     def describe(self, names: list[bytes], first: int, tokens: bytes) -> None:
-        """`tokens` (an int32 column) are those of the blocks `names[first:]` of one sequence."""
+        """Receives the tokens (an int32 column) of the blocks `names[first:]` of one sequence."""
 
 
 @dataclass(slots=True, frozen=True)
 class SharingRules:
-    """What an operator allows to be shared."""
+    """Limits that an operator sets on prefix sharing."""
 
     enabled: bool = True
     isolate_tenants: bool = False
-    """Only within a tenant: whether a prompt was seen before can then not be told from its time to first token."""
+    """Share only within a tenant, so that TTFT does not reveal whether another tenant has sent the same prompt."""
 
 
 class Candidate(NamedTuple):
-    """The sequence that goes first, and the blocks of its prefix that it need not compute (not pinned yet)."""
+    """The next sequence to admit, with the cached blocks of its prefix, not yet pinned."""
 
     sequence: Sequence
     hit: list[int]
 
 
 class PrefixCache:
-    """The index of one runner's pool by content. It dies with the runner's roster."""
+    """Index of one runner's block pool by content; it lives as long as the runner's scheduler."""
 
     def __init__(self, pool: BlockPool, model: plan_pb2.Model, rules: SharingRules) -> None:
         self._pool = pool
         self._weights_version = model.weights_version
         self._isolate_tenants = rules.isolate_tenants
         self._limit: float = 0
-        """Positions that may be shared; a longer prompt shares none."""
+        """Most positions shared; a prompt longer than this shares none."""
         if rules.enabled:
             self._limit = model.prefix_positions if model.HasField("prefix_positions") else float("inf")
         self._unlimited = self._limit == float("inf")
-        self._owners: dict[int, Sequence] = {}  # of announced blocks that no result has confirmed
-        # Who stepped aside, and out of which queue, by the block that they wait for; and who may come back.
+        self._owners: dict[int, Sequence] = {}  # of announced blocks not yet confirmed by a result
+        # Parked sequences with their queue, by the block for which they wait; then those to be unparked.
         self._aside: defaultdict[int, list[tuple[Queue, Sequence]]] = defaultdict(list)
         self._returning: deque[tuple[Queue, Sequence]] = deque()
         self._recorder: KvEventRecorder | None = None
@@ -80,25 +81,26 @@ class PrefixCache:
     # ------------------------------------------------------------------ looking up
 
     def match(self, sequence: Sequence) -> Match:
-        """What the sequence would hit now. It always computes its last token itself."""
+        """Returns the sequence's current hit. Its last token is never part of it, as it must be computed."""
         return self._pool.match(self.prompt_names(sequence))
 
     def prompt_names(self, sequence: Sequence) -> list[bytes]:
-        """Names of the prefixes that the sequence could hit, the shortest first."""
+        """Returns the names of the prefixes that the sequence could hit, shortest first."""
         if sequence.request.scores_prompt:
             return []
         return self._names(sequence, self._shareable(sequence, len(sequence.tokens) - 1))
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Positions that the sequence, which waits, would hit now."""
+        """Returns the positions that a waiting sequence would hit now."""
         names, size = sequence.hashes, self._pool.block_size
         all_made = sequence.hashed_block_size == size and len(names) == (len(sequence.log) - 1) // size
-        if not (all_made and self._unlimited) or sequence.request.scores_prompt:  # else they are its `prompt_names`
+        # A complete list of hashes equals `prompt_names`, unless a limit or scored prompt shortens that.
+        if not (all_made and self._unlimited) or sequence.request.scores_prompt:
             names = self.prompt_names(sequence)
         return self._pool.num_ready(names) * size
 
     def first_in_line(self, queue: Queue, line: Iterator[Sequence]) -> Candidate | None:
-        """Who of `line` is to be seated next; None when nobody can be. Those whose next block is PENDING step aside."""
+        """Returns the next sequence of `line` to admit, or None. Parks sequences whose next block is PENDING."""
         num_back = num_hashed = 0
         while self._returning and num_back < STEPS_ASIDE:
             left, returning = self._returning.popleft()
@@ -115,20 +117,21 @@ class PrefixCache:
             queue.park(sequence)
             self._aside[match.awaited].append((queue, sequence))
             owner = self._owners[match.awaited]
-            # Or who waits for it would rank as low as it does; until its prompt is computed.
+            # Without this, the waiting sequence would effectively rank as low as the owner. It lasts until the owner's
+            # prompt is computed.
             owner.rank = min(owner.rank, owner.rank.ahead_of(sequence.rank))
         return None
 
     def _shareable(self, sequence: Sequence, positions: int) -> int:
-        """How many full blocks of the sequence's first `positions` may be shared."""
+        """Returns how many full blocks of the sequence's first `positions` may be shared."""
         if sequence.prompt_len > self._limit:
             return 0
         return int(min(positions, self._limit)) // self._pool.block_size
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Names of the sequence's first `count` blocks (made once, kept on the sequence). Not to be changed."""
+        """Returns the names of the sequence's first `count` blocks, cached on the sequence. Do not modify the list."""
         hashes, size = sequence.hashes, self._pool.block_size
-        if sequence.hashed_block_size != size:  # none yet, or those of a runner that is gone
+        if sequence.hashed_block_size != size:  # none yet, or made for a former runner's block size
             hashes.clear()
             sequence.hashed_block_size = size
         if len(hashes) < count:
@@ -140,22 +143,23 @@ class PrefixCache:
         request = sequence.request
         return root_hash(self._weights_version, request.cache_salt, request.tenant if self._isolate_tenants else "")
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ KV events
 
     def record(self, recorder: KvEventRecorder | None) -> None:
-        """From now on `recorder` hears what is cached; None: nobody does."""
+        """Sets the recorder of cached blocks; None removes it."""
         self._recorder = self._pool.listener = recorder
 
     def describe(self, sequence: Sequence) -> None:
-        """Tells the recorder what the sequence's named blocks hold.
+        """Passes the tokens of the sequence's named blocks to the recorder.
 
-        Left out is what a request without a name or secret of its own could not hit, and of a sequence that has ended
-        what lies behind a block that is gone: most that are still known left little.
+        Omits requests with a cache salt or, with isolated tenants, a tenant: other requests could not hit their
+        blocks. Of a finished sequence, omits everything after the first evicted block; most finished sequences still
+        known have few blocks left.
         """
         request, size = sequence.request, self._pool.block_size
         if self._recorder is None or request.cache_salt or (self._isolate_tenants and request.tenant):
             return
-        # A stop string may have taken back tokens that were cached already.
+        # A stop string may have removed tokens that are already cached.
         names = sequence.hashes[: len(sequence.tokens) // size] if sequence.hashed_block_size == size else []
         if sequence.phase is Phase.FINISHED:
             names = names[: self._pool.num_ready(names)]
@@ -166,7 +170,7 @@ class PrefixCache:
     # ------------------------------------------------------------------ naming
 
     def announce(self, sequence: Sequence, num_hit: int, table: SlotTable) -> None:
-        """The sequence was just seated: the full blocks of its tokens after the `num_hit` that it hit are PENDING."""
+        """Announces as PENDING the full blocks after the `num_hit` of the hit, for a sequence just admitted."""
         count = self._shareable(sequence, len(sequence.log))
         blocks = sequence.blocks[num_hit:count]
         self._pool.announce(blocks, self._names(sequence, count)[num_hit:])
@@ -176,7 +180,7 @@ class PrefixCache:
         table.announced[sequence.slot] = count * self._pool.block_size
 
     def confirm(self, flight: InFlight, table: SlotTable) -> None:
-        """A plan's result is here and applied: announced blocks that it filled are READY."""
+        """Marks READY the announced blocks that a plan, whose result has been applied, filled."""
         if not self._pool.num_pending:
             return
         size = self._pool.block_size
@@ -191,7 +195,7 @@ class PrefixCache:
                 table.lowest = None
 
     def keep(self, sequence: Sequence, table: SlotTable) -> None:
-        """Names the blocks that decoding filled, READY: the sequence, whose log is complete, is about to leave."""
+        """Names the blocks filled by decoding, as READY, before the sequence leaves. Its log must be complete."""
         computed = min(int(table.computed[sequence.slot]), len(sequence.log))
         first, count = int(table.announced[sequence.slot]) // self._pool.block_size, self._shareable(sequence, computed)
         if first < count:
@@ -201,19 +205,21 @@ class PrefixCache:
                 self.describe(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has failed, and nobody knows at which position: nobody hits its blocks from now on."""
+        """Removes a failed sequence's blocks from the index: the position of the failure is unknown, so none may be
+        hit."""
         for block in sequence.blocks:
             self._pool.forget(block)
 
     def flush(self, table: SlotTable) -> None:
-        """Nobody hits what was computed so far, nor what goes on from it; who waited for some of it comes back."""
+        """Empties the index, and keeps what running sequences still compute out of it. Sequences that waited for a
+        PENDING block are to be unparked."""
         self._pool.flush()
         if self._settled(list(self._owners)):
             table.lowest = None
-        table.announced[:] = table.limit  # so that `keep` names nothing of those who run
+        table.announced[:] = table.limit  # so that `keep` names no block of a running sequence
 
     def release_blocks(self, sequence: Sequence, plan: int) -> None:
-        """The sequence leaves its blocks; who waited for one that never became READY comes back."""
+        """Releases the blocks of a leaving sequence. Sequences that waited for one not yet READY are to be unparked."""
         self._pool.release(sequence.blocks, plan)
         if self._owners:
             self._settled([block for block in sequence.blocks if self._owners.get(block) is sequence])
@@ -221,9 +227,10 @@ class PrefixCache:
     # ------------------------------------------------------------------ waiting
 
     def _settled(self, blocks: Iterable[int]) -> bool:
-        """These announced blocks are READY, or will never be: who waits for one of them comes back.
+        """Handles announced blocks that are READY or never will be: sequences waiting for them are to be unparked.
 
-        Who has computed them all ranks by itself again; returns whether there was one that had gone ahead.
+        An owner without further announced blocks returns to its own rank. Returns whether an owner of these blocks had
+        been moved ahead.
         """
         ahead = set()
         for block in blocks:
@@ -239,7 +246,7 @@ class PrefixCache:
         return bool(ahead)
 
     def clear(self) -> None:
-        """Everybody who stepped aside is back in the queue's order: the runner is gone, or the queue."""
+        """Unparks all sequences, because the runner or the queue is gone."""
         for waiting in [*self._aside.values(), self._returning]:
             for queue, sequence in waiting:
                 queue.unpark(sequence)
@@ -247,8 +254,8 @@ class PrefixCache:
         self._returning.clear()
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Raises RuntimeError if a sequence waits for a block that nobody computes, a block's owner has left it, or one
-        of `running` still ranks ahead of others without computing anything for them.
+        """Raises RuntimeError if a parked sequence waits for a block that is not being computed, an owner no longer has
+        its announced block, or a running sequence ranks ahead of others but computes no block for them.
         """
         for block, waiting in self._aside.items():
             if not self._pool.is_pending(block):
@@ -259,4 +266,4 @@ class PrefixCache:
         owners = set(self._owners.values())
         for sequence in running:
             if sequence.rank.ahead and sequence not in owners:
-                raise RuntimeError(f"sequence {sequence.id} ranks ahead of others, and computes nothing for them")
+                raise RuntimeError(f"sequence {sequence.id} ranks ahead of others but computes no block for them")

@@ -1,11 +1,11 @@
-"""The roster of one runner: its slots, its block pool, its plans in flight.
+"""Scheduler of one runner: its slots, block pool and plans in flight.
 
-`apply` takes a result and says what it brought; `plan` rebuilds the roster for the next step: decoding rows first
-(making room by preemption if blocks run out), then prompts that are under way, then whoever waits. There is no prefill
-phase: every sequence catches up on its lag within the step's budget. Plan N+1 is built while the runner executes plan
-N, so results speak of rows, and a row whose sequence has left its slot meanwhile touches no counter.
+`apply` takes a result. `plan` builds the next step: decoding rows first (preempting if blocks run out), then prompts
+under way, then waiting sequences. There is no prefill phase: every sequence catches up on its lag within the step's
+budget. Plan N+1 is built while the runner executes plan N. Results therefore refer to rows, and a row whose sequence
+has since left its slot changes no counter.
 
-A sequence gets the blocks of all its known tokens when it is admitted, so only decoding rows ever ask for one more.
+A sequence is admitted with the blocks of all its known tokens, so only decoding rows allocate further blocks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from scheduler_svc.scheduler.prefix_cache import PrefixCache, SharingRules
 from scheduler_svc.scheduler.step_budget import StepBudget
 
 _ONE = np.array(1, np.int32)
-"""Comparing with an array is cheaper than with a number."""
+"""Comparing with an array is cheaper than comparing with a Python number."""
 
 
 class BadResult(ValueError):
-    """A result that does not fit the oldest plan in flight: the runner must start a new session."""
+    """A result that does not match the oldest plan in flight; the runner must start a new session."""
 
 
 class Scheduler:
-    """Decides every step of one runner. Not thread-safe: it belongs to the engine's thread."""
+    """Schedules every step of one runner. Not thread-safe: only the engine's thread may use it."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class Scheduler:
         self.depth = min(depth, hello.max_depth or 1)
         """Most plans in flight."""
         self.most_tokens = most_tokens(hello)
-        """Most tokens, prompt and output, of a sequence that is seated here."""
+        """Most tokens, prompt and output, of a sequence on this runner."""
         self.table = SlotTable(hello.num_slots)
         self.pool = BlockPool(hello.num_blocks, hello.block_size)
         self.prefix = PrefixCache(self.pool, hello.model, sharing)
         self.plans = PlanBuilder(self.table, self.pool, clock)
         self.in_flight = self.plans.in_flight
         self.leaving = False
-        """The runner says goodbye: it gets no further plan."""
+        """The runner has announced that it leaves; it gets no further plan."""
         self.preemptions = 0
         self.prefill_tokens = 0
         self.dropped_rows = 0
         self._max_step_tokens = hello.max_step_tokens
         self._clock = clock
         self.ledger = ledger or Ledger()
-        self._last_result_at = clock()  # none yet: since it joined it has been idle
+        self._last_result_at = clock()  # before the first result: idle since it joined
         self._step_clock = StepClock()
         self.admission = Admission(self, self.table, self.pool, self.prefix, self.ledger, self.most_tokens)
         self._declined: Declined | None = None
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that prefix hits have spared."""
+        """Prompt tokens served from the prefix cache."""
         return self.admission.cached_tokens
 
     @property
@@ -89,25 +89,25 @@ class Scheduler:
         return self.plans.last_number
 
     def begin_after(self, number: int) -> None:
-        """The session's plans up to this number were probes, and are answered."""
+        """Sets the number of the session's last probe; all plans up to it are answered."""
         self.plans.last_number = self._first_number = number
 
     @property
     def probed(self) -> bool:
-        """The runner has computed a probe in this session."""
+        """Whether the runner has computed a probe in this session."""
         return self._first_number > 0
 
     @property
     def has_finished(self) -> bool:
-        """The runner has answered a plan of this roster."""
+        """Whether the runner has answered a plan of this session, probes excluded."""
         return self.last_plan - len(self.in_flight) > self._first_number
 
     # ------------------------------------------------------------------ results
 
     def apply(self, number: int, result: plan_pb2.Result) -> AppliedResult | None:
-        """Takes the result of the oldest plan in flight; None for a duplicate. Raises BadResult.
+        """Applies the result of the oldest plan in flight. Returns None for a duplicate. Raises BadResult.
 
-        Sequences that ended are only told: the caller makes them `leave`.
+        Sequences that ended are only reported; the caller makes them `leave`.
         """
         if number <= self.last_plan - len(self.in_flight):
             return None
@@ -123,7 +123,7 @@ class Scheduler:
         return applied
 
     def note_time(self, applied: AppliedResult) -> None:
-        """What the step took of the runner's time."""
+        """Sets the runner time that the step took, and the runner's idle time before it, in seconds."""
         sent_at, last_s, now_s = applied.flight.sent_at, self._last_result_at, applied.now_s
         applied.step_s = now_s - max(sent_at, last_s)
         applied.idle_s = max(0.0, sent_at - last_s)
@@ -131,10 +131,10 @@ class Scheduler:
         self._step_clock.record(applied.flight.positions, applied.step_s)
 
     def due_at(self, lead_s: float) -> float:
-        """When the next plan should leave: `lead_s` before the runner is done with those that it has.
+        """Returns when to send the next plan: `lead_s` before the runner completes its plans in flight.
 
-        Until then whoever comes still gets into it. It is earlier by a tenth of the time that they take, as that is
-        only foretold; 0 where nothing is in flight or nothing is known.
+        Requests that arrive before then still get into the plan. A tenth of the plans' time is subtracted, because it
+        is only an estimate. Returns 0 if no plan is in flight.
         """
         if not self.in_flight:
             return 0.0
@@ -145,15 +145,15 @@ class Scheduler:
     # ------------------------------------------------------------------ leaving
 
     def settle(self, slot: int) -> None:
-        """Writes to the log of the slot's sequence the tokens that are only in the slot's columns yet."""
+        """Appends the tokens that are so far only in the slot's columns to the log of the slot's sequence."""
         self.table.settle(slot)
 
     def forget_lowest_rank(self) -> None:
-        """A running sequence's rank has changed: which is the lowest is not known any more."""
+        """Discards the cached lowest rank, because a running sequence's rank has changed."""
         self.table.lowest = None
 
     def leave(self, sequence: Sequence, reason: str, *, failed: bool = False) -> None:
-        """The sequence gives up slot and blocks. Its rows in flight will be dropped."""
+        """Removes the sequence from its slot and releases its blocks. Its rows in flight will be dropped."""
         slot = sequence.slot
         self.table.settle(slot)
         if failed:
@@ -168,7 +168,7 @@ class Scheduler:
         sequence.scheduler = None
 
     def _preempt(self, sequence: Sequence, queue: Queue) -> None:
-        """Back to the queue, to be computed again. Rows in flight still bring their tokens."""
+        """Returns the sequence to the queue, to be recomputed. Its rows in flight still deliver their tokens."""
         epoch = self.table.epoch[sequence.slot]
         sequence.stale = sum(int(epoch in flight.epochs) for flight in self.in_flight)
         self.leave(sequence, "preempted")
@@ -177,7 +177,8 @@ class Scheduler:
         queue.push(sequence)
 
     def requeue_all(self, queue: Queue) -> int:
-        """The runner is gone: all its sequences wait again, nothing in flight will come. Returns how many."""
+        """Returns all sequences to the queue after the loss of the runner; its plans in flight are discarded. Returns
+        the number of sequences."""
         for flight in self.in_flight:
             for sequence in flight.sequences:
                 sequence.stale = 0
@@ -190,14 +191,14 @@ class Scheduler:
         return len(running)
 
     def drop_slot(self, slot: int, blocks: list[int]) -> None:
-        """What the runner holds in the slot from before a restart is not wanted."""
+        """Drops a slot that the runner still occupies from before a restart, and releases its blocks."""
         self.pool.release(blocks)
         self.plans.release_slot(slot)
 
     # ------------------------------------------------------------------ planning
 
     def plan(self, queue: Queue, policy: PolicyGuard) -> PlannedStep | None:
-        """The next step, committed to the counters; None when no sequence can move."""
+        """Plans and commits the next step. Returns None if no sequence can advance."""
         waiting = bool(queue)
         may_displace = waiting and policy.displaces and self._is_news(queue, policy)
         if not may_displace and not (waiting and self.table.free):
@@ -232,11 +233,11 @@ class Scheduler:
         return policy.rest_of_step(len(draft.decode), self._max_step_tokens)
 
     def load(self, queue: Queue, decode: npt.NDArray[np.int64]) -> Load:
-        """What the policy sees when the slots `decode` are to decode."""
+        """Returns the load for the policy, for a step that decodes the slots `decode`."""
         return load_view(self.hello, self.table, self.pool, queue, decode, self.ledger.now_s)
 
     def _displace(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Preempts for waiting sequences that the policy wants seated now; was somebody preempted?"""
+        """Preempts sequences for waiting ones if the policy wants to. Returns whether any was preempted."""
         free_blocks = self.pool.num_free - self.admission.reserve
         displacement = Displacement(self.table, free_blocks, self.pool.block_size, policy, self.ledger.now_s)
         victims = displacement.choose(s for s in queue.in_order() if s.limit <= self.most_tokens)
@@ -248,8 +249,11 @@ class Scheduler:
         return bool(victims)
 
     def _is_news(self, queue: Queue, policy: PolicyGuard) -> bool:
-        """Might the policy displace somebody now? Not if nobody ranks below the first who waits, nor if it has just
-        declined to, for the same who wait and run."""
+        """Returns whether the policy might displace a sequence now.
+
+        It cannot if no running sequence ranks below the first waiting one. It is not asked again if it has just
+        declined for the same head of the queue and the same running sequences.
+        """
         declined, head, lowest = self._declined, self.admission.first(queue), self.table.lowest
         if head is not None and lowest is not None and head.rank > lowest:
             return False
@@ -262,7 +266,8 @@ class Scheduler:
         )
 
     def _decode_rows(self, queue: Queue, policy: PolicyGuard) -> tuple[PlanDraft, bool]:
-        """A draft with the slots that decode, each with a block for its position; and: was somebody preempted?"""
+        """Returns a draft with the decoding slots, each with a block for its position, and whether any sequence was
+        preempted."""
         table, preempted = self.table, False
         while True:
             can_decode = (table.known - table.planned == _ONE) & (table.known < table.limit)
@@ -274,7 +279,7 @@ class Scheduler:
                 break
             by_rank = sorted(need_block.tolist(), key=self._rank_of)
             victim = choose_victim(table.at(by_rank[num_free]), table, policy)
-            if victim is None:  # the lowest of all: they stay where they are until a better one needs them gone
+            if victim is None:  # no lower rank: they keep their slots and blocks, and wait
                 can_decode[by_rank[num_free:]] = False
                 need_block = np.array(by_rank[:num_free], np.int64)
                 break
@@ -289,7 +294,7 @@ class Scheduler:
         return self.table.at(slot).rank
 
     def _prompts_under_way(self, draft: PlanDraft) -> list[int]:
-        """Slots of running sequences whose prompt is not computed yet, best rank first."""
+        """Returns the slots of running sequences whose prompt is not fully computed, best rank first."""
         if len(draft.decode) == self.table.num_running:
             return []
         return sorted((self.table.lag > _ONE).nonzero()[0].tolist(), key=self._rank_of)
@@ -297,10 +302,10 @@ class Scheduler:
     def _continue_prompts(
         self, draft: PlanDraft, prompts: list[int], queue: Queue, budget: Budget, rest: StepBudget, may_admit: bool
     ) -> None:
-        """Rows for the slots `prompts`, in this order, as far as there is left.
+        """Adds rows for the slots `prompts`, in this order, until the budget is used up.
 
-        Waiting sequences of a better rank are seated before them, where some may: a short prompt need not wait for all
-        of a long one.
+        If `may_admit`, waiting sequences of a better rank are admitted before each of them, so that a short prompt need
+        not wait for the rest of a long one.
         """
         table = self.table
         for slot in prompts:

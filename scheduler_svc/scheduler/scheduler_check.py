@@ -1,4 +1,4 @@
-"""Proves the invariants of a runner's roster and pool: for idle moments and, in tests, after every step."""
+"""Checks the invariants of a scheduler and its block pool, when idle and, in tests, after every step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Raises RuntimeError with the first thing that is wrong. O(slots + blocks)."""
+    """Raises RuntimeError for the first violated invariant. Takes O(slots + blocks)."""
     table = scheduler.table
     running = table.running()
     scheduler.pool.check(sequence.blocks for sequence in running)
@@ -17,26 +17,26 @@ def check_scheduler(scheduler: Scheduler) -> None:
     if len({sequence.rank for sequence in running}) < len(running):
         raise RuntimeError("two sequences have the same rank: neither could be preempted for the other")
     if len(running) + len(set(table.free)) != table.num_slots:
-        raise RuntimeError("a slot is lost or free twice")
+        raise RuntimeError("a slot is neither free nor in use, or is free twice")
 
 
 def _check_sequence(scheduler: Scheduler, sequence: Sequence) -> None:
     table, slot = scheduler.table, sequence.slot
     if table.sequences[slot] is not sequence or sequence.phase is not Phase.RUNNING:
-        raise RuntimeError(f"sequence {sequence.id} is not where it says it is")
+        raise RuntimeError(f"sequence {sequence.id} is not the running sequence of its slot")
     length, planned, known = int(table.length[slot]), int(table.planned[slot]), int(table.known[slot])
     capacity = int(table.capacity[slot])
     if length != len(sequence.tokens) or capacity != len(sequence.blocks) * scheduler.pool.block_size:
-        raise RuntimeError(f"sequence {sequence.id}: the columns and the sequence differ")
+        raise RuntimeError(f"sequence {sequence.id}: its length or capacity differs from the slot table's")
     if not int(table.computed[slot]) <= planned <= capacity:
         raise RuntimeError(f"sequence {sequence.id}: computed, planned and capacity are out of order")
     if sequence.limit > scheduler.most_tokens:
-        raise RuntimeError(f"sequence {sequence.id} may have {sequence.limit} tokens, which this runner can't hold")
+        raise RuntimeError(f"sequence {sequence.id} may have {sequence.limit} tokens, which this runner cannot hold")
     if not planned < known <= int(table.limit[slot]):
         raise RuntimeError(f"sequence {sequence.id}: lag or limit is wrong")
     epoch = table.epoch[slot]
     samples = sum(int(flight.sample[flight.epochs == epoch].sum()) for flight in scheduler.in_flight)
     if length + samples != known:
         raise RuntimeError(
-            f"sequence {sequence.id}: {length} tokens and {samples} samples on their way are not {known}"
+            f"sequence {sequence.id}: {length} tokens and {samples} samples in flight are not {known} known tokens"
         )

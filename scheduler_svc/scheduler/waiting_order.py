@@ -1,4 +1,4 @@
-"""The waiting sequences in the order in which one step tries to seat them: the queue's, its head maybe reordered."""
+"""Order in which one step tries to admit waiting sequences: the queue's, with its head reordered if the policy does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from scheduler_svc.scheduler.prefix_cache import PrefixCache
 
 
 class WaitingOrder:
-    """An iterator. Each sequence must be out of the queue's order before the next one is asked for."""
+    """Iterator over waiting sequences. The caller must take each out of the queue's order before it asks for the
+    next."""
 
     def __init__(self, queue: Queue, policy: PolicyGuard, prefix: PrefixCache, now_s: float) -> None:
         self._queue = queue

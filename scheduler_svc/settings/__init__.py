@@ -1,1 +1,1 @@
-"""What an operator sets: read, checked, and what it opens to the network."""
+"""Settings of the scheduler service, and the check of what they expose to the network."""

@@ -1,11 +1,11 @@
-"""What the settings open to the network: an address beyond loopback needs a lock, or an operator who says `insecure`.
+"""Network exposure check: an address beyond loopback requires the protection below, or the setting `insecure`.
 
-| address                            | lock                                         |
+| address                            | required protection                          |
 |------------------------------------|----------------------------------------------|
 | `listen`                           | TLS                                          |
 | `admin_listen`                     | TLS, and client certificates or admin tokens |
-| `link`                             | CURVE, where it is TCP                       |
-| `gateway_listen`, `metrics_listen` | none: loopback, or a private network         |
+| `link`                             | CURVE, if it is TCP                          |
+| `gateway_listen`, `metrics_listen` | none available: only loopback is accepted    |
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 def exposed(settings: SchedulerSettings) -> str:
-    """Which address would be open to anyone in reach, as a sentence that says what to do; "" if none is."""
+    """Returns a message about the first address exposed to the network without protection, or "" if none is."""
     if settings.insecure:
         return ""
     if not is_loopback(settings.listen) and settings.tls_cert is None:
@@ -26,9 +26,9 @@ def exposed(settings: SchedulerSettings) -> str:
         todo = "set tls_cert, tls_key and admin_tokens (or tls_client_ca)"
         return _sentence("admin_listen", settings.admin_listen, todo)
     if settings.metrics_listen and not is_loopback(settings.metrics_listen):
-        return _sentence("metrics_listen", settings.metrics_listen, "it has no lock, put a proxy in front")
+        return _sentence("metrics_listen", settings.metrics_listen, "it has no authentication, so put a proxy in front")
     if settings.gateway_listen and not is_loopback(settings.gateway_listen):
-        return _sentence("gateway_listen", settings.gateway_listen, "it has no lock, for gateways have no key")
+        return _sentence("gateway_listen", settings.gateway_listen, "it has neither TLS nor authentication")
     address = settings.link.removeprefix("tcp://")
     if address != settings.link and not is_loopback(address) and settings.link_key is None:
         return _sentence("link", settings.link, "set link_key and link_runners")
@@ -36,7 +36,7 @@ def exposed(settings: SchedulerSettings) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "host:port" is reached from this machine only. Names other than localhost count as the network."""
+    """Returns whether "host:port" is reachable from this machine only. Host names other than localhost are not."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -48,6 +48,6 @@ def is_loopback(address: str) -> bool:
 
 def _sentence(setting: str, address: str, todo: str) -> str:
     return (
-        f"{setting} is {address}, where anyone in reach could use it: {todo}, or listen on 127.0.0.1, or set insecure "
-        "if the network is private by itself"
+        f"{setting} is {address}, which is open to the network: {todo}, or listen on 127.0.0.1, or set insecure if the "
+        "network is private"
     )

@@ -1,6 +1,6 @@
-"""Settings of the scheduler service: flags, then `ROSTER_*` environment, then the file named by `ROSTER_SETTINGS`.
+"""Settings of the scheduler service, from flags, `ROSTER_*` variables and the file that `ROSTER_SETTINGS` names.
 
-Every field states its unit; `roster-scheduler --help` prints them all.
+The first source that sets a field wins. `roster-scheduler --help` prints every field with its unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler_svc.settings.tenant_limits import TenantLimits
 
 
 class SchedulerSettings(ServiceSettings):
-    """What an operator may set on `roster-scheduler`."""
+    """Settings of `roster-scheduler`."""
 
     model_config = SettingsConfigDict(
         env_prefix="ROSTER_", extra="ignore", cli_kebab_case=True, cli_prog_name="roster-scheduler"
@@ -25,206 +25,225 @@ class SchedulerSettings(ServiceSettings):
 
     listen: str = Field(
         "127.0.0.1:50061",
-        description="Address of the public gRPC API, host:port (port 0: any).",
+        description="Address of the public gRPC API, host:port; port 0 selects a free one.",
         json_schema_extra=EVERYONE,
     )
     admin_listen: str = Field(
-        "127.0.0.1:50062", description="Address of the admin API; '' turns it off.", json_schema_extra=OPERATORS
+        "127.0.0.1:50062",
+        description="Address of the admin gRPC API, host:port; '' disables it.",
+        json_schema_extra=OPERATORS,
     )
     gateway_listen: str = Field(
         "",
-        description="Address of the service for OpenAI gateways alone, which bring neither TLS nor tokens: for a "
-        "private network; '' serves it at `listen`, behind what that asks for.",
+        description="Separate address of the service for OpenAI gateways, host:port, without TLS and tokens, which "
+        "gateways do not support; for private networks only. '' serves it at `listen`, with the TLS and tokens set "
+        "there.",
         json_schema_extra=OPERATORS,
     )
     metrics_listen: str = Field(
         "127.0.0.1:50064",
-        description="Address of Prometheus metrics, http://host:port/metrics; '' turns them off.",
+        description="Address of Prometheus metrics, host:port, served at http://host:port/metrics; '' disables them.",
         json_schema_extra=OPERATORS,
     )
     otlp_endpoint: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="OpenTelemetry collector that gets a trace of each request over OTLP gRPC, "
-        "http(s)://host:4317; '' turns tracing off.",
+        description="OpenTelemetry collector that receives a trace of each request over OTLP gRPC, "
+        "http(s)://host:4317; '' disables tracing.",
         json_schema_extra=OPERATORS,
     )
     link: str = Field(
-        "tcp://127.0.0.1:50063", description="ZeroMQ endpoint that runners connect to.", json_schema_extra=EVERYONE
+        "tcp://127.0.0.1:50063", description="ZeroMQ endpoint to which runners connect.", json_schema_extra=EVERYONE
     )
     tls_cert: Path | None = Field(
-        None, description="Certificate chain of both gRPC APIs, PEM; turns TLS on.", json_schema_extra=EVERYONE
+        None,
+        description="File with the certificate chain of both gRPC APIs, PEM; enables TLS.",
+        json_schema_extra=EVERYONE,
     )
-    tls_key: Path | None = Field(None, description="Private key of that certificate, PEM.", json_schema_extra=EVERYONE)
+    tls_key: Path | None = Field(
+        None, description="File with the private key of `tls_cert`, PEM.", json_schema_extra=EVERYONE
+    )
     tls_client_ca: Path | None = Field(
         None,
-        description="Authorities that sign client certificates, PEM; without one of theirs nobody gets in.",
+        description="File with the authorities that sign client certificates, PEM; clients without a certificate from "
+        "one of them are rejected.",
         json_schema_extra=OPERATORS,
     )
     tokens: Path | None = Field(
         None,
-        description="File of bearer tokens for the public API, lines of `TENANT TOKEN`; it says whose a call is.",
+        description="File with bearer tokens of the public API, one `TENANT TOKEN` per line; the token determines the "
+        "tenant of a call.",
         json_schema_extra=EVERYONE,
     )
     admin_tokens: Path | None = Field(
-        None, description="File of bearer tokens for the admin API, lines of `NAME TOKEN`.", json_schema_extra=OPERATORS
+        None,
+        description="File with bearer tokens of the admin API, one `NAME TOKEN` per line.",
+        json_schema_extra=OPERATORS,
     )
     link_key: Path | None = Field(
         None,
-        description="File with this service's secret CURVE key (`roster keygen`); encrypts the link to runners.",
+        description="File with this service's secret CURVE key (`roster keygen`); encrypts the link to runners. "
+        "Requires `link_runners`.",
         json_schema_extra=OPERATORS,
     )
     link_runners: Path | None = Field(
         None,
-        description="File with the public CURVE keys of the runners that may connect, one a line.",
+        description="File with the public CURVE keys of the runners that may connect, one per line.",
         json_schema_extra=OPERATORS,
     )
     insecure: bool = Field(
         False,
-        description="Listen beyond loopback without TLS, tokens or CURVE: for networks that are private by themselves.",
+        description="Allow listening beyond loopback without TLS, tokens or CURVE; for private networks only.",
         json_schema_extra=OPERATORS,
     )
     front_workers: int = Field(
         1,
         ge=0,
         le=64,
-        description="Front worker processes; 0 serves gRPC from the engine's own process.",
+        description="Front worker processes, which serve gRPC; 0 serves it in the engine's process.",
         json_schema_extra=OPERATORS,
     )
     policy: str = Field(
-        "fcfs", description="Scheduling policy, an entry point of group roster.policies.", json_schema_extra=EVERYONE
+        "fcfs",
+        description="Scheduling policy, an entry point of the group roster.policies.",
+        json_schema_extra=EVERYONE,
     )
     policy_parameters: dict[str, Any] = Field(
-        default_factory=dict, description="The policy's parameters, as JSON.", json_schema_extra=EVERYONE
+        default_factory=dict, description="Parameters of the policy, as JSON.", json_schema_extra=EVERYONE
     )
     policy_timeout_ms: float = Field(
         100.0,
         ge=0,
-        description="A call of the policy that takes longer is reported and interrupted; 0: never.",
-        json_schema_extra=tuning("a policy of your own may take long, or must never be interrupted in a debugger"),
+        description="Milliseconds after which a call of the policy is logged and interrupted; 0: never.",
+        json_schema_extra=tuning("your own policy is slow, or you debug it"),
     )
     depth: int = Field(
         2,
         ge=1,
         le=3,
         description="Plans in flight per runner.",
-        json_schema_extra=tuning(
-            "steps are so long that a plan less in flight shortens the wait of requests that come"
-        ),
+        json_schema_extra=tuning("steps are long: fewer plans in flight shorten the wait of new requests"),
     )
     plan_lead_ms: float | None = Field(
         None,
         ge=0,
-        description="Milliseconds before a runner runs dry at which its next plan is made, so that who comes meanwhile "
-        "still gets into it; default: as soon as the depth allows.",
-        json_schema_extra=tuning("requests that come one by one should get into the next step"),
+        description="Milliseconds before a runner completes its plans in flight at which its next plan is made; "
+        "requests that arrive before then still get into it. Default: as soon as `depth` allows.",
+        json_schema_extra=tuning("requests that arrive one by one should get into the next step"),
     )
     busy_poll_us: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="Microseconds for which the engine looks for results without sleeping while a runner computes: "
-        "takes up to a core, saves a wake-up a step.",
-        json_schema_extra=tuning("a core is free and steps are short: it saves a wake-up a step"),
+        description="Microseconds for which the engine polls for results before it sleeps, while a runner computes. "
+        "It uses up to one core and saves one wake-up per step.",
+        json_schema_extra=tuning("a core is free and steps are short"),
     )
     mask_threads: int = Field(
         4,
         ge=1,
         le=64,
-        description="Threads of the process that makes the masks of constrained sequences, while the runner computes.",
+        description="Threads of the process that computes the masks of constrained sequences.",
         json_schema_extra=tuning("many constrained sequences run, and `roster top` shows steps that wait for masks"),
     )
     prefix_sharing: bool = Field(
         True,
-        description="Sequences share the KV blocks of equal prefixes.",
-        json_schema_extra=tuning("no prompts share a prefix, or a measurement must not"),
+        description="Share the KV blocks of equal prefixes between sequences.",
+        json_schema_extra=tuning("no prompts share a prefix, or you measure without sharing"),
     )
     isolate_tenants: bool = Field(
-        False, description="Prefixes are shared only between requests of one tenant.", json_schema_extra=OPERATORS
+        False, description="Share prefixes only between requests of one tenant.", json_schema_extra=OPERATORS
     )
     max_waiting_requests: int = Field(
-        8192, ge=1, description="Requests that may wait; more are refused.", json_schema_extra=OPERATORS
+        8192, ge=1, description="Most waiting requests; further ones are refused.", json_schema_extra=OPERATORS
     )
     max_waiting_tokens: int = Field(
         16_000_000,
         ge=1,
-        description="Prompt tokens that may wait; more are refused.",
+        description="Most waiting prompt tokens; requests beyond them are refused.",
         json_schema_extra=tuning("memory for waiting prompts is short, or prompts are very long"),
     )
     tenant_limits: dict[str, TenantLimits] = Field(
         default_factory=dict,
-        description='Limits by tenant, "*" for those not named, as JSON: {"*": {"waiting": 256, "tokens": 1000000, '
-        '"running": 64, "weight": 1}}, each optional; weight is the part of a full queue.',
+        description='Limits by tenant, "*" for tenants not named, as JSON: {"*": {"waiting": 256, "tokens": 1000000, '
+        '"running": 64, "weight": 1}}. Each is optional: waiting sequences, waiting prompt tokens, running sequences, '
+        "and the relative share of a full queue.",
         json_schema_extra=OPERATORS,
     )
     early_refusal: bool = Field(
         True,
-        description="Refuse at once what can't meet its deadline at the present load.",
+        description="Refuse a request at once if it cannot meet its deadline at the current load.",
         json_schema_extra=OPERATORS,
     )
     runner_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds without a message after which a runner is dead.",
+        description="Seconds without a message after which a runner is considered lost.",
         json_schema_extra=tuning("the network to runners stalls for longer than this"),
     )
     plan_timeout_s: float = Field(
         120.0,
         gt=0,
-        description="Age in seconds at which the oldest plan proves that its runner hangs.",
-        json_schema_extra=tuning("a single step takes longer than this, on a slow CPU for one"),
+        description="Age of the oldest plan in flight, in seconds, at which its runner is considered hung.",
+        json_schema_extra=tuning("a single step takes longer than this, for example on a slow CPU"),
     )
     no_runner_s: float = Field(
         60.0,
         gt=0,
         description="Seconds without a runner, or without one that can hold the sequence, after which a stream ends "
-        "UNAVAILABLE.",
+        "with UNAVAILABLE.",
         json_schema_extra=OPERATORS,
     )
     retention_s: float = Field(
         60.0,
         ge=0,
-        description="Seconds that a finished request stays attachable.",
-        json_schema_extra=tuning("clients attach again later than this"),
+        description="Seconds for which a client can attach to a finished request.",
+        json_schema_extra=tuning("clients reattach later than this"),
     )
     retention_requests: int = Field(
         4096,
         ge=0,
-        description="Finished requests kept attachable, at most.",
-        json_schema_extra=tuning("more requests than this end within `retention_s` and their clients attach again"),
+        description="Most finished requests to which clients can attach.",
+        json_schema_extra=tuning("more requests than this end within `retention_s` and their clients reattach"),
     )
     attach_s: float = Field(
         10.0,
         ge=0,
-        description="Least seconds that a client has to attach again after the scheduler or a worker restarted.",
-        json_schema_extra=tuning("clients need longer to come back"),
+        description="Least time that a client has to reattach after a restart of the scheduler or a front worker, in "
+        "seconds.",
+        json_schema_extra=tuning("clients need longer to reconnect"),
     )
     flush_ms: float = Field(
         30.0,
         ge=0,
         le=1000,
-        description="Longest time that deltas wait to be merged under load, in milliseconds.",
-        json_schema_extra=tuning("tokens come in larger pieces than clients want, or front workers are the bottleneck"),
+        description="Longest time for which deltas are held to be merged under load, in milliseconds.",
+        json_schema_extra=tuning("tokens arrive in larger pieces than clients want, or front workers are overloaded"),
     )
     stall_s: float = Field(
         10.0,
         gt=0,
-        description="Seconds without a turn of the engine, or without a plan's result, after which it hangs.",
-        json_schema_extra=tuning("liveness probes restart a service whose steps are just slow"),
+        description="Seconds without an iteration of the engine's loop, or without a plan's result, after which the "
+        "health check of the engine or of its runners fails.",
+        json_schema_extra=tuning("liveness probes restart a service whose steps are merely slow"),
     )
     drain_s: float = Field(
-        30.0, ge=0, description="Seconds that running requests get on SIGTERM.", json_schema_extra=OPERATORS
+        30.0,
+        ge=0,
+        description="Seconds that running requests have to finish after SIGTERM.",
+        json_schema_extra=OPERATORS,
     )
     keepalive_s: float = Field(
         30.0,
         ge=1,
-        description="Seconds until a silent client is asked for a sign of life, and then as many to give it.",
-        json_schema_extra=tuning("a proxy between closes silent connections earlier"),
+        description="Seconds without traffic after which a client's connection is pinged; a ping unanswered for the "
+        "same time closes it.",
+        json_schema_extra=tuning("a proxy in between closes idle connections earlier"),
     )
     max_calls: int = Field(
         16384,
         ge=1,
-        description="gRPC calls that one front worker has open, streams included; more are refused.",
+        description="Most open gRPC calls per front worker, streams included; further ones are refused.",
         json_schema_extra=tuning("clients use more calls than this at once, instead of sessions"),
     )
     max_message_bytes: int = Field(
@@ -234,13 +253,13 @@ class SchedulerSettings(ServiceSettings):
         json_schema_extra=tuning("prompts are larger than this"),
     )
     check: CliSuppress[bool] = Field(
-        False, description="Prove the pool's and roster's invariants after every step (slow; tests)."
+        False, description="Check the invariants of scheduler and block pool after every step (slow; for tests)."
     )
     log_format: Literal["console", "json"] = Field(
-        "console", description="How log lines look.", json_schema_extra=OPERATORS
+        "console", description="Format of log lines.", json_schema_extra=OPERATORS
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least level logged.", json_schema_extra=OPERATORS
+        "info", description="Lowest level that is logged.", json_schema_extra=OPERATORS
     )
 
     @model_validator(mode="after")
@@ -248,7 +267,7 @@ class SchedulerSettings(ServiceSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: set both, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca asks clients for certificates: set tls_cert and tls_key too")
+            raise ValueError("tls_client_ca requires TLS: set tls_cert and tls_key too")
         if (self.link_key is None) != (self.link_runners is None):
-            raise ValueError("link_key and link_runners encrypt the link together: set both, or neither")
+            raise ValueError("link_key and link_runners belong together: set both, or neither")
         return self

@@ -1,4 +1,4 @@
-"""What one tenant may have in the service at once, as an operator sets it."""
+"""Limits of one tenant, set by an operator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TenantLimits(BaseModel):
-    """None: no limit but the queue's own."""
+    """Limits of one tenant; None means that only the queue's own limit applies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    waiting: int | None = Field(None, ge=1, description="Sequences that may wait.")
-    tokens: int | None = Field(None, ge=1, description="Prompt tokens that may wait.")
-    running: int | None = Field(None, ge=1, description="Sequences that may be in slots; others wait.")
-    weight: float = Field(1.0, gt=0, description="Its part of a full queue, relative to that of other tenants.")
+    waiting: int | None = Field(None, ge=1, description="Most waiting sequences.")
+    tokens: int | None = Field(None, ge=1, description="Most waiting prompt tokens.")
+    running: int | None = Field(None, ge=1, description="Most running sequences; further ones wait.")
+    weight: float = Field(1.0, gt=0, description="Share of a full queue, relative to other tenants.")

@@ -1,1 +1,1 @@
-"""The production engine, scheduler and policies on a virtual clock: a policy is tried here before it serves."""
+"""Simulator: the production engine, scheduler and policies on a virtual clock, for trying policies before use."""

@@ -1,12 +1,12 @@
-"""What a step costs: seconds as a function of what the step does, and the size of the runner it belongs to.
+"""Cost model of a runner: the seconds that a step takes as a function of its work, and the runner's sizes.
 
     seconds = fixed + token * charged tokens + sequence * sequences + context * context tokens + pair * prefill pairs
-    charged tokens = 0 up to free_tokens, else (tokens rounded up to a multiple of tile_tokens) - free_tokens
+    charged tokens = 0 up to free_tokens, otherwise (tokens rounded up to a multiple of tile_tokens) - free_tokens
 
-*tokens* are the positions computed, *sequences* the rows, *context tokens* the positions whose KV the rows read (a row
-of count c at start s reads s + c), *prefill pairs* the (query, key) pairs of rows of more than one position (the
-quadratic term of long prompts). *free_tokens* ride along while reading the weights is what takes the time. A GPU
-multiplies tiles of *tile_tokens* rows, and one that is not full takes as long.
+*tokens* are the positions computed, *sequences* the rows, and *context tokens* the positions whose KV the rows read (a
+row of count c at start s reads s + c). *prefill pairs* are the (query, key) pairs of rows of more than one position,
+the quadratic term of long prompts. *free_tokens* take no extra time, because the step is bound by reading the weights.
+A GPU multiplies tiles of *tile_tokens* rows, and a partly filled tile takes as long as a full one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SHIPPED = Path(__file__).parent / "costs"
 
 
 class UnknownCostModel(ValueError):
-    """No such cost model, or a file that is none; the message lists what is shipped."""
+    """No such cost model, or an invalid file; the message lists the shipped models or says what is invalid."""
 
 
 @dataclass(slots=True)
 class StepWork:
-    """What one step does: see the module."""
+    """Work of one step; the module's docstring defines the terms."""
 
     tokens: int
     sequences: int
@@ -40,7 +40,7 @@ class StepWork:
 
     @classmethod
     def of_plan(cls, plan: plan_pb2.Plan) -> StepWork:
-        """The work of a plan's extents."""
+        """Returns the work of a plan's extents."""
         packed = plan.extent_starts
         sequences = len(packed) // 4
         if plan.extent_counts == _ones(sequences):
@@ -57,7 +57,7 @@ class StepWork:
 
 
 def _sum(packed: bytes) -> int:
-    """Sum of a column; a short one is faster without numpy."""
+    """Returns the sum of an int32 column; for a short one, Python is faster than numpy."""
     if len(packed) < 256:
         return sum(memoryview(packed).cast("i"))
     return int(np.add.reduce(np.frombuffer(packed, "<i4")))
@@ -67,54 +67,50 @@ _ONES = np.ones(4096, "<i4").tobytes()
 
 
 def _ones(count: int) -> bytes:
-    """A column of `count` ones."""
+    """Returns an int32 column of `count` ones."""
     return _ONES[: 4 * count] if count <= 4096 else np.ones(count, "<i4").tobytes()
 
 
 class RunnerShape(BaseModel):
-    """The runner that a cost model speaks of, as its hello would say it."""
+    """Sizes of the runner that a cost model describes, as in its Hello."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    slots: int = Field(ge=1, description="Sequences that run at once.")
+    slots: int = Field(ge=1, description="Sequences that can run at once.")
     kv_tokens: int = Field(ge=1, description="Size of the KV cache, in tokens.")
-    block_size: int = Field(default=16, ge=1, description="Tokens a KV block.")
-    step_tokens: int = Field(ge=1, description="Most positions a step.")
-    vocab_size: int = Field(default=32_000, ge=257, description="Token ids.")
+    block_size: int = Field(default=16, ge=1, description="Tokens per KV block.")
+    step_tokens: int = Field(ge=1, description="Most positions per step.")
+    vocab_size: int = Field(default=32_000, ge=257, description="Number of token ids.")
 
 
 class CostModel(BaseModel):
-    """Coefficients in seconds; nonnegative. A file of `costs/` is one of these as JSON."""
+    """Nonnegative coefficients in seconds. A file in `costs/` contains one cost model as JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(description="What it is called.")
-    source: str = Field(default="", description="What it was fitted to, and how.")
-    fixed_s: float = Field(ge=0, description="Seconds a step.")
-    token_s: float = Field(ge=0, description="Seconds a position computed, beyond the free ones.")
-    free_tokens: int = Field(default=0, ge=0, description="Positions a step that take no time of their own.")
+    name: str = Field(description="Name of the model.")
+    source: str = Field(default="", description="Data to which it was fitted, and how.")
+    fixed_s: float = Field(ge=0, description="Seconds per step.")
+    token_s: float = Field(ge=0, description="Seconds per computed position beyond the free ones.")
+    free_tokens: int = Field(default=0, ge=0, description="Positions per step that take no extra time.")
     tile_tokens: int = Field(
         default=1,
         ge=1,
-        description="Steps of more than the free positions are charged for the next multiple of it, less those.",
+        description="Positions per tile; steps of more than the free positions are charged for whole tiles.",
     )
-    sequence_s: float = Field(default=0.0, ge=0, description="Seconds a row.")
-    context_s: float = Field(default=0.0, ge=0, description="Seconds a position whose KV is read.")
-    pair_s: float = Field(default=0.0, ge=0, description="Seconds a (query, key) pair of prompt rows.")
-    link_s: float = Field(
-        default=0.0, ge=0, description="Seconds that a message takes between scheduler and runner, one way."
-    )
-    front_s: float = Field(
-        default=0.0, ge=0, description="Seconds from the engine to the client, and from it to the engine."
-    )
+    sequence_s: float = Field(default=0.0, ge=0, description="Seconds per row.")
+    context_s: float = Field(default=0.0, ge=0, description="Seconds per position whose KV is read.")
+    pair_s: float = Field(default=0.0, ge=0, description="Seconds per (query, key) pair of prompt rows.")
+    link_s: float = Field(default=0.0, ge=0, description="Seconds of a message between scheduler and runner, one way.")
+    front_s: float = Field(default=0.0, ge=0, description="Seconds of a message between engine and client, one way.")
     runner: RunnerShape
 
     def step_seconds(self, work: StepWork) -> float:
-        """How long the runner computes a step."""
+        """Returns the seconds for which the runner computes a step."""
         return self.timer()(work)
 
     def timer(self) -> Callable[[StepWork], float]:
-        """`step_seconds` for those who call it often: attributes of a pydantic model are slow."""
+        """Returns `step_seconds` as a function for frequent calls, because attributes of a pydantic model are slow."""
         fixed_s, token_s, free_tokens, tile_tokens = self.fixed_s, self.token_s, self.free_tokens, self.tile_tokens
         sequence_s, context_s, pair_s = self.sequence_s, self.context_s, self.pair_s
 
@@ -131,17 +127,17 @@ class CostModel(BaseModel):
 
 
 def charged_tokens(tokens: int, free_tokens: int, tile_tokens: int) -> int:
-    """Positions of a step that take time of their own."""
+    """Returns the positions of a step that take extra time."""
     return -(-tokens // tile_tokens) * tile_tokens - free_tokens if tokens > free_tokens else 0
 
 
 def shipped_cost_models() -> list[str]:
-    """Names of the cost models that come with the package, sorted."""
+    """Returns the names of the cost models in the package, sorted."""
     return sorted(path.stem for path in SHIPPED.glob("*.json"))
 
 
 def load_cost_model(name: str) -> CostModel:
-    """A shipped cost model by name, or one in a JSON file. Raises UnknownCostModel."""
+    """Returns a shipped cost model by name, or one from a JSON file. Raises UnknownCostModel."""
     path = Path(name)
     if name in shipped_cost_models():
         path = SHIPPED / f"{name}.json"
@@ -151,6 +147,6 @@ def load_cost_model(name: str) -> CostModel:
     try:
         return CostModel.model_validate(json.loads(path.read_text()))
     except ValidationError as error:
-        raise UnknownCostModel(f"{path} is no cost model: {wrong_values(error)}") from error
+        raise UnknownCostModel(f"{path} is not a cost model: {wrong_values(error)}") from error
     except ValueError as error:
-        raise UnknownCostModel(f"{path} is no cost model: {error}") from error
+        raise UnknownCostModel(f"{path} is not a cost model: {error}") from error

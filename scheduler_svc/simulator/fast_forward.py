@@ -1,10 +1,9 @@
-"""Many turns of the engine at once, for who knows what the runner will answer and when: a simulation.
+"""Fast-forward: many turns of the engine at once, for a simulation, which knows each result and its time in advance.
 
-Between one arrival, end or decision and the next, all turns are alike. The oldest plan's result brings one token a row,
-the next plan has everybody decode on, and nothing else happens: no command, no admission, no end, no preemption. Those
-that follow each other are taken together, with columns for all; blocks are given in the order in which the plans ask
-for them. What comes of it, and what everybody sees of it, is the same as of `Engine.step` so many times: the slow twin.
-Only the plans themselves are not encoded.
+Between two events (an arrival, an end or a decision), all turns are alike. The oldest plan's result brings one token
+per row, the next plan decodes all sequences further, and there is no command, admission, end or preemption. Consecutive
+turns of this kind are taken together, column by column; blocks are allocated in the order of the plans. The outcome and
+everything published are the same as from one `Engine.step` per turn. Only the plans are not encoded.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from scheduler_svc.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True, frozen=True)
 class FastForward:
-    """Turns that may be taken at once. The plans of all of them have the same rows, one position on each time."""
+    """Turns that may be taken at once. All their plans have the same rows, each one position further."""
 
     session: int
     scheduler: Scheduler
     turns: int
-    """At most."""
+    """Most turns."""
     before_at: float
-    """All of them must come before this."""
+    """Time before which all of them must begin."""
     last_number: int
-    """Of the plan before the first."""
+    """Number of the plan before the first."""
     num_rows: int
     context_tokens: int
     """Sum of the first plan's starts."""
     flags: bytes
-    """Their extent flags."""
+    """Extent flags of the plans."""
 
 
 def possible_fast_forward(engine: Engine) -> FastForward | None:
-    """The turns that the engine could skip now; None where the next turn may be of another kind."""
+    """Returns the turns that the engine could skip now, or None if the next turn may be of another kind."""
     settings = engine.settings
     if len(engine.pool.schedulers) != 1 or settings.plan_lead_ms is not None or settings.check:
         return None
@@ -60,7 +59,7 @@ def possible_fast_forward(engine: Engine) -> FastForward | None:
 
 
 def _most_turns(scheduler: Scheduler, queue: Queue, policy: PolicyGuard) -> int:
-    """Turns that may be taken at once now: 0 unless each is nothing but a result and the plan that follows."""
+    """Returns the number of turns that may be taken at once: those with nothing but a result and the next plan."""
     table = scheduler.table
     may_join = bool(queue) and (bool(table.free) or policy.displaces)
     if table.stops or may_join or scheduler.leaving or scheduler.pool.num_pending:
@@ -69,7 +68,7 @@ def _most_turns(scheduler: Scheduler, queue: Queue, policy: PolicyGuard) -> int:
 
 
 def fast_forward(engine: Engine, chance: FastForward, times_s: list[float], tokens: Column) -> None:
-    """`Engine.step` at each of these times at once; results bring rows of `tokens`, and plans are not sent."""
+    """Does the work of one `Engine.step` at each of these times. Results bring rows of `tokens`; plans are not sent."""
     scheduler = chance.scheduler
     flights = follow_many(scheduler.plans, times_s)
     results = apply_all(scheduler.table, flights, tokens, times_s)

@@ -1,4 +1,4 @@
-"""What came of a simulation: each request's times, each token's, and the counts of the whole."""
+"""Outcome of a simulation: the times of each request and token, and the total counts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(slots=True, frozen=True)
 class Counters:
-    """Sums over the whole simulation; times in seconds, `virtual_s` on its clock, the last two on the wall's.
+    """Sums over the whole simulation. Times are in seconds: `engine_s` and `wall_s` of wall time, the others of virtual
+    time.
 
-    `engine_s` is what the engine takes for its turns one by one (see `EngineTime`).
+    `engine_s` is the engine's time for all turns, as if taken one by one (see `EngineTime`).
     """
 
     plans: int
@@ -36,7 +37,7 @@ class Counters:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """Arrays over the requests that were served (index into the trace: `served`), and over all their tokens."""
+    """Arrays over the served requests (`served`: their indices in the trace), and over all their tokens."""
 
     trace: Trace
     counters: Counters
@@ -45,26 +46,26 @@ class Outcome:
     first_token_s: Seconds
     last_token_at: Seconds
     tokens: npt.NDArray[np.int64]
-    """Tokens that each got."""
+    """Output tokens of each request."""
     token_times_s: Seconds
-    """When each token came, request by request: those of served[i] are token_times_s[offsets[i]:offsets[i + 1]]."""
+    """Arrival of each token, by request: those of served[i] are token_times_s[offsets[i]:offsets[i + 1]]."""
     offsets: npt.NDArray[np.int64]
     refusals: dict[int, str]
-    """Index of each refused request -> why."""
+    """Index of each refused request -> reason."""
 
     @property
     def ttft_s(self) -> Seconds:
-        """Time to first token of each."""
+        """Time to first token of each request."""
         return self.first_token_s - self.arrival_s
 
     @property
     def e2e_s(self) -> Seconds:
-        """From arrival to last token."""
+        """Time from arrival to last token of each request."""
         return self.last_token_at - self.arrival_s
 
     @property
     def itl_s(self) -> Seconds:
-        """All times between two consecutive tokens of one request."""
+        """All times between consecutive tokens of one request."""
         gaps = np.diff(self.token_times_s)
         keep = np.ones(len(gaps), bool)
         keep[self.offsets[1:-1] - 1] = False
@@ -72,7 +73,7 @@ class Outcome:
 
     @property
     def mean_itl_s(self) -> Seconds:
-        """Mean time between tokens of each; 0 for those of one token."""
+        """Mean time between tokens of each request; 0 for a request of one token."""
         return (self.last_token_at - self.first_token_s) / np.maximum(1, self.tokens - 1)
 
     @property
@@ -81,19 +82,19 @@ class Outcome:
         return [self.trace.requests[index].tenant for index in self.served.tolist()]
 
     def tokens_by(self, tenant: str, until_at: float) -> int:
-        """Output tokens that the tenant had got by then."""
+        """Returns the output tokens that the tenant had received by `until_at`."""
         came = np.concatenate(([0], np.cumsum(self.token_times_s <= until_at)))
         per_request = came[self.offsets[1:]] - came[self.offsets[:-1]]
         return int(per_request[np.array([name == tenant for name in self.tenants], bool)].sum())
 
 
 def outcome_of(front: SimulatedFront, counters: Counters) -> Outcome:
-    """Sorts the tokens by request. Raises RuntimeError when one did not get exactly its tokens."""
+    """Sorts the tokens by request. Raises RuntimeError if a request did not get exactly its trace's output tokens."""
     ids = np.frombuffer(bytes(front.token_ids), np.uint64)
     times_s = np.repeat(np.frombuffer(front.token_times_s), np.frombuffer(front.token_counts, np.int64))
     first_ids = front.first_ids
     served = np.flatnonzero(first_ids)
-    index = np.searchsorted(first_ids[served], ids)  # ids count up in the order of submission
+    index = np.searchsorted(first_ids[served], ids)  # ids increase in the order of submission
     order = np.argsort(index, kind="stable")
     times_s = times_s[order]
     tokens = np.bincount(index, minlength=len(served)).astype(np.int64)

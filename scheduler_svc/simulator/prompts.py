@@ -1,7 +1,7 @@
-"""Token ids for a trace's prompts: equal hash ids give equal tokens, so a trace's prefixes are real prefixes.
+"""Token ids for a trace's prompts. Equal hash ids give equal tokens, so prefixes shared in the trace are shared.
 
-Every token is a hash of (block id, position in the block): blocks need no table, and two prompts share exactly the
-blocks whose ids they share. Prompts without hash ids get one id of their own, so they share nothing.
+Every token is a hash of (block id, position in the block). Blocks therefore need no table, and two prompts share
+exactly the blocks whose ids they share. A prompt without hash ids gets a unique id and shares nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy.typing as npt
 from scheduler_svc.simulator.trace import Trace, TraceRequest
 
 FIRST_ORDINARY_TOKEN = 256
-"""Ids below are left out: tokenizers keep their special tokens there."""
+"""First token id used; tokenizers have their special tokens below it."""
 
 _OWN_IDS = 1 << 40
-"""Ids from here on are those of prompts without hash ids."""
+"""First block id of prompts without hash ids."""
 
 _SALT_STEP = 0xD1B54A32D192ED03
-"""Odd, so that no two salts below 2^64 meet."""
+"""Odd, so that no two salts below 2^64 collide."""
 
 
 def prompt_tokens(trace: Trace, index: int, vocab_size: int, salt: int = 0) -> npt.NDArray[np.int32]:
-    """The prompt of request `index`: (prompt_tokens,) ids in [256, vocab_size).
+    """Returns the prompt of request `index`: (prompt_tokens,) ids in [256, vocab_size).
 
-    Another `salt` (from 0 on) gives other tokens throughout, which share with each other as those of salt 0 do.
+    A different `salt` (0 or greater) gives different tokens, with the same sharing between the trace's prompts.
     """
     request = trace.requests[index]
     if request.prefix_hash_ids:
@@ -35,12 +35,12 @@ def prompt_tokens(trace: Trace, index: int, vocab_size: int, salt: int = 0) -> n
 
 
 def blank_prompt(request: TraceRequest) -> npt.NDArray[np.int32]:
-    """A prompt of the right length whose content does not matter (no prefix sharing)."""
+    """Returns a prompt of zeros of the request's length, for runs without prefix sharing."""
     return np.zeros(request.prompt_tokens, np.int32)
 
 
 def _block_tokens(ids: npt.NDArray[np.uint64], block_tokens: int, vocab_size: int, salt: int) -> npt.NDArray[np.int32]:
-    """The blocks' tokens one after another, (len(ids) * block_tokens,), by splitmix64's finalizer (Steele et al.)."""
+    """Returns the blocks' tokens, (len(ids) * block_tokens,), hashed with splitmix64's finalizer (Steele et al.)."""
     positions = np.arange(block_tokens, dtype=np.uint64)
     x = ((ids[:, None] << np.uint64(20)) + positions[None, :]).ravel()
     x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt * _SALT_STEP % (1 << 64))

@@ -1,6 +1,6 @@
-"""The clients of a simulation: submits the trace's requests when they arrive, and notes when each token comes.
+"""Simulated clients: they submit the trace's requests on time, and record when each token arrives.
 
-Stands in place of `FrontLink`: the same methods, no sockets. All requests come through one front worker.
+The class replaces `FrontLink`, with the same methods but without sockets. All requests come through one front worker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WORKER = b"simulated"
 
 
 class SimulatedFront:
-    """Requests by index in the trace; a request's handle is its index + 1."""
+    """Clients of one trace. Requests are identified by their index in the trace; a handle is the index + 1."""
 
     def __init__(self, trace: Trace, clock: VirtualClock, front_s: float, vocab_size: int, real_prompts: bool) -> None:
-        """`front_s`: seconds between client and engine, each way. `real_prompts`: give prompts their content."""
+        """`front_s` is the one-way time between client and engine in seconds. `real_prompts` gives prompts content."""
         self.trace = trace
         self._clock = clock
         self._front_s = front_s
@@ -36,25 +36,25 @@ class SimulatedFront:
         self._next = 0
         self._greeting = [(WORKER, engine_pb2.Command(hello=engine_pb2.WorkerHello(worker=0)))]
         self.first_ids = np.zeros(len(trace.requests), np.uint64)
-        """Internal id of each request's sequence; 0: refused."""
+        """Internal id of each request's sequence; 0 if it was not accepted."""
         self.refusals: dict[int, str] = {}
         self.num_ended = 0
         self.cached_tokens = 0
         self.ended_early: dict[int, str] = {}
-        """Sequence id -> reason, of those that ended otherwise than with STOP or LENGTH."""
+        """Sequence id -> reason, for sequences that ended with neither STOP nor LENGTH."""
         self.token_ids = bytearray()
-        """Sequence id of each token that came, uint64."""
+        """Sequence id of each received token, uint64."""
         self.token_times_s = array("d")
         self.token_counts = array("q")
-        """Tokens that came at each of `token_times_s`."""
+        """Number of tokens received at each of `token_times_s`."""
         self.on_step: Callable[[admin_pb2.WatchStepsResponse], None] | None = None
-        """Gets each step once it is done, if the engine has this worker among its watchers."""
+        """Receives each completed step, if this worker is one of the engine's watchers."""
         self._completed = CompletedSteps()
 
     # ------------------------------------------------------------------ as the engine sees it
 
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
-        """Requests that have arrived by now."""
+        """Returns commands for the requests that have arrived by now."""
         commands, self._greeting = self._greeting, []
         while self.next_s <= self._clock.now_s:
             commands.append((WORKER, engine_pb2.Command(submit=self._submit(self._next))))
@@ -62,8 +62,8 @@ class SimulatedFront:
         return commands
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
-        """Takes what the engine publishes."""
-        step = message.step  # of any other message: an empty one
+        """Records a message that the engine publishes."""
+        step = message.step  # empty in any other message
         ids = step.sequence_ids
         if ids:
             self.token_ids += ids
@@ -78,23 +78,23 @@ class SimulatedFront:
 
     @property
     def next_s(self) -> float:
-        """When the next request reaches the engine; infinity when all have."""
+        """Time at which the next request reaches the engine; infinite if all have."""
         requests = self.trace.requests
         return requests[self._next].arrival_s + self._front_s if self._next < len(requests) else math.inf
 
     @property
     def done(self) -> bool:
-        """Every request has been refused or has ended."""
+        """Whether every request has been refused or has ended."""
         return self.num_ended + len(self.refusals) == len(self.trace.requests)
 
     def stamp(self) -> None:
-        """What was published in this turn leaves the engine now."""
+        """Records that the tokens published in this turn leave the engine now."""
         arrival_s = self._clock.now_s + self._front_s
         for _ in range(len(self.token_counts) - len(self.token_times_s)):
             self.token_times_s.append(arrival_s)
 
     def stamp_each(self, times_s: list[float]) -> None:
-        """The tokens of several turns were published, each of which left the engine at one of these times."""
+        """Records that the tokens of several turns left the engine at these times, one per turn."""
         self.token_times_s.extend([time_s + self._front_s for time_s in times_s])
 
     def _take_answer(self, message: engine_pb2.FromEngine) -> None:
@@ -141,7 +141,7 @@ class SimulatedFront:
 
 
 def early_stops(trace: Trace) -> dict[str, int]:
-    """Output lengths of the requests that end before their `max_tokens`, by request id."""
+    """Returns the output lengths of the requests that end before their `max_tokens`, by request id."""
     return {
         str(index): request.output_tokens
         for index, request in enumerate(trace.requests)

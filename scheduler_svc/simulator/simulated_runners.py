@@ -1,7 +1,7 @@
-"""Runners that answer each plan with the tokens it asks for, after the time that a cost model gives.
+"""Simulated runners: they answer each plan with the tokens it asks for, after the time given by a cost model.
 
-Stands in place of `RunnerLink`: the same methods, no sockets. A runner executes its plans in order, one at a time;
-plans that come while one executes wait, as they would behind a real runner.
+The class replaces `RunnerLink`, with the same methods but without sockets. A runner executes its plans in order, one at
+a time; a plan that arrives meanwhile waits, as at a real runner.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from scheduler_svc.simulator.step_tallies import StepTallies
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
 MOST_RESULTS = 4096
-"""Results that are kept: those of steps in which the same rows sample are alike, and nobody changes them."""
+"""Most cached results. Steps in which the same rows sample share one result, which is never modified."""
 STOP_TOKEN = 1
-"""Ends a sequence that was asked for more tokens than its trace's output."""
+"""Ends a sequence whose `max_tokens` exceeds the trace's output length."""
 _TOKEN = 2
 _TOKENS = np.full(8192, _TOKEN, "<i4").tobytes()
 _STATUSES = bytes(8192)
 
 
 class SimulatedRunners:
-    """Sessions 1 to `count`, all alike.
+    """Identical runners with sessions 1 to `count`.
 
-    `stops` holds the output lengths of requests that end before their `max_tokens`, by request id: the runner samples
-    `STOP_TOKEN` there. `noise` draws the factor by which a step's time differs from the model.
+    `stops` maps the ids of requests that end before their `max_tokens` to their output lengths, at which the runner
+    samples `STOP_TOKEN`. `noise` returns the factor by which a step's time differs from the model.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SimulatedRunners:
         self._noise = noise
         self._stops = StopPositions(count, shape.slots, stops) if stops else None
         self._sent: list[tuple[int, int, plan_pb2.Plan]] = []
-        self._done: list[tuple[float, int, GotResult]] = []  # a heap by the time at which the engine gets the result
+        self._done: list[tuple[float, int, GotResult]] = []  # a heap by the time at which the result arrives
         self._free_at = [0.0] * (count + 1)
         self._serial = 0
         self._results: dict[bytes, plan_pb2.Result] = {}
@@ -64,7 +64,7 @@ class SimulatedRunners:
     # ------------------------------------------------------------------ as the engine sees it
 
     def receive(self) -> list[RunnerEvent]:
-        """Results that have arrived by now, in order of arrival."""
+        """Returns the results that have arrived by now, in order of arrival."""
         events, self._joining = self._joining, []
         done, now_s = self._done, self._clock.now_s
         while done and done[0][0] <= now_s:
@@ -72,46 +72,46 @@ class SimulatedRunners:
         return events
 
     def welcome(self, session: int) -> None:
-        """Nothing to do: the runner is there."""
+        """Does nothing."""
 
     def resume(self, session: int) -> None:
-        """No simulated runner holds anything from before. Raises RuntimeError."""
+        """Raises RuntimeError: no simulated runner has sequences from before a restart."""
         raise RuntimeError(f"the engine resumes simulated runner {session}, which is new")
 
     def reject(self, session: int, reason: str) -> None:
-        """A shape that the engine does not take. Raises ValueError."""
+        """Raises ValueError: the engine does not accept the runner's sizes."""
         raise ValueError(f"the engine refuses the simulated runner: {reason}")
 
     def drop(self, session: int, reason: str) -> None:
-        """A bug of the simulator. Raises RuntimeError."""
+        """Raises RuntimeError: the simulator has a bug."""
         raise RuntimeError(f"the engine dropped simulated runner {session}: {reason}")
 
     def dismiss(self, session: int) -> None:
-        """No simulated runner leaves. Raises RuntimeError."""
-        raise RuntimeError(f"the engine forgets simulated runner {session}, which has not left")
+        """Raises RuntimeError: no simulated runner leaves."""
+        raise RuntimeError(f"the engine dismisses simulated runner {session}, which has not left")
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
-        """No trace has constrained requests. Raises RuntimeError."""
-        raise RuntimeError(f"plan {number} of simulated runner {session} gets masks")
+        """Raises RuntimeError: no trace has constrained requests."""
+        raise RuntimeError(f"the engine sends masks for plan {number} of simulated runner {session}")
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
-        """Takes the plan; it leaves with `dispatch`."""
+        """Queues the plan, which `dispatch` sends."""
         self._sent.append((session, number, plan))
 
     # ------------------------------------------------------------------ as the simulation sees it
 
     @property
     def next_s(self) -> float:
-        """When the next result reaches the engine; infinity when no plan is in flight."""
+        """Time at which the next result reaches the engine; infinite if no plan is in flight."""
         return self._done[0][0] if self._done else math.inf
 
     @property
     def num_sent(self) -> int:
-        """Plans of this turn so far."""
+        """Number of plans queued in this turn so far."""
         return len(self._sent)
 
     def dispatch(self) -> None:
-        """The plans of this turn leave the scheduler now."""
+        """Sends the plans of this turn at the current time."""
         if not self._sent:
             return
         link_s = self._link_s
@@ -128,9 +128,11 @@ class SimulatedRunners:
         self._sent.clear()
 
     def fast_forward(self, chance: FastForward, until_at: float, scheduler_s: float) -> list[float]:
-        """Computes as many plans of the turns to skip as the engine makes before `until_at`, each in a turn of
-        `scheduler_s` that
-        begins with the oldest result. Returns when these turns begin, the first of them at the earliest now."""
+        """Computes the plans of the turns that begin before `until_at`.
+
+        Each turn begins when the oldest result arrives, not before now, and takes `scheduler_s`. Returns the times at
+        which the turns begin.
+        """
         now_s, free_at, link_s = self._clock.now_s, self._free_at[chance.session], self._link_s
         work = StepWork(chance.num_rows, chance.num_rows, chance.context_tokens + chance.num_rows, 0.0)
         arrivals_s = deque(time_s for time_s, _, _ in sorted(self._done))
@@ -159,7 +161,7 @@ class SimulatedRunners:
         return times_s
 
     def tokens(self, num_rows: int, results: int) -> npt.NDArray[np.int32]:
-        """What it samples in steps of so many rows, of which none stops: a row each, (results, num_rows)."""
+        """Returns the tokens sampled in steps of `num_rows` rows in which no sequence stops: (results, num_rows)."""
         return np.broadcast_to(np.frombuffer(_column(_TOKENS, 4 * num_rows), "<i4"), (results, num_rows))
 
     def _seconds(self, work: StepWork) -> float:
@@ -175,7 +177,7 @@ class SimulatedRunners:
         return stopped
 
     def _result_of(self, flags: bytes) -> plan_pb2.Result:
-        """`flags` are 1 where a token is sampled: the very column of token counts."""
+        """Returns the result for these extent flags. A flag is 1 if the row samples, so they are the token counts."""
         result = self._results.get(flags)
         if result is None:
             tokens = _column(_TOKENS, 4 * flags.count(1))
@@ -186,14 +188,14 @@ class SimulatedRunners:
 
 
 class StopPositions:
-    """Where each slot's sequence samples its stop token."""
+    """Position at which each slot's sequence samples its stop token."""
 
     def __init__(self, count: int, slots: int, output_tokens: dict[str, int]) -> None:
         self._output_tokens = output_tokens
         self._positions = np.full((count + 1, slots), -1, np.int64)
 
     def tokens(self, session: int, plan: plan_pb2.Plan, tokens: bytes) -> bytes:
-        """`tokens` of the plan's sampling rows, int32, with the stop tokens among them."""
+        """Returns `tokens` of the plan's sampling rows, int32, with stop tokens inserted."""
         positions = self._positions[session]
         for admission in plan.admissions:
             request_id = engine_pb2.SequenceContext.FromString(admission.context).submit.request_id
@@ -207,7 +209,7 @@ class StopPositions:
 
 
 def _column(data: bytes, size: int) -> bytes:
-    """The first `size` bytes of `data`, which repeats itself."""
+    """Returns the first `size` bytes of `data` repeated."""
     return data[:size] if size <= len(data) else (data * -(-size // len(data)))[:size]
 
 

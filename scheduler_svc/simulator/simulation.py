@@ -1,11 +1,11 @@
 """Runs a trace through the production engine on a virtual clock.
 
-Time moves from event to event: a request arrives, a result arrives, something falls due. At each the engine takes one
-turn, as it would when its sockets wake it; the turn itself takes `scheduler_s` per plan, during which what arrives
-waits for the next turn. So a scheduler that can't keep up with its runners shows as one here.
+Time moves from event to event: a request arrives, a result arrives, or a timer is due. At each event the engine takes
+one turn, as it would when its sockets wake it. A turn takes `scheduler_s` per plan, and events during the turn wait for
+the next one, so the simulation shows a scheduler that cannot keep up with its runners.
 
-Most turns of a simulation are alike: a result, and the plan that follows from the last. The engine takes those between
-two events at once (`scheduler_svc/simulator/fast_forward.py`), with the same outcome.
+Most turns are alike: a result, and the plan that follows from the last one. The engine takes those between two events
+at once (`scheduler_svc/simulator/fast_forward.py`), with the same outcome.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from scheduler_svc.simulator.trace import Trace
 from scheduler_svc.simulator.virtual_clock import VirtualClock
 
 MOST_IDLE_TURNS = 2_000
-"""Turns in a row without an event or a plan, half a second apart, after which nothing will ever happen."""
+"""Consecutive turns without an event or a plan, half a second apart, after which the simulation is considered stuck."""
 GC_THRESHOLD = 50_000
-"""Objects between collections, as the engine's own loop does it."""
+"""Objects between garbage collections, as in the engine's loop."""
 
 StepObserver = Callable[[admin_pb2.WatchStepsResponse], None]
 
 
 class SimulationStuck(RuntimeError):
-    """Requests wait that no plan will ever serve: a policy that admits nobody, or a runner too small."""
+    """Requests wait that no plan will ever serve: the policy admits no sequence, or the runner is too small."""
 
 
 @dataclass(slots=True, frozen=True)
 class Setup:
-    """What a trace is tried on. Sizes that are None are those of the cost model's runner."""
+    """Setup on which a trace is run. A size that is None is taken from the cost model's runner."""
 
     cost: CostModel
     policy: str | Policy = "fcfs"
@@ -58,25 +58,26 @@ class Setup:
     depth: int = 2
     prefix_sharing: bool = False
     plan_lead_ms: float | None = None
-    """Milliseconds before a runner runs dry at which its next plan is made; None: as soon as the depth allows."""
+    """Milliseconds before a runner completes its plans in flight at which its next plan is made; None: as soon as the
+    depth allows."""
     scheduler_s: float = 150e-6
-    """Seconds of the engine's thread per plan."""
+    """Seconds that the engine's thread takes per plan."""
     spread: float = 0.0
     """Standard deviation of the logarithm of a step's time around the cost model."""
     seed: int = 0
     fast_forwards: bool = True
-    """Turns that are alike are taken at once (see `fast_forward`); the outcome is the same without."""
+    """Take equal turns at once (see `fast_forward`); the outcome does not depend on it."""
     check: bool = False
-    """Prove the roster's invariants after every plan (slow)."""
+    """Check the scheduler's invariants after every plan (slow)."""
 
     @property
     def shape(self) -> RunnerShape:
-        """The runners' sizes."""
+        """Sizes of the runners."""
         given = {name: getattr(self, name) for name in ("slots", "kv_tokens", "block_size", "step_tokens")}
         return self.cost.runner.model_copy(update={name: value for name, value in given.items() if value is not None})
 
     def settings(self) -> SchedulerSettings:
-        """The engine's settings: nothing waits in vain for a place in the queue, nothing is kept after its end."""
+        """Returns the engine's settings: the queue has no limit, and finished requests are not kept."""
         values: dict[str, Any] = {
             "policy": self.policy if isinstance(self.policy, str) else self.policy.name,
             "policy_parameters": self.parameters,
@@ -94,10 +95,10 @@ class Setup:
 
 
 class Simulation:
-    """One engine, its simulated clients and runners. `run` plays the trace to its end."""
+    """One engine with simulated clients and runners. `run` plays the trace to its end."""
 
     def __init__(self, trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> None:
-        """`on_step` gets every step once it is done. Raises UnknownPolicy or WrongParameters."""
+        """`on_step` receives every completed step. Raises UnknownPolicy or WrongParameters."""
         self.setup = setup
         self.clock = VirtualClock()
         policy = load_policy(setup.policy, setup.parameters) if isinstance(setup.policy, str) else setup.policy
@@ -119,7 +120,7 @@ class Simulation:
         self._idle_turns = 0
 
     def run(self) -> Outcome:
-        """Until every request has ended. Raises SimulationStuck."""
+        """Runs until every request has ended. Raises SimulationStuck."""
         begin = time.perf_counter()
         with _few_collections():
             self.turn()  # runners join
@@ -130,7 +131,7 @@ class Simulation:
         return outcome_of(self.front, self._counters(time.perf_counter() - begin))
 
     def turn(self, *, is_sample: bool = False) -> None:
-        """One turn of the engine, now; the clock moves by what it takes. `is_sample`: it could have been skipped."""
+        """Takes one turn of the engine and advances the clock by its time. `is_sample`: it could have been skipped."""
         begin = time.perf_counter()
         self.engine.step()
         self.engine_time.took(time.perf_counter() - begin, is_sample)
@@ -140,10 +141,7 @@ class Simulation:
         self.front.stamp()
 
     def _fast_forward(self) -> bool:
-        """Takes as many turns at once as are alike; False where the next one is of its own kind.
-
-        Everything that comes is as of single turns (`Setup.fast_forwards`).
-        """
+        """Takes as many equal turns at once as possible. Returns False if the next turn must be taken alone."""
         chance = possible_fast_forward(self.engine) if self.setup.fast_forwards else None
         if chance is None:
             return False
@@ -162,7 +160,7 @@ class Simulation:
         return True
 
     def _advance(self) -> None:
-        """Moves the clock to the next event, unless one has come while the engine was busy."""
+        """Moves the clock to the next event, unless one has occurred while the engine was busy."""
         due_at = min(self.front.next_s, self.runners.next_s)
         reminder_at = self.engine.requests.book.next_due_at
         if reminder_at is not None:
@@ -177,8 +175,8 @@ class Simulation:
             if self._idle_turns > MOST_IDLE_TURNS:
                 waiting = len(self.engine.requests.queue)
                 raise SimulationStuck(
-                    f"{waiting} sequences wait and nothing happens any more: does the policy admit "
-                    "nobody, or is the KV cache smaller than a request?"
+                    f"{waiting} sequences wait but none can be admitted: check that the policy admits sequences and "
+                    "that the KV cache holds the longest request"
                 )
         self.clock.now_s = max(self.clock.now_s, due_at)
 
@@ -202,16 +200,16 @@ class Simulation:
 
 
 def simulate(trace: Trace, setup: Setup, on_step: StepObserver | None = None) -> Outcome:
-    """Plays the trace; `on_step` gets every step once it is done.
+    """Plays the trace. `on_step` receives every completed step.
 
-    Raises SimulationStuck, or ValueError for a policy, parameters or a runner that can't be.
+    Raises SimulationStuck, or ValueError for an invalid policy, parameters or runner.
     """
     return Simulation(trace, setup, on_step).run()
 
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Garbage collections as the engine's loop has them: what is there already is left alone."""
+    """Context with garbage collection set as in the engine's loop; existing objects are not collected."""
     threshold = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -9,7 +9,7 @@ from scheduler_svc.simulator.cost_model import StepWork
 
 @dataclass(slots=True)
 class StepTallies:
-    """What was computed, and for how long."""
+    """Totals of steps, rows, tokens and busy seconds."""
 
     steps: int = 0
     rows: int = 0
@@ -17,7 +17,7 @@ class StepTallies:
     busy_s: float = 0.0
 
     def add(self, work: StepWork, seconds: float) -> None:
-        """One step."""
+        """Adds one step."""
         self.steps += 1
         self.rows += work.sequences
         self.tokens += work.tokens

@@ -1,7 +1,8 @@
-"""Traces: what arrives when, how long the prompts are and how many tokens they ask for; read from CSV and reshaped.
+"""Traces of request arrivals, prompt lengths and output lengths, read from CSV and optionally rescaled.
 
-Columns are those of bench/traces/README.md, `arrival_s,prompt_tokens,output_tokens[,prefix_hash_ids]`, and optionally
-`tenant`, `priority`, `ttft_target_ms`, `itl_target_ms`, `max_tokens`. Files ending in .gz are decompressed.
+The columns are those of bench/traces/README.md, `arrival_s,prompt_tokens,output_tokens[,prefix_hash_ids]`, and
+optionally `tenant`, `priority`, `ttft_target_ms`, `itl_target_ms` and `max_tokens`. Files ending in .gz are
+decompressed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from itertools import islice
 from pathlib import Path
 
 HASH_BLOCK_TOKENS = 512
-"""Tokens that one hash id of a trace names, before any division of lengths."""
+"""Tokens per hash id of a trace, before any division of lengths."""
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("prefix_hash_ids", "tenant", "priority", "ttft_target_ms", "itl_target_ms", "max_tokens")
 
 
 class TraceError(ValueError):
-    """A trace that can't be used; the message names the file, the line and what is wrong there."""
+    """A trace can't be used; the message names the file, the line and the error."""
 
 
 @dataclass(slots=True, frozen=True)
 class TraceRequest:
-    """One request. It ends after exactly `output_tokens`; `max_tokens` is what its client asked for at most.
+    """One request. It ends after exactly `output_tokens`; `max_tokens` is the limit that its client set.
 
-    `prefix_hash_ids` names the prompt's blocks of `Trace.hash_block_tokens` tokens, the last one maybe partial.
+    `prefix_hash_ids` identify the prompt's blocks of `Trace.hash_block_tokens` tokens; the last one may be partial.
     """
 
     arrival_s: float
@@ -54,32 +55,33 @@ class Trace:
     hash_block_tokens: int = HASH_BLOCK_TOKENS
 
     def first(self, count: int) -> Trace:
-        """Only the first `count` requests."""
+        """Returns the trace's first `count` requests."""
         return replace(self, requests=self.requests[:count])
 
     def at_rate(self, scale: float) -> Trace:
-        """`scale` times as many requests a second: arrival times are divided."""
+        """Returns the trace at `scale` times the request rate: arrival times are divided. Raises TraceError."""
         if scale <= 0:
             raise TraceError(f"the rate can't be scaled by {scale}: choose a number above 0")
         return self._mapped(lambda request: replace(request, arrival_s=request.arrival_s / scale))
 
     def jittered(self, seconds: float, rng: random.Random) -> Trace:
-        """U(0, `seconds`) is added to each arrival: for traces whose time stamps sit on a grid."""
+        """Returns the trace with U(0, `seconds`) added to each arrival, for traces with rounded timestamps."""
         moved = self._mapped(lambda request: replace(request, arrival_s=request.arrival_s + rng.uniform(0, seconds)))
         return replace(moved, requests=tuple(sorted(moved.requests, key=lambda request: request.arrival_s)))
 
     def divided(self, prompt_divisor: int, output_divisor: int) -> Trace:
-        """Shorter lengths, rounded up. A hash id then names `hash_block_tokens / prompt_divisor` tokens.
+        """Returns the trace with lengths divided and rounded up. A hash id then stands for
+        `hash_block_tokens / prompt_divisor` tokens.
 
-        Raises TraceError when that is no whole number and the trace has hash ids.
+        Raises TraceError if a divisor is below 1, or if the trace has hash ids and that quotient is not a whole number.
         """
         if prompt_divisor < 1 or output_divisor < 1:
-            raise TraceError("lengths are divided by whole numbers from 1 on")
+            raise TraceError("the divisors of lengths must be whole numbers of at least 1")
         has_hashes = any(request.prefix_hash_ids for request in self.requests)
         if has_hashes and self.hash_block_tokens % prompt_divisor:
             raise TraceError(
-                f"prompts can't be divided by {prompt_divisor}: a hash id names {self.hash_block_tokens} tokens, "
-                "so the divisor must divide that"
+                f"prompts can't be divided by {prompt_divisor}: with prefix_hash_ids, the divisor must divide the "
+                f"{self.hash_block_tokens} tokens of a block"
             )
         shorter = self._mapped(
             lambda request: replace(
@@ -96,7 +98,7 @@ class Trace:
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
-    """Reads and checks a trace. Raises TraceError; OSError when the file can't be read."""
+    """Reads and validates a trace. Raises TraceError, or OSError if the file can't be read."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:  # type: ignore[arg-type]
         reader = csv.DictReader(file)
@@ -159,7 +161,7 @@ def _whole(row: dict[str, str], name: str, least: int) -> int:
     except (TypeError, ValueError):
         value = least - 1
     if value < least:
-        raise ValueError(f"{name} is {text!r}: it must be a whole number from {least} on")
+        raise ValueError(f"{name} is {text!r}: it must be a whole number of at least {least}")
     return value
 
 
@@ -174,5 +176,5 @@ def _seconds(row: dict[str, str], name: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {text!r}: it must be a number of seconds from 0 on")
+        raise ValueError(f"{name} is {text!r}: it must be a number of seconds of at least 0")
     return value

@@ -1,14 +1,14 @@
-"""The time of a simulation: seconds since its start, moved by hand."""
+"""Clock of a simulation."""
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """Callable like `time.monotonic`."""
+    """A clock that is called like `time.monotonic` and advanced by setting `now_s`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """Seconds since the start of the simulation."""
+        """Returns the seconds since the start of the simulation."""
         return self.now_s

@@ -1,4 +1,4 @@
-"""The comparison of two clients: what its proxy sees, which requests count, and what is said of them."""
+"""Comparison of two clients: what its proxy records, which requests count, and the resulting rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_the_witness_forwards_and_notes_when_text_passed() -> None:
         writer.close()
         for one in witness.seen:
             assert len(one.text_s) == 2, "neither the empty text nor the usage"
-            assert 0.14 < one.ttft_s <= one.text_s[1] - one.start_s, "the text that came in two pieces"
+            assert 0.14 < one.ttft_s <= one.text_s[1] - one.start_s, "the text that arrived in two pieces"
 
 
 def test_requests_count_that_began_while_both_were_sending() -> None:

@@ -1,4 +1,4 @@
-"""Runs side by side: what is refused, and with which words; the table, the picture, the numbers."""
+"""Comparison of runs: refusals and their messages, the table, the picture, the numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADER = RunHeader(
 
 
 def run(step_s: float, **changes: Any) -> Run:
-    """Three requests of four tokens, one after another."""
+    """Makes a run of three requests of four tokens, one after another."""
     records = [
         RequestRecord(
             request_id=str(number),
@@ -47,7 +47,7 @@ def run(step_s: float, **changes: Any) -> Run:
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, folder: Path, runs: list[Run], *options: str) -> int:
-    """Writes the runs, compares them, returns the exit status."""
+    """Writes the runs, compares them and returns the exit status."""
     paths = [folder / f"run{number}.jsonl" for number in range(len(runs))]
     for path, one in zip(paths, runs, strict=True):
         write_run(path, one)
@@ -102,7 +102,7 @@ def test_other_requests_are_refused(
         ({"settings": {}}, "the workload's prompt_divisor differs: "),
         (
             {"versions": {"torch": "2.11.0"}},
-            "torch 2.11.0 and 2.13.0. If that is what you compare, say --across-versions",
+            "torch 2.11.0 and 2.13.0. To compare versions, pass --across-versions",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Benchmarks where there is no GPU and no CuPy: all print their help, and one that needs a GPU ends with a sentence."""
+"""Benchmarks without a GPU and CuPy: all print their help, and one that needs a GPU exits with a message."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ ON_THE_GPU = ("torch.cuda", 'device="cuda"', 'torch.device("cuda")', "runner_svc
 NOT_ASKED = {
     "bench.common.provenance",  # prints a commit
     "bench.fuzz_plan",  # needs atheris, which instruments what it imports
-    "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has asked
+    "bench.gpu_comparison.transformers_side",  # a child of bench.gpu_comparison, which has checked
     "bench.sanitizer.fault",  # a child of bench.sanitizer
 }
 ASKS_ITSELF = {
-    "bench.gpu_serving.recording_runner",  # as a runner does
-    "bench.sanitizer.__main__",  # for its tool, and that a fault is seen
+    "bench.gpu_serving.recording_runner",  # checks like a runner
+    "bench.sanitizer.__main__",  # checks for its tool, and that a fault is reported
 }
 
 
 def sources() -> dict[str, str]:
-    """Of all modules of bench, by name."""
+    """Returns the sources of all modules of bench by name."""
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text("utf-8")
         for path in sorted((ROOT / "bench").rglob("*.py"))
@@ -46,7 +46,7 @@ COMMANDS = sorted(name for name, text in SOURCES.items() if 'if __name__ == "__m
 
 
 def imported(name: str) -> set[str]:
-    """The modules of bench that one imports, at its head or later, and itself."""
+    """Returns a module of bench and the modules of bench that it imports, at the top or in functions."""
     found = {name}
     for node in ast.walk(ast.parse(SOURCES[name])):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -72,7 +72,7 @@ NEED_A_GPU = [
 
 
 def started(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str | int | None:
-    """Runs the command in this process, without CuPy; what it ends with."""
+    """Runs the command in this process, without CuPy. Returns its exit code or message."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(SystemExit) as end:
@@ -92,7 +92,7 @@ def test_the_search_finds_them() -> None:
 
 
 @pytest.mark.parametrize("name", NEED_A_GPU)
-def test_who_needs_a_gpu_asks_for_it(name: str) -> None:
+def test_a_module_that_uses_a_gpu_checks_for_it(name: str) -> None:
     assert "    require_gpu(" in SOURCES[name] or "except NoService" in SOURCES[name] or name in ASKS_ITSELF
 
 
@@ -152,7 +152,7 @@ def test_kernels_need_cupy_too(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
 IN_PROCESSES = [
     (["bench.kernels"], "this runs on a GPU, but "),
     (["bench.gpu_serving", "--decode", "4"], "the runner ended: roster-runner: device is 'cuda', but "),
-    (["bench.serving", "--device=cuda", "--requests=1"], "the runner died with exit status 2: roster-runner: dev"),
+    (["bench.serving", "--device=cuda", "--requests=1"], "the runner ended with exit status 2: roster-runner: dev"),
     (["bench.answers.greedy_parity", "--device=cuda"], "the runner ended: roster-runner: device is 'cuda', but "),
 ]
 

@@ -1,4 +1,4 @@
-"""The comparison for one card: its cases and budget, what it makes of runs, and the whole command on the hash model."""
+"""Comparison on one card: its cases and budget, its summary of runs, and the whole command on the hash model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_was_given_up_counts() -> None:
     text = line(run_of([served, cut, unanswered]))
     assert "1/3" in text and ">" in text, "the wait of the one without a token is a lower bound"
     assert text.split()[3] == "500.0", "the median of waits of 0.5, 0.5 and 8 s"
-    # The arrivals last 2 s, the last 1.4 s of them count: 2 tokens came, 6 were asked for.
+    # The arrivals last 2 s, and the last 1.4 s of them count: 2 tokens came, 6 were requested.
     assert text.split()[-3:] == ["1", "33%", "33%"]
 
 
@@ -96,9 +96,9 @@ def test_the_whole_command_on_the_hash_model(tmp_path: Path, monkeypatch: pytest
     for run in runs:
         assert run.header.settings["policy"] == run.header.system
         assert run.requests and all(one.ok and one.output_tokens == one.wanted_tokens for one in run.requests)
-        assert all(one.cached_tokens == 0 for one in run.requests), "no policy finds another's prefixes"
+        assert all(one.cached_tokens == 0 for one in run.requests), "no policy hits another's prefixes"
     in_force = [json.loads(str(run.header.settings["policy_parameters"])).get("step_tokens") for run in runs]
-    assert in_force == [64, 64, None], "only fcfs is held to chunks"
+    assert in_force == [64, 64, None], "only fcfs gets a chunk size"
     assert done.stdout.count("the first token of 300 prompt tokens") == 2
     monkeypatch.setattr(sys, "argv", [*command[2:], *loads])
     with pytest.raises(SystemExit, match="choose another --out"):

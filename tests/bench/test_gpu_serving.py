@@ -1,4 +1,4 @@
-"""The serving benchmark for GPUs: what it makes of its notes, and the whole command on a runner without a model."""
+"""Serving benchmark for GPUs: the numbers from its records, and the whole command on a runner without a model."""
 
 from __future__ import annotations
 

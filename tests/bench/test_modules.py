@@ -1,4 +1,4 @@
-"""Every benchmark can be started: its module imports, or lacks a library that only a GPU machine or a fuzzer has."""
+"""Every benchmark's module imports, or lacks only a library that a GPU machine or a fuzzer has."""
 
 from __future__ import annotations
 

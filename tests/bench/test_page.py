@@ -1,4 +1,4 @@
-"""Pages about steps and kernels, from the results that are committed: header, numbers, the command."""
+"""Pages about steps and kernels, from committed results: header, numbers, the command."""
 
 from __future__ import annotations
 

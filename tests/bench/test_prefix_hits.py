@@ -1,4 +1,4 @@
-"""Hit rates on a part of Mooncake's traces: the pool against a plain LRU cache, the simulator against the pool."""
+"""Hit rates on a part of Mooncake's traces: the pool and a plain LRU cache, the simulator and the pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYTHING = 1 << 17
 
 
 def lru_hits(trace: Trace, size: int) -> int:
-    """Blocks hit in a plain LRU cache of `size` blocks that each request walks front to back, then deepest first."""
+    """Returns the blocks hit in a plain LRU cache of `size` blocks; a request touches its blocks deepest first."""
     cache: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for request in trace.requests:

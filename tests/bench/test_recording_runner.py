@@ -1,4 +1,4 @@
-"""The runner with a notebook: what it notes, and that its notes leave nothing to the garbage collector."""
+"""Recording runner: what it records, and that its records leave no cycles to the garbage collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.linked_runner import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, PLANS
 
 
 def recorded(records: list[list[int]]) -> int:
-    """Circles that three generations of sequences left."""
+    """Returns the reference cycles that three generations of sequences left."""
     backend = HashBackend(num_slots=NUM_SLOTS, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_step_tokens=64)
 
     def recording_link(runner: Runner, endpoint: str) -> RecordingSocket:
@@ -23,7 +23,7 @@ def recorded(records: list[list[int]]) -> int:
 
 
 def test_steps_leave_no_circles() -> None:
-    """A collection stops the runner, and would be measured as its own time."""
+    """A garbage collection stops the runner, and would be measured as the runner's time."""
     assert in_own_process("recorded([])", __name__) == "0"
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench.sanitizer` with an imitation of compute-sanitizer: its filters, and what it calls clean."""
+"""`python -m bench.sanitizer` with an imitation of compute-sanitizer: its filters, and which runs count as clean."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ERRORS = "ERROR SUMMARY: 64 errors"
 
 
 class Imitation:
-    """Says what it is told to say, and writes down how it was called."""
+    """Imitation of the tool: prints a given output and records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self._plan, self._calls = (folder / name for name in ("compute-sanitizer", "plan", "calls"))
@@ -49,7 +49,7 @@ class Imitation:
         self.path.chmod(0o755)
 
     def says(self, tests: list[str], fault: list[str] | None = None, **others: object) -> Sanitizer:
-        """Within 5 seconds."""
+        """Sets the outputs of the tests' runs and of the fault's; runs are limited to 5 seconds."""
         usual = {"output": "7 passed in 1s", "status": 0, "seconds": 0, "help": ""}
         fault = [HAZARDS] if fault is None else fault
         self._plan.write_text(json.dumps(usual | {"tests": tests, "fault": fault, **others}))
@@ -71,14 +71,14 @@ def checked(sanitizer: Sanitizer, tool: str, group: str, jobs: int = 2) -> Verdi
 
 
 def test_every_kernel_is_looked_at() -> None:
-    """A filter that fits no kernel looks at nothing and ends well, so the names must be the kernels' own."""
+    """A filter that matches no kernel checks nothing and succeeds, so the names must be those of the kernels."""
     sources = [path.read_text("utf-8") for path in (ROOT / "kernels").glob("*.cu")]
     kernels = [re.search(r'extern "C" __global__[^;{]*?(\w+)\(\n', source) for source in sources]
     named = [name for group in GROUPS.values() for name in group.kernels]
     assert set(named) == {kernel[1] for kernel in kernels if kernel}
     assert len(set(named)) == len(sources)
     uncached = {name for group in GROUPS.values() if not group.captures for name in group.kernels}
-    assert uncached == set(named)  # each is launched where memcheck sees the ends of tensors
+    assert uncached == set(named)  # each is also launched where memcheck sees the ends of tensors
     files = [file for group in GROUPS.values() for file in group.files]
     assert len(set(files)) == len(files)
     assert sorted(files) == sorted(path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
@@ -102,7 +102,7 @@ def test_a_group_runs_its_tests_and_looks_at_its_kernels(imitation: Imitation) -
 
 
 def test_runs_at_once_have_ports_of_their_own(imitation: Imitation) -> None:
-    """Not more than they may be, and each test in one of them."""
+    """There are at most `jobs` of them, and each test is in exactly one."""
     checked(imitation.says([CLEAN], seconds=0.3), "racecheck", "attention", jobs=3)
     ports = [int(words[words.index("--port") + 1]) for words in imitation.calls]
     assert len(ports) == GROUPS["attention"].shards and len(set(ports)) == 3
@@ -122,7 +122,7 @@ def test_shards_share_the_tests() -> None:
 
 
 def test_tests_that_have_not_begun_in_time_are_skipped(imitation: Imitation) -> None:
-    """And counted; those that have begun go on."""
+    """They are also counted; those that have begun continue."""
     command = next(command for command in GROUPS["norm"].commands("memcheck", 0.0))
     command = [word for word in command if not word.startswith("tests/")]
     run = subprocess.run([*command, __file__], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -143,14 +143,14 @@ def test_memcheck_looks_at_tensor_copies_where_it_can(imitation: Imitation) -> N
 
 
 def test_what_goes_on_for_too_long_is_ended(imitation: Imitation, capfd: pytest.CaptureFixture[str]) -> None:
-    """With what had been said by then."""
+    """The output until then is printed."""
     slow = replace(imitation.says([CLEAN], output="..... half of it", seconds=60), limit_s=2.0)
     verdict = checked(slow, "racecheck", "norm")
     assert not verdict.clean and verdict.exit_statuses == [-9] and 2 <= verdict.seconds < 30
     assert "half of it" in capfd.readouterr().out
 
 
-def test_who_stops_it_leaves_nothing_running(imitation: Imitation) -> None:
+def test_an_interrupt_leaves_nothing_running(imitation: Imitation) -> None:
     sanitizer = replace(imitation.says([CLEAN], seconds=60), limit_s=None)
     sanitizer.stopped.set()
     assert checked(sanitizer, "racecheck", "norm").exit_statuses == [-9]
@@ -162,14 +162,14 @@ def test_what_the_tool_found_is_shown(imitation: Imitation, capfd: pytest.Captur
 
 
 def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends and whole steps are captured, and plain cudaMalloc fails in a capture."""
+    """Tests of backends and whole steps capture graphs, and plain cudaMalloc fails in a capture."""
     folder = ROOT / "tests" / "gpu"
     for group in GROUPS.values():
         for file in group.files:
             source = (folder / f"{file}.py").read_text("utf-8")
             captures = "gpu_backends import" in source or "import CudaSteps" in source
             assert captures == group.captures, file
-    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a command by hand may have left it
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # as a manual command may have left it
     for name in ("backend", "roster"):
         checked(imitation.says([CLEAN]), "memcheck", name)
     cached = {next(word for word in words if word.startswith("tests/")): words[-1] for words in imitation.calls}
@@ -181,7 +181,7 @@ def test_memory_is_cached_where_a_capture_allocates(imitation: Imitation, monkey
     [
         ([CLEAN, HAZARDS], "7 passed", 0),
         ([ERRORS], "7 passed", 0),
-        ([], "7 passed", 0),  # the tool has not looked at any process
+        ([], "7 passed", 0),  # the tool has not checked any process
         ([CLEAN], "7 skipped", 0),
         ([CLEAN], "1 failed, 6 passed", 1),
     ],
@@ -200,7 +200,7 @@ def test_a_tool_that_sees_nothing_is_not_believed(imitation: Imitation, monkeypa
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, imitation: Sanitizer) -> object:
-    """What `main` exits with."""
+    """Returns the exit status of `main`."""
     monkeypatch.setattr(program, "find_sanitizer", lambda: imitation.path)
     monkeypatch.setattr(sys, "argv", ["sanitizer", "--tool", "racecheck", "--group", "norm"])
     with pytest.raises(SystemExit) as end:

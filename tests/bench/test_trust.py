@@ -1,4 +1,4 @@
-"""`bench.trust` has a line for each promise, and its exit status tells whether all bars were met."""
+"""`bench.trust` prints a line for each guarantee, and its exit status shows whether all bars were met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public protos keep what was promised (`make buf`), and a change that breaks a client does not pass."""
+"""The public protos stay compatible with promised.binpb (`make buf`), and a breaking change is found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def breaking(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def changed(tmp_path: Path, file: str, old: str, new: str) -> Path:
-    """A copy of the protos in which `old` is `new`."""
+    """Returns a copy of the protos with `old` replaced by `new`."""
     path = staged(tmp_path) / "roster_protos" / file
     source = path.read_text("utf-8")
     assert source.count(old) == 1

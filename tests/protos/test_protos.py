@@ -1,4 +1,4 @@
-"""The generated code is fresh, every field is documented, and buf has nothing to say."""
+"""The generated code is up to date, every field is documented, and buf finds no problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUF = ROOT / ".cache" / "buf" / "node_modules" / ".bin" / "buf"
 
 
 def generator() -> ModuleType:
-    """protos/generate.py, which is a script: protos/ is no package."""
+    """protos/generate.py, loaded from its file because protos/ is not a package."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +30,7 @@ GENERATOR = generator()
 
 
 def generated(folder: Path) -> dict[str, bytes]:
-    """Generated files below `folder`/roster_protos by name."""
+    """Returns the contents of the generated files below `folder`/roster_protos, by name."""
     return {path.name: path.read_bytes() for path in (folder / "roster_protos").glob("*_pb2*") if path.is_file()}
 
 
@@ -43,7 +43,7 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
 
 
 def undocumented(file: descriptor_pb2.FileDescriptorProto) -> list[str]:
-    """Names of a file's fields, enum values, methods and services that have no comment."""
+    """Returns the names of a file's fields, enum values, methods and services without a comment."""
     commented = {
         tuple(location.path) for location in file.source_code_info.location if location.leading_comments.strip()
     }
@@ -77,7 +77,7 @@ def undocumented(file: descriptor_pb2.FileDescriptorProto) -> list[str]:
 
 
 def describe(include: str, name: str, tmp_path: Path) -> descriptor_pb2.FileDescriptorProto:
-    """A .proto file's descriptor with its comments."""
+    """Returns the descriptor of a .proto file with its comments."""
     out = tmp_path / "descriptors.bin"
     GENERATOR.run(include, "--include_source_info", f"--descriptor_set_out={out}", name)
     return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]

@@ -1,1 +1,1 @@
-"""One promise a module: its `run(quick)` tries the promise and returns a `Line`."""
+"""One guarantee per module: its `run(quick)` tries the guarantee and returns a `Line`."""

@@ -1,8 +1,8 @@
-"""Three runners of which one is ill, against the two healthy ones alone: what is refused, and what that costs.
+"""One faulty runner among three, compared with two healthy ones alone: refused requests, and lost throughput.
 
-The engine and the hash runners of production, in one process and on a virtual clock: a step takes 20 ms, a process that
-was killed is back after a second. The ill runner answers each plan with a fault and goes on, answers so and ends, or is
-killed at once; its probes fare no better, or they do, which is the harder case.
+The production engine and hash runners run in one process on a virtual clock: a step takes 20 ms, and a killed process
+restarts after a second. The faulty runner answers each plan with a fault and continues, answers with a fault and ends,
+or is killed at once. Its probes fail too, or succeed, which is the harder case.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MOST_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Illness:
-    """What becomes of the ill runner's plans."""
+    """Kind of fault of the faulty runner's plans."""
 
     name: str
     loss: Loss
     restart_s: float
     spares_probes: bool = False
-    """It computes what the scheduler probes it with, and nothing else."""
+    """Whether the scheduler's probes succeed while all other plans fail."""
 
 
 ILLNESSES = (
@@ -45,12 +45,14 @@ ILLNESSES = (
 
 
 class Ward:
-    """Runners of one engine, each a step at a time, on the stack's clock."""
+    """Runners of one engine, each of which runs one step at a time on the stack's clock."""
 
     def __init__(self, healthy: int, illness: Illness | None) -> None:
         self.stack = Stack()
         self._illness = illness
-        self._events: list[tuple[float, int, int]] = []  # (when, serial, session): a step ends, a process is back
+        self._events: list[
+            tuple[float, int, int]
+        ] = []  # (time, serial, session): a step ends or a process has restarted
         self._serial = itertools.count()
         self._busy: set[int] = set()
         self._sessions = itertools.count(1)
@@ -68,7 +70,7 @@ class Ward:
         return session
 
     def run(self) -> float:
-        """Serves until all has ended; returns the virtual seconds."""
+        """Serves until all requests have ended; returns the virtual seconds."""
         stack = self.stack
         begin_at = stack.now_s
         while True:
@@ -86,7 +88,7 @@ class Ward:
                 self._happen(heapq.heappop(self._events)[2])
 
     def _loses(self, session: int) -> bool:
-        """Is the ill runner's next plan lost?"""
+        """Returns whether the faulty runner's next plan is lost."""
         assert self._illness is not None
         _, plan = self.stack.runners.plans[session][0]
         is_probe = bool(plan.releases and not plan.extent_slots) or any(not a.sequence_id for a in plan.admissions)
@@ -94,7 +96,7 @@ class Ward:
 
     def _happen(self, session: int) -> None:
         runners = self.stack.runners
-        if session not in runners.runners:  # its process is back
+        if session not in runners.runners:  # its process has restarted
             self._ill = self._connect("ill")
             return
         self._busy.discard(session)
@@ -110,22 +112,22 @@ class Ward:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run came to."""
+    """Outcome of one run."""
 
     seconds: float
     failed: int
-    """Requests that were refused, or whose answer was not that of the slow twin."""
+    """Requests that were refused or whose answer differs from the reference's."""
     losses: int
     tokens: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the whole run."""
+        """Tokens per second over the whole run."""
         return self.tokens / self.seconds
 
 
 def serve(requests: int, illness: Illness | None, seed: int = 1) -> Outcome:
-    """So many requests on two healthy runners, and an ill one beside them if there is an illness."""
+    """Serves `requests` requests on two healthy runners, and on a faulty third one if `illness` is given."""
     rng = random.Random(seed)
     ward = Ward(2, illness)
     submitted = [
@@ -145,7 +147,7 @@ def _tokens(submitted: list[Submitted]) -> Iterator[int]:
 
 
 def run(quick: bool) -> Line:
-    """All illnesses, in one process each after the other."""
+    """Tries all kinds of fault one after another, in one process."""
     requests = 200 if quick else 2000
     healthy = serve(requests, None)
     ill = {illness.name: serve(requests, illness) for illness in ILLNESSES}
@@ -154,8 +156,8 @@ def run(quick: bool) -> Line:
     tried = f"{len(ill)} x {requests}"
     told = ", ".join(f"{name} {share:.2f} ({ill[name].losses} losses)" for name, share in shares.items())
     return Line(
-        promise="one ill runner of three harms no request",
-        figure=f"{failed} of {tried} refused or wrong; tokens/s over those of two healthy alone: {told}",
+        promise="one faulty runner of three harms no request",
+        figure=f"{failed} of {tried} refused or wrong; tokens/s relative to two healthy runners alone: {told}",
         bar="0 refused; at least 0.9 of the tokens/s of two healthy runners alone",
         met=not failed and min(shares.values()) >= 0.9,
     )

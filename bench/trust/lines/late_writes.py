@@ -1,4 +1,4 @@
-"""Tokens that are drawn late: none is written into a slot that has another sequence by then."""
+"""Late samples: none is written to a slot that meanwhile has another sequence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runner_svc.batch.batch_state import AppliedPlan, BatchState
 from tests.scheduler_svc.failure.test_recovery_walks import walk
 
 _MOST_UNCHECKED = 25
-"""Walks without the check, of which one must be wrong: as many as the test suite goes with it."""
+"""Walks without the check, one of which must be wrong: as many as the test suite runs with it."""
 
 
 def run(quick: bool) -> Line:
-    """Random walks with the check of slots' epochs before each late draw, and without it up to the first wrong one."""
+    """Runs random walks with the check of slots' epochs before each late sample, and without it until one is wrong."""
     walks = 5 if quick else 300
     late = _Late()
     with _silence():
@@ -30,8 +30,8 @@ def run(quick: bool) -> Line:
             first = next((seed for seed in range(1, _MOST_UNCHECKED + 1) if not _is_right(seed)), None)
     without = f"first wrong walk after {first} without" if first else f"none wrong in {_MOST_UNCHECKED} without"
     return Line(
-        promise="what is drawn after its sequence has left its slot is in no other's answer",
-        figure=f"{wrong} of {walks} walks wrong with the check ({late.rows} rows had left), {without}",
+        promise="a token sampled after its sequence has left the slot is in no other sequence's answer",
+        figure=f"{wrong} of {walks} walks wrong with the check ({late.rows} late rows), {without}",
         bar=f"0 wrong with it, one within {_MOST_UNCHECKED} without",
         met=wrong == 0 and late.rows > 0 and first is not None,
     )
@@ -39,7 +39,7 @@ def run(quick: bool) -> Line:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing is logged of the losses that walks are made of."""
+    """Suppresses the logs of the losses in walks."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -49,7 +49,7 @@ def _silence() -> Iterator[None]:
 
 
 class _Late:
-    """Counts the rows that the check redirects."""
+    """Counter of the rows that the check redirects."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -64,7 +64,7 @@ class _Late:
 
 
 def _is_right(seed: int) -> bool:
-    """Whether the walk ends with each stream as its slow twin has it."""
+    """Returns whether each stream of the walk ends equal to its reference."""
     try:
         walk(seed)
     except AssertionError:

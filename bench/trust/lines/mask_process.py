@@ -1,6 +1,6 @@
-"""Masks from another process: what they cost more than those made in this one, for plans of 1 and of 64 rows.
+"""Extra cost of masks from a separate process over masks made in-process, for plans of 1 and of 64 rows.
 
-Both ways are told the same tokens, a few plans each by turns, so that a busy machine slows both.
+Both ways get the same tokens and alternate every few plans, so that a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MOST_ADDED_US = 100.0
 THREADS = 2
 ROWS = (1, 64)
 BLOCK = 10
-"""Plans of one way before the other has its turn: each has a vocabulary in the caches."""
+"""Consecutive plans of one way, because each way has its own vocabulary in the caches."""
 ALL = 0xFFFFFFFF
 LARGE = 131_072
 CONSTRAINT = ("regex", r"[a-zA-Z ,.]*")
-"""Any word may follow any other, so that what may come first may come always."""
+"""Constraint under which any word may follow any other, so an allowed first token is always allowed."""
 
 
 @dataclass(slots=True, frozen=True)
 class HereRow:
-    """A row that waits for its mask, as the scheduler had it."""
+    """Row that waits for its mask, in the form that the scheduler used."""
 
     row: int
     output: OutputMatcher
@@ -46,19 +46,19 @@ class HereRow:
 
 @dataclass(slots=True)
 class Trial:
-    """A plan's time in µs, in-process and through the mask process."""
+    """Times of plans in µs, in-process and through the mask process."""
 
     here_us: list[float]
     there_us: list[float]
 
     @property
     def added_us(self) -> float:
-        """Of the medians."""
+        """Difference of the medians."""
         return float(np.median(self.there_us) - np.median(self.here_us))
 
 
 def run(quick: bool) -> Line:
-    """Vocabularies of 49k ids, and of 131k unless `quick`."""
+    """Tries vocabularies of 49k ids and, unless `quick`, of 131k."""
     models = [smollm2()] if quick else [smollm2(), widened(smollm2(), LARGE)]
     parts, worst = [], 0.0
     for model in models:
@@ -73,7 +73,7 @@ def run(quick: bool) -> Line:
         finally:
             client.close()
     return Line(
-        promise="masks of one plan from a process of their own cost hardly more than in-process",
+        promise="masks of one plan from a separate process cost hardly more than in-process",
         figure=f"p50 {', '.join(parts)} ids",
         bar=f"at most {MOST_ADDED_US:.0f} µs more at p50",
         met=worst <= MOST_ADDED_US,
@@ -81,7 +81,7 @@ def run(quick: bool) -> Line:
 
 
 def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -> Trial:
-    """So many plans of so many rows."""
+    """Times `plans` plans of `rows` rows."""
     executor, width = LLExecutor(THREADS), -(-model.vocab_size // 32)
     compiler, stops = GrammarCompiler(model), list(model.eos_token_ids)
     here = [
@@ -102,12 +102,12 @@ def measured(model: plan_pb2.Model, client: MaskClient, rows: int, plans: int) -
             made = client.make([AwaitedRow(row, each, tokens[row]) for row, each in enumerate(there)])
             trial.there_us.append((time.perf_counter() - began) * 1e6)
             if made.failures or made.masks != expected:
-                raise RuntimeError(f"the two ways differ: {made.failures}")
+                raise RuntimeError(f"the masks of the two ways differ: {made.failures}")
     return trial
 
 
 def _here(executor: LLExecutor, rows: list[HereRow], words: int) -> plan_pb2.Masks:
-    """The same in this thread, line by line as the scheduler did it at 44e92c9: a token is tried before it is told."""
+    """Makes the masks in this thread, as the scheduler did at 44e92c9: validates each token before consuming it."""
     bits, failures, ready = np.full((len(rows), words), ALL, "<u4"), [], []
     masks = plan_pb2.Masks()
     for index, row in enumerate(rows):
@@ -130,7 +130,7 @@ def _here(executor: LLExecutor, rows: list[HereRow], words: int) -> plan_pb2.Mas
 
 
 def _words(model: plan_pb2.Model, client: MaskClient) -> list[int]:
-    """Tokens that may come first and end nothing."""
+    """Returns the tokens that are allowed first and are not stop tokens."""
     grammar, _ = client.check(*CONSTRAINT, [])
     (output,) = client.open(grammar, 1, 0, [])
     (mask,) = client.make([AwaitedRow(0, output, [])]).masks.rows
@@ -139,7 +139,7 @@ def _words(model: plan_pb2.Model, client: MaskClient) -> list[int]:
 
 
 def smollm2() -> plan_pb2.Model:
-    """SmolLM2 as its runner describes it; a vocabulary of bytes where it is not at hand."""
+    """Returns SmolLM2's description by its runner, or a vocabulary of bytes if the model is not installed."""
     try:
         folder = model_folder("smollm2", default_cache_folder(), lambda what, share: None)
     except (OSError, ValueError, ImportError):
@@ -149,7 +149,7 @@ def smollm2() -> plan_pb2.Model:
 
 
 def widened(model: plan_pb2.Model, size: int) -> plan_pb2.Model:
-    """The same with made-up words up to so many ids."""
+    """Returns the model with made-up words added up to `size` ids."""
     described = json.loads(model.tokenizer.decode())
     vocabulary, rng = described["model"]["vocab"], random.Random(1)
     while len(vocabulary) < size:

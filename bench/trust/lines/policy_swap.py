@@ -1,4 +1,4 @@
-"""A policy swap with 10,000 waiting."""
+"""Policy swap with 10,000 waiting requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ MOST = 3.0
 
 
 def run(quick: bool) -> Line:
-    """Four swaps, in as many turns as without a swap; of several such runs the middle one counts, as one turn that the
-    machine holds up decides a run."""
+    """Compares four swaps with as many turns without a swap. The median of several runs counts, because a single turn
+    that the machine delays decides a run."""
     trial = SwapTrial(WAITING)
     runs = sorted((trial.measure(200 if quick else 400) for _ in range(3 if quick else 9)), key=lambda gaps: gaps.ratio)
     found = runs[len(runs) // 2]
     return Line(
-        promise=f"A policy swap with {WAITING:,} waiting holds up no turn of the engine",
+        promise=f"a policy swap with {WAITING:,} waiting requests delays no turn of the engine",
         figure=f"longest turn with swaps {1e3 * found.with_swap_s:.1f} ms, without {1e3 * found.without_s:.1f} ms: "
-        f"{found.ratio:.1f} times (the middle of {len(runs)} runs)",
+        f"{found.ratio:.1f} times (median of {len(runs)} runs)",
         bar=f"at most {MOST:g} times",
         met=found.ratio <= MOST,
     )

@@ -1,4 +1,4 @@
-"""Two runners that were given one id: the one that serves goes on serving, and its own restart is taken at once."""
+"""Two runners with one id: the serving runner continues, and its own restart is accepted at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(r"^(?P<time>\S+Z) \[info *\] (?P<event>ready|session begins) "
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened; seconds of the killed runner's successor: from its start to an answer, and from its Hello on."""
+    """Outcome; for the killed runner's successor, seconds from its start to an answer, and from Hello to session."""
 
     right: int = 0
     asked: int = 0
@@ -37,16 +37,16 @@ class Outcome:
 
 
 def run(quick: bool) -> Line:
-    """Twins come and are turned away under load; then the runner is killed and started again."""
+    """Starts twins under load, which must be refused; then kills and restarts the runner."""
     twins = 1 if quick else 10
     with tempfile.TemporaryDirectory() as folder:
         outcome = asyncio.run(_try(Path(folder), twins))
     return Line(
-        "two runners of one id under load",
-        f"{outcome.right} of {outcome.asked} answers right, {outcome.refused_twins} of {twins} twins refused, "
+        "two runners with one id under load",
+        f"{outcome.right} of {outcome.asked} answers correct, {outcome.refused_twins} of {twins} twins refused, "
         f"{outcome.replaced} replacements; a killed runner's restart serves after {outcome.restart_s:.2f} s, of which "
         f"{outcome.joining_s * 1000:.0f} ms are from its Hello to its session",
-        f"all right, all refused, 0 replacements, at most {MOST_JOINING_S * 1000:.0f} ms",
+        f"all correct, all refused, 0 replacements, at most {MOST_JOINING_S * 1000:.0f} ms",
         outcome.right == outcome.asked
         and outcome.refused_twins == twins
         and not outcome.replaced
@@ -82,7 +82,7 @@ async def _try(folder: Path, twins: int) -> Outcome:
 
 
 def _joining_s(log: str) -> float:
-    """Seconds from when the last process was ready to its first session."""
+    """Returns the seconds from the last process's readiness to its first session."""
     (*_, ready, begins) = [datetime.fromisoformat(line["time"]) for line in LINE.finditer(log)]
     return (begins - ready).total_seconds()
 

@@ -1,7 +1,7 @@
-"""Numbers at the edges of what machines hold, and generated constraints: refused by name, or exact; none crashes.
+"""Numbers at the limits of machine types, and generated constraints: each is refused by name or enforced exactly.
 
-Each keyword at each number under each type goes through the check of literals into the library, in a process that may
-die of it, and what is then allowed is held against exact arithmetic. Then generated schemas, patterns and grammars.
+Each keyword with each number and type passes through the check of literals into the library, in a process that may
+crash; the allowed values are compared with exact arithmetic. Then generated schemas, patterns and grammars are tried.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tests.support.random_constraints import random_constraint
 from tests.support.schema_numbers import outcome, singles
 
 QUICK_S, FULL_S = 1.5, 120.0
-"""For each half."""
+"""Seconds for each half."""
 
 
 def run(quick: bool) -> Line:
-    """As many as fit the time, in an order that is the same each time."""
+    """Tries as many cases as fit the time, always in the same order."""
     limit_s, rng = QUICK_S if quick else FULL_S, random.Random(17)
     cases = singles()
     rng.shuffle(cases)
     exact: Counter[str] = Counter()
     fuzzed: Counter[str] = Counter()
     with GrammarTrials() as trials:
-        trials.run("regex", "a")  # so that the vocabulary is there
+        trials.run("regex", "a")  # loads the vocabulary
         until = time.monotonic() + limit_s
         while cases and time.monotonic() < until:
             found = outcome(trials, *cases.pop())

@@ -1,4 +1,4 @@
-"""Runners of unlike sizes, replaced at random: every request ends, in bounded steps."""
+"""Runners of different sizes, replaced at random: every request ends in a bounded number of steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tests.support.unlike_pools import Hung, PoolWalk
 
 
 def run(quick: bool) -> Line:
-    """Walks of the property test, by their seeds; a wrong token or a wrong refusal raises AssertionError."""
+    """Runs walks of the property test by their seeds; a wrong token or a wrong refusal raises AssertionError."""
     num_walks, num_requests, num_hung = (12 if quick else 600), 0, 0
     outcomes: Counter[str] = Counter()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # runners by the hundred
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL)
+    )  # there are hundreds of runners
     for seed in range(1, num_walks + 1):
         walk = PoolWalk(seed)
         try:
@@ -28,9 +30,9 @@ def run(quick: bool) -> Line:
     configure_logs("console", "error")
     told = sum(outcomes.values()) - outcomes["whole"]
     return Line(
-        promise="with pools of unlike sizes each request ends whole, or with a status that says why",
+        promise="with pools of different sizes each request completes, or ends with a status that says why",
         figure=f"{num_walks} walks, {num_requests} requests, {num_hung} hung "
-        f"({outcomes['whole']} choices whole, {told} told why)",
+        f"({outcomes['whole']} choices complete, {told} with a reason)",
         bar="0 hung",
         met=num_hung == 0,
     )

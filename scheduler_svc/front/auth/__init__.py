@@ -1,1 +1,1 @@
-"""Who may connect: addresses, TLS, certificates and tokens."""
+"""Listen addresses, TLS and token authentication of the gRPC servers."""

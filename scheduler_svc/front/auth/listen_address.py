@@ -1,8 +1,8 @@
-"""Listening addresses, fixed before any worker starts.
+"""Listen addresses, bound before any worker starts.
 
-Workers share one port through SO_REUSEPORT. So that port 0 means the same port for all of them, and so that another
-program's port is refused instead of shared, the parent binds the address first and keeps that socket, which never
-listens, until the workers are gone.
+Workers share one port through SO_REUSEPORT. The parent binds the address first and keeps that socket, which never
+listens, until the workers are gone. So port 0 means the same port for all workers, and a port that another program uses
+is refused instead of shared.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 LETTING_GO_S = 4.0
+"""Seconds for the workers of a killed scheduler to release its port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +21,16 @@ class ReservedAddress:
     """An address that workers may listen on with SO_REUSEPORT while `holder` is open."""
 
     address: str
-    """host:port, the port as it is in force."""
+    """host:port, with the bound port."""
     holder: socket.socket
 
     def close(self) -> None:
-        """Gives the address up."""
+        """Releases the address."""
         self.holder.close()
 
 
 def reserve(listen: str) -> ReservedAddress:
-    """Binds `listen`, "host:port" or "[v6]:port", port 0 for any. Raises ValueError or OSError with the address."""
+    """Binds `listen`: "host:port" or "[v6]:port", port 0 for any free one. Raises ValueError or OSError."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{listen!r} is not an address; write host:port, such as 127.0.0.1:50061")
@@ -41,12 +42,15 @@ def reserve(listen: str) -> ReservedAddress:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((bare, int(port)))
     except OSError as error:
-        raise OSError(error.errno, f"can not listen on {listen}: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from error
     return ReservedAddress(f"{host}:{holder.getsockname()[1]}", holder)
 
 
 def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:
-    """The workers of a scheduler that was killed let go of its port within a moment. Raises OSError if nobody does."""
+    """Waits until no other process listens on the port. Raises OSError if it stays taken.
+
+    The workers of a scheduler that was killed release its port within a moment.
+    """
     deadline_s = time.monotonic() + LETTING_GO_S
     while True:
         try:
@@ -59,7 +63,7 @@ def _await_free(family: socket.AddressFamily, host: str, port: int) -> None:
 
 
 def _refuse_taken(family: socket.AddressFamily, host: str, port: int) -> None:
-    """SO_REUSEPORT would let two services of one user share a port by mistake; a plain bind fails then."""
+    """Raises OSError if the port is in use. With SO_REUSEPORT, two services of one user would share it by mistake."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))

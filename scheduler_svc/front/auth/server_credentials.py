@@ -1,6 +1,6 @@
-"""The credentials of the gRPC servers: TLS with or without client certificates, and bearer tokens.
+"""Credentials of the gRPC servers: TLS with or without client certificates, and bearer tokens.
 
-Health stays open to whoever gets through TLS: probes carry no tokens.
+The health service requires no token, since probes carry none; TLS applies to it too.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 
 class UnusableCertificate(ValueError):
-    """The files of TLS can't be used; the text says why."""
+    """The TLS files can't be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCredentials:
-    """What the servers of one process stand behind."""
+    """TLS credentials and token tables of the servers of one process."""
 
     credentials: grpc.ServerCredentials | None
-    """None: in the clear."""
+    """None for plaintext."""
     tenants: Tenants
     admins: Tenants
 
     @classmethod
     def open(cls, settings: SchedulerSettings) -> Self:
-        """From the files that the settings name. Raises UnusableCertificate or UnusableTokens."""
+        """Reads the files that the settings name. Raises UnusableCertificate or UnusableTokens."""
         return cls(_credentials(settings), Tenants.read(settings.tokens), Tenants.read(settings.admin_tokens))
 
     def listen(self, server: grpc.aio.Server, address: str) -> None:
-        """Opens the address, behind TLS if that is set."""
+        """Adds the address to the server, with TLS if it is configured."""
         if self.credentials is None:
             server.add_insecure_port(address)
         else:
@@ -46,7 +46,7 @@ class ServerCredentials:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Turns calls without a valid token away before any of their data is read."""
+    """Refuses calls without a valid token before any of their data is read."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
@@ -56,7 +56,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The call's handler, or one that refuses it."""
+        """Returns the call's handler, or one that refuses the call."""
         if not handler_call_details.method.startswith(f"/{HEALTH_SERVICE}/"):
             try:
                 self._tenants.of(handler_call_details.invocation_metadata)
@@ -66,7 +66,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(refusal: Refusal) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler for calls of any kind: it streams both ways, and so waits for no message."""
+    """Returns a handler for calls of any kind: as it streams both ways, it does not wait for a message."""
 
     async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
         await abort(context, refusal)
@@ -77,7 +77,7 @@ def _refusing(refusal: Refusal) -> grpc.RpcMethodHandler[Any, Any]:
 def _credentials(settings: SchedulerSettings) -> grpc.ServerCredentials | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    try:  # gRPC would only log what is wrong
+    try:  # gRPC would only log the error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
         if settings.tls_client_ca is not None:

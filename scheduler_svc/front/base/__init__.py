@@ -1,1 +1,1 @@
-"""What all of a front worker's parts use: refusals with their details, packed columns, ranges of values."""
+"""Basics of a front worker's modules: refusals with their details, packed columns, ranges of values."""

@@ -1,8 +1,7 @@
-"""A request that is turned away: a gRPC code, a sentence that says what to change, and google.rpc details.
+"""Refusal of a request: a gRPC code, a sentence that says what to change, and google.rpc details.
 
-The details are BadRequest (the field at fault, as a path in the public message) and RetryInfo (when to come back). The
-same refusal becomes a gRPC status with `grpc-status-details-bin` in the trailing metadata, or a `roster.v1.Status`
-inside a session.
+The details are BadRequest (the invalid field, as a path in the public message) and RetryInfo (when to retry). A refusal
+becomes a gRPC status with `grpc-status-details-bin` in the trailing metadata, or a `roster.v1.Status` in a session.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 
 class Refusal(Exception):
-    """Why a request isn't served.
+    """The reason why a request isn't served.
 
-    `code` is what gRPC answers, `message` a sentence for the caller, `field` the path of the field at fault in the
-    public message ("sampling.temperature"; "" for none), `retry_after_ms` when to come back, in milliseconds (0: no
-    advice).
+    `code` is the gRPC status code and `message` a sentence for the caller. `field` is the path of the invalid field in
+    the public message ("sampling.temperature"; "" for none). `retry_after_ms` is the delay before a retry in
+    milliseconds (0: no advice).
     """
 
     def __init__(self, code: grpc.StatusCode, message: str, field: str = "", retry_after_ms: int = 0) -> None:
@@ -39,14 +38,14 @@ class Refusal(Exception):
 
     @classmethod
     def from_engine(cls, refused: engine_pb2.Refused) -> Refusal:
-        """The engine's refusal; a code that gRPC doesn't know (or OK, which refuses nothing) becomes UNKNOWN."""
+        """Returns the engine's refusal. A code that gRPC doesn't know, and OK, become UNKNOWN."""
         code = STATUS_CODES.get(refused.code, grpc.StatusCode.UNKNOWN)
         if code is grpc.StatusCode.OK:
             code = grpc.StatusCode.UNKNOWN
         return cls(code, refused.message, refused.field, refused.retry_after_ms)
 
     def status(self) -> status_pb2.Status:
-        """The google.rpc.Status with its details."""
+        """Returns the google.rpc.Status with its details."""
         status = status_pb2.Status(code=self.code.value[0], message=self.message)
         if self.field:
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
@@ -58,27 +57,27 @@ class Refusal(Exception):
         return status
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        """What `context.abort(code, message, trailing_metadata)` sends along so that clients see the details."""
+        """Returns the metadata for `context.abort(code, message, trailing_metadata)` that carry the details."""
         return ((DETAILS_KEY, self.status().SerializeToString()),)
 
     def session_status(self) -> inference_pb2.Status:
-        """The refusal as an event of a session."""
+        """Returns the refusal as an event of a session."""
         return inference_pb2.Status(
             code=self.code.value[0], message=self.message, details=self.status().SerializeToString()
         )
 
 
 def invalid(field: str, message: str) -> Refusal:
-    """INVALID_ARGUMENT at a field; the message starts with the field's path, for readers of the plain status."""
+    """Returns INVALID_ARGUMENT for a field. The message starts with its path, for readers of the plain status."""
     return Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {message}" if field else message, field)
 
 
 def unimplemented(field: str, message: str) -> Refusal:
-    """UNIMPLEMENTED at a field, or as a whole."""
+    """Returns UNIMPLEMENTED for a field, or for the whole request if `field` is ""."""
     return Refusal(grpc.StatusCode.UNIMPLEMENTED, f"{field}: {message}" if field else message, field)
 
 
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:
-    """Never returns: gRPC's abort raises."""
+    """Ends the call with the refusal's status. Never returns: gRPC's abort raises."""
     await context.abort(refusal.code, refusal.message, refusal.trailing_metadata())
     raise RuntimeError("abort returned")

@@ -1,4 +1,4 @@
-"""Refusals that have nothing to do with a request's own data: no model yet, draining, handed over, engine lost."""
+"""Refusals that do not depend on a request's data: no model yet, draining, attached elsewhere, engine lost."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ _RETRY_SOON_MS = 1000
 
 
 def engine_lost() -> Refusal:
-    """The engine process is gone, and this worker with it."""
+    """The engine process has exited, and this worker is about to."""
     return Refusal(StatusCode.UNAVAILABLE, "the scheduler has shut down; send the request again or attach to it later")
 
 
 def draining() -> Refusal:
     """The service is about to stop."""
-    message = "the server is shutting down and takes nothing new; send the request to another one"
+    message = "the server is shutting down and takes no new requests; send the request to another server"
     return Refusal(StatusCode.UNAVAILABLE, message, retry_after_ms=_RETRY_SOON_MS)
 
 
 def no_model() -> Refusal:
-    """No runner has said hello, so there is neither a tokenizer nor a context length."""
-    message = "no model is being served yet: a runner is still loading or none was started; try again"
+    """No runner has sent Hello, so neither a tokenizer nor a context length is known."""
+    message = "no model is being served yet: a runner is still loading, or none was started; try again"
     return Refusal(StatusCode.UNAVAILABLE, message, retry_after_ms=_RETRY_SOON_MS)
 
 
 def model_unusable(reason: str) -> Refusal:
-    """The runner's tokenizer or template could not be used."""
-    return Refusal(StatusCode.FAILED_PRECONDITION, f"the runner's model can not be served: {reason}")
+    """The runner's tokenizer can't be used."""
+    return Refusal(StatusCode.FAILED_PRECONDITION, f"the runner's model cannot be served: {reason}")
 
 
 def too_many_big() -> Refusal:
-    """More bytes are being tokenized than this process may hold."""
+    """The big requests that are being prepared reach this process's limit of bytes."""
     message = "too many big requests are being prepared; try again"
     return Refusal(StatusCode.RESOURCE_EXHAUSTED, message, retry_after_ms=_RETRY_SOON_MS)
 
 
 def attached_elsewhere(request_id: str) -> Refusal:
-    """Another call took the stream over."""
-    message = f"request {request_id!r} is now followed by another call that attached to it"
+    """Another call has attached to the request."""
+    message = f"another call has attached to request {request_id!r} and receives its output now"
     return Refusal(StatusCode.ABORTED, message)
 
 
 def cursor_past_end(index: int, cursor: int, num_tokens: int) -> Refusal:
-    """An attach cursor beyond what was generated."""
-    message = f"{cursor} tokens can't have been received of choice {index}, which has {num_tokens} so far"
-    return invalid(f"received[{index}]", f"{message}; give the number of tokens that arrived")
+    """An attach cursor lies beyond the generated tokens."""
+    message = f"the cursor is {cursor}, but choice {index} has only {num_tokens} tokens so far"
+    return invalid(f"received[{index}]", f"{message}; send the number of tokens that arrived")

@@ -1,4 +1,4 @@
-"""Ranges of numeric fields of the public API."""
+"""Range checks for numeric fields of the public API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_svc.front.base.refusal import invalid
 def check_range(value: float, field: str, least: float, most: float, above_least: bool = False) -> None:
     """Raises Refusal unless `value` is a finite number in [least, most], or in (least, most] with `above_least`."""
     if not math.isfinite(value):
-        raise invalid(field, f"it is {value}; send a finite number, {_interval(least, most, above_least)}")
+        raise invalid(field, f"the value is {value}; send a finite number, {_interval(least, most, above_least)}")
     if not least <= value <= most or (above_least and value == least):
         raise invalid(field, f"{value:g} is out of range; send a value {_interval(least, most, above_least)}")
 

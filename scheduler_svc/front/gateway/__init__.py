@@ -1,1 +1,1 @@
-"""The gRPC service `vllm.grpc.engine.VllmEngine`, by which the gateway `smg` serves the OpenAI API over Roster."""
+"""The gRPC service `vllm.grpc.engine.VllmEngine`, through which the gateway `smg` serves the OpenAI API."""

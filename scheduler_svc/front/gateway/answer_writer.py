@@ -1,13 +1,14 @@
-"""A request's answer as the gateway wants it: deltas of token ids and exactly one `complete` for each choice.
+"""Writes a request's answer in the gateway's protocol: chunks of token ids and exactly one `complete` per choice.
 
-| `stream` | chunks                               | each `complete`                 |
-|----------|--------------------------------------|---------------------------------|
-| true     | what came of a choice since the last | no ids: they were in the chunks |
-| false    | none                                 | all ids and log-probabilities   |
+| `stream` | chunks                               | each `complete`                   |
+|----------|--------------------------------------|-----------------------------------|
+| true     | a choice's tokens since the last one | no ids: they are in the chunks    |
+| false    | none                                 | all ids and log-probabilities     |
 
-The gateway makes text of the ids; ours only finds the stop strings, and holds back ids whose text is not decided. A
-choice that fails (its deadline, an error, a server that goes) ends the call with a status, which the gateway turns into
-the HTTP status; `finish_reason` passes through it unchanged, and OpenAI's clients know `stop` and `length` alone.
+The gateway detokenizes the ids. Detokenization here only finds stop strings, and holds back ids whose text is not
+decided. A choice that fails (deadline, error, server shutdown) ends the call with a status, which the gateway turns
+into an HTTP status. The gateway would pass on any other `finish_reason` unchanged, and OpenAI clients know only `stop`
+and `length`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from scheduler_svc.front.base.refusal import Refusal
 Write = Callable[[vllm.GenerateResponse], Awaitable[None]]
 
 LEAST_LOGPROB = -9999.0
-"""What OpenAI's API says of a token that can't come: JSON has no infinity."""
+"""Log-probability that OpenAI's API uses for an impossible token, as JSON has no infinity."""
 
 _REASONS = {
     inference_pb2.FINISH_REASON_STOP: "stop",
@@ -32,14 +33,17 @@ _REASONS = {
     inference_pb2.FINISH_REASON_CANCELLED: "abort",
 }
 _FAILURES = {
-    inference_pb2.FINISH_REASON_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request's time is over"),
-    inference_pb2.FINISH_REASON_UNAVAILABLE: (grpc.StatusCode.UNAVAILABLE, "the server went away; send it again"),
+    inference_pb2.FINISH_REASON_DEADLINE: (grpc.StatusCode.DEADLINE_EXCEEDED, "the request exceeded its deadline"),
+    inference_pb2.FINISH_REASON_UNAVAILABLE: (
+        grpc.StatusCode.UNAVAILABLE,
+        "the server became unavailable; send the request again",
+    ),
 }
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What is known of one choice and not written yet."""
+    """Output of one choice that is not written yet."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: vllm.OutputLogProbs = field(default_factory=vllm.OutputLogProbs)
@@ -48,13 +52,13 @@ class _Choice:
 
 
 class AnswerWriter:
-    """Takes the messages of one request as `write_responses` makes them, and writes the gateway's.
+    """Converts the messages of `write_responses` for one request into the gateway's messages.
 
-    The `complete` messages wait for the usage, for only the end tells how much of the prompt was cached.
+    The `complete` messages are written when the usage arrives, as they carry the number of cached prompt tokens.
     """
 
     def __init__(self, prompt: list[int], n: int, stream: bool, write: Write) -> None:
-        """`prompt`: token ids. `n`: choices. `stream`: write chunks as they come."""
+        """`prompt`: token ids. `n`: number of choices. `stream`: write chunks as tokens arrive."""
         self._prompt = prompt
         self._stream = stream
         self._write = write
@@ -62,7 +66,7 @@ class AnswerWriter:
         self._input_logprobs: vllm.InputLogProbs | None = None
 
     async def write(self, response: inference_pb2.GenerateResponse) -> None:
-        """Takes one message. Raises Refusal when a choice has failed."""
+        """Converts and writes one message. Raises Refusal if a choice has failed."""
         if response.HasField("prompt") and response.prompt.HasField("logprobs"):
             self._input_logprobs = self._input(response.prompt.logprobs)
         for delta in response.deltas:
@@ -98,7 +102,7 @@ class AnswerWriter:
     def _complete(self, index: int, choice: _Choice, cached_tokens: int) -> vllm.GenerateComplete:
         finish = choice.finish
         if finish is None:
-            raise RuntimeError(f"the usage came before the finish of choice {index}")
+            raise RuntimeError(f"the usage arrived before the finish of choice {index}")
         complete = vllm.GenerateComplete(
             index=index,
             output_ids=choice.token_ids,
@@ -118,7 +122,7 @@ class AnswerWriter:
         return complete
 
     def _input(self, logprobs: inference_pb2.Logprobs) -> vllm.InputLogProbs:
-        """The prompt's: its first token has none."""
+        """Returns the prompt's log-probabilities; the first token has an empty entry."""
         known = len(logprobs.sampled)
         answer = vllm.InputLogProbs(token_ids=self._prompt[: known + 1])
         answer.token_logprobs.add()
@@ -138,7 +142,7 @@ def _output(delta: inference_pb2.Delta) -> vllm.OutputLogProbs:
 
 
 def _top(logprobs: inference_pb2.Logprobs) -> Iterator[vllm.TopLogProbs]:
-    """The alternatives of each token."""
+    """Yields the alternatives of each token."""
     for index in range(len(logprobs.sampled)):
         row = slice(index * logprobs.top, (index + 1) * logprobs.top)
         values = [max(value, LEAST_LOGPROB) for value in logprobs.top_logprobs[row]]
@@ -146,7 +150,7 @@ def _top(logprobs: inference_pb2.Logprobs) -> Iterator[vllm.TopLogProbs]:
 
 
 def _checked(finish: inference_pb2.Finish) -> inference_pb2.Finish:
-    """The finish of a choice that has not failed. Raises Refusal."""
+    """Returns the finish of a choice. Raises Refusal if the choice has failed."""
     if finish.reason in _REASONS:
         return finish
     code, message = _FAILURES.get(finish.reason, (grpc.StatusCode.INTERNAL, "the request failed"))

@@ -1,12 +1,12 @@
-"""Where the service that OpenAI gateways speak is served. Needs the extra `openai`.
+"""Availability of the service for OpenAI gateways. Needs the extra `openai`.
 
-| `gateway_listen` | served at   | behind                       |
-|------------------|-------------|------------------------------|
-| ''               | `listen`    | TLS and tokens of `listen`   |
-| an address       | there alone | nothing: the network is it   |
+| `gateway_listen` | served at          | protected by                         |
+|------------------|--------------------|--------------------------------------|
+| ''               | `listen`           | TLS and tokens of `listen`           |
+| an address       | that address only  | nothing: restrict access by network  |
 
-`smg` sends no token to its workers and connects to none over TLS, so a public API that asks for either takes the
-address of its own.
+`smg` sends no tokens to its workers and does not connect over TLS. If the public API requires either, the gateway's
+service needs an address of its own.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from importlib.util import find_spec
 from scheduler_svc.settings.scheduler_settings import SchedulerSettings
 
 STUBS = "smg_grpc_proto"
-"""The module without which no gateway is served."""
+"""Module of the gateway's stubs, which the service requires."""
 
 
 class GatewayUnavailable(ValueError):
-    """`gateway_listen` is set and the packages are missing."""
+    """`gateway_listen` is set, but the packages are missing."""
 
 
 def gateway_is_served() -> bool:
-    """Whether the packages are there."""
+    """Returns whether the gateway's packages are installed."""
     return find_spec(STUBS) is not None
 
 
 def check_gateway(settings: SchedulerSettings) -> None:
-    """Raises GatewayUnavailable when an address is set and the packages are missing: at the start, not in a worker."""
+    """Raises GatewayUnavailable if `gateway_listen` is set but the packages are missing.
+
+    The scheduler calls it at start, so that the error does not occur in a worker.
+    """
     if settings.gateway_listen and not gateway_is_served():
         raise GatewayUnavailable(
-            "gateway_listen needs the gateway's stubs: install them with `pip install 'roster-serve[openai]'`, or "
-            "leave it out"
+            "gateway_listen requires the gateway's stubs: install them with `pip install 'roster-serve[openai]'`, or "
+            "remove gateway_listen"
         )

@@ -1,7 +1,8 @@
-"""The engine's news of the prefix cache as a gateway's `KvEventBatch`es.
+"""Converts the engine's prefix cache events into a gateway's `KvEventBatch` messages.
 
-A snapshot goes out in chunks that carry the numbers up to that of the last changes in it, as `KvSnapshotChunk` wants.
-All runners together are one rank. No batch carries a load record: gateways ask `GetLoads`.
+A snapshot is sent in chunks. As `KvSnapshotChunk` requires, their sequence numbers are consecutive and end at the
+number of the last changes that the snapshot includes. All runners together are one rank. No batch carries a load
+record: gateways call `GetLoads`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from scheduler_svc.kv_events.catalog import CHUNK_BLOCKS, NAME_BYTES
 
 RANK = 0
 UNKNOWN = 1
-"""`unknown_before` of a snapshot that lacks blocks: the time without a record counts as one sequence."""
+"""`unknown_before` of a snapshot that lacks blocks: all unrecorded changes count as one sequence number."""
 
 
 def first_batches(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[common_pb2.KvEventBatch]:
-    """What a subscription begins with: a snapshot of `unix_s`, or the changes that the subscriber lacks."""
+    """Yields the first batches of a subscription: a snapshot taken at `unix_s`, or the changes the subscriber lacks."""
     if start.WhichOneof("start") == "replay":
         yield from map(changes_batch, start.replay.changes)
         return
@@ -41,7 +42,7 @@ def first_batches(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[com
 
 
 class _Cached:
-    """A snapshot's columns, block by block."""
+    """The blocks of a snapshot."""
 
     def __init__(self, snapshot: engine_pb2.KvSnapshot) -> None:
         self._names, self._parents = _names(snapshot.names), _names(snapshot.parents)
@@ -49,7 +50,7 @@ class _Cached:
         self._size = len(self._tokens) // len(self._names) if self._names else 0
 
     def parents_first(self) -> list[int]:
-        """All blocks, each behind the one before it in its sequence."""
+        """Returns the indexes of all blocks, each after its parent."""
         index_of = {name: index for index, name in enumerate(self._names)}
         order: list[int] = []
         seen: set[int] = set()
@@ -64,7 +65,7 @@ class _Cached:
         return order
 
     def stored_events(self, blocks: Sequence[int]) -> Iterator[common_pb2.KvCacheEvent]:
-        """The blocks as events, each run of one sequence's as one."""
+        """Yields one event per run of consecutive blocks of a sequence."""
         event: common_pb2.KvCacheEvent | None = None
         last: int | None = None
         for block in blocks:
@@ -83,7 +84,7 @@ class _Cached:
 
 
 def changes_batch(changes: engine_pb2.KvChanges) -> common_pb2.KvEventBatch:
-    """One turn's changes."""
+    """Returns the changes of one engine turn as a batch."""
     batch = common_pb2.KvEventBatch(sequence_number=changes.number, timestamp=changes.unix_s, dp_rank=RANK)
     for event_id, change in enumerate(changes.changes, 1):
         kind = change.WhichOneof("change")
@@ -100,7 +101,7 @@ def changes_batch(changes: engine_pb2.KvChanges) -> common_pb2.KvEventBatch:
 
 
 def num_blocks(changes: engine_pb2.KvChanges) -> int:
-    """Blocks that the changes speak of."""
+    """Returns the number of blocks that the changes store or remove."""
     return sum((len(change.stored.names) + len(change.removed)) // NAME_BYTES for change in changes.changes)
 
 

@@ -1,7 +1,7 @@
-"""Subscriptions to the prefix cache in one worker: each gateway's stream, at its own pace.
+"""Prefix cache subscriptions of one worker. Each gateway reads at its own pace.
 
-The engine tells a worker every change once; here it waits for each subscriber that has not read so far. One that falls
-behind too far loses its place: DATA_LOSS, on which gateways forget what they knew and subscribe anew.
+The engine sends every change to a worker once; the worker queues it for each subscriber. A subscriber that falls too
+far behind gets DATA_LOSS, upon which gateways discard their state and subscribe again.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from scheduler_svc.front.gateway.kv_batches import changes_batch, first_batches,
 from scheduler_svc.front.stream.engine_client import EngineClient
 
 BEHIND_BLOCKS = 1 << 16
-"""Blocks of changes that wait for a slow subscriber, at most: 6 MB, and 80 where each speaks of one."""
+"""Most blocks in the changes queued for a slow subscriber: 6 MB, or 80 MB if each change has one block."""
 
 
 class _Subscription:
-    """What one call has not sent yet."""
+    """Changes that one call has not sent yet."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.fell_behind = False
-        """It has not read for too long: changes are missing."""
+        """The subscriber read too slowly, and changes were dropped."""
         self._waiting: deque[engine_pb2.KvChanges] = deque()
-        self._num_blocks = 0  # that `_waiting` speaks of
+        self._num_blocks = 0  # in `_waiting`
 
     def put(self, changes: engine_pb2.KvChanges) -> None:
-        """News; dropped with all that wait if there are too many."""
+        """Queues changes. If the queue exceeds its limit, drops all of them."""
         self._num_blocks += num_blocks(changes)
         if self._num_blocks > BEHIND_BLOCKS:
             self.fell_behind = True
@@ -46,7 +46,7 @@ class _Subscription:
         self.changed.set()
 
     def next_changes(self) -> engine_pb2.KvChanges | None:
-        """The oldest; None if none waits. Raises Refusal (DATA_LOSS) if some are missing."""
+        """Removes and returns the oldest changes, None if there are none. Raises Refusal (DATA_LOSS) after a drop."""
         if self.fell_behind:
             raise _too_slow()
         if not self._waiting:
@@ -57,7 +57,7 @@ class _Subscription:
 
 
 class KvSubscriptions:
-    """All of one worker's."""
+    """The prefix cache subscriptions of one worker."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -66,17 +66,17 @@ class KvSubscriptions:
         client.on_kv_changes = self._publish
 
     def lose(self) -> None:
-        """The engine is gone: every subscription ends UNAVAILABLE."""
+        """Ends every subscription with UNAVAILABLE, as the engine is gone."""
         self._lost = True
         for subscription in self._subscriptions:
             subscription.changed.set()
 
     @asynccontextmanager
     async def follow(self, after: int) -> AsyncIterator[AsyncIterator[common_pb2.KvEventBatch]]:
-        """Batches from behind the one numbered `after` on, 0: from a snapshot. Raises Refusal.
+        """Yields an iterator over the batches that follow number `after`; 0 starts with a snapshot. Raises Refusal.
 
-        Refusals: OUT_OF_RANGE (those after `after` are not kept) at once; DATA_LOSS (read too slowly) and UNAVAILABLE
-        from the iterator.
+        Raises OUT_OF_RANGE if the changes after `after` are no longer kept. The iterator raises DATA_LOSS if it is read
+        too slowly, and UNAVAILABLE when the engine is gone.
         """
         handle, subscription = self._client.new_handle(), _Subscription()
         self._subscriptions.add(subscription)
@@ -92,12 +92,12 @@ class KvSubscriptions:
     async def _batches(
         self, subscription: _Subscription, start: engine_pb2.KvSubscribed
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        # A large cache takes tenths of a second to be put in order: in a thread, as other streams must not wait for it.
+        # Ordering a large cache takes tenths of a second; in a thread, it does not block other streams.
         for batch in await asyncio.to_thread(_listed, start):
             yield batch
         while not self._lost:
             while (changes := subscription.next_changes()) is not None:
-                if changes.number > start.number:  # those before it came for other subscribers
+                if changes.number > start.number:  # earlier changes were sent for other subscribers
                     yield changes_batch(changes)
             await subscription.changed.wait()
             subscription.changed.clear()
@@ -113,5 +113,8 @@ def _listed(start: engine_pb2.KvSubscribed) -> list[common_pb2.KvEventBatch]:
 
 
 def _too_slow() -> Refusal:
-    message = "the changes came faster than they were read: forget what is known and subscribe again with 0"
+    message = (
+        "the changes arrived faster than they were read: discard the recorded state and subscribe again with "
+        "start_sequence_number 0"
+    )
     return Refusal(grpc.StatusCode.DATA_LOSS, message)

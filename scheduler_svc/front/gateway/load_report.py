@@ -1,4 +1,4 @@
-"""The engine's status as a gateway's load report: one rank, all runners together."""
+"""Converts the engine's status into a gateway's load report. All runners together are one rank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from roster_protos import admin_pb2
 
 
 class LoadReporter:
-    """Makes load reports; the throughput of each is the mean since the one before it."""
+    """Makes load reports. The throughput in a report is the mean since the previous report."""
 
     def __init__(self) -> None:
         self._uptime_s = 0.0
         self._sampled_tokens = 0
 
     def report(self, status: admin_pb2.GetStatusResponse) -> vllm.GetLoadsResponse:
-        """The load at the time of `status`."""
+        """Returns the load at the time of `status`."""
         runners = status.runners
         running = sum(runner.running for runner in runners)
         slots = sum(runner.slots for runner in runners)
@@ -41,7 +41,7 @@ class LoadReporter:
         return vllm.GetLoadsResponse(timestamp=now, version=status.version, dp_rank_count=1, loads=[load])
 
     def _throughput(self, status: admin_pb2.GetStatusResponse) -> float:
-        """Tokens per second."""
+        """Returns the sampled tokens per second since the last call."""
         seconds = status.uptime_s - self._uptime_s
         tokens = status.totals.sampled_tokens - self._sampled_tokens
         self._uptime_s, self._sampled_tokens = status.uptime_s, status.totals.sampled_tokens

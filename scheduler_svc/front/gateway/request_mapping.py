@@ -1,7 +1,7 @@
-"""A gateway's GenerateRequest as a request of our own API, which is then prepared and validated like any other.
+"""Converts a gateway's GenerateRequest into Roster's, which is then prepared and validated like any other.
 
-proto3 fields without presence arrive as 0 when a gateway leaves them out: for those whose 0 our API refuses (`top_p`,
-`repetition_penalty`, `n`) 0 means the default, as in vLLM. What Roster doesn't do is refused, never ignored.
+proto3 fields without presence arrive as 0 when a gateway omits them. For fields for which Roster's API refuses 0
+(`top_p`, `repetition_penalty`, `n`), 0 means the default, as in vLLM. Unsupported options are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scheduler_svc.constrained.source import UnusableGrammar, any_of
 from scheduler_svc.front.base.refusal import invalid
 
 SEED_MASK = (1 << 64) - 1
-"""Seeds are signed there and 64 bits without a sign here."""
+"""Maps the gateway's signed 64-bit seeds to Roster's unsigned ones."""
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -24,7 +24,7 @@ _LOGPROBS = ("logprobs", "prompt_logprobs")
 
 
 def to_generate_request(asked: vllm.GenerateRequest) -> inference_pb2.GenerateRequest:
-    """Our form of the request. Raises Refusal (INVALID_ARGUMENT) for what Roster can't do."""
+    """Returns Roster's form of the request. Raises Refusal (INVALID_ARGUMENT) for unsupported options."""
     _refuse_unsupported(asked)
     params = asked.sampling_params
     request = inference_pb2.GenerateRequest(request_id=asked.request_id)
@@ -47,13 +47,17 @@ def to_generate_request(asked: vllm.GenerateRequest) -> inference_pb2.GenerateRe
 def _refuse_unsupported(asked: vllm.GenerateRequest) -> None:
     params = asked.sampling_params
     if asked.HasField("mm_inputs") or asked.extra_mm_inputs or asked.HasField("media_refs"):
-        raise invalid("mm_inputs", "this server reads text only; leave images, audio and video out")
+        raise invalid("mm_inputs", "this server supports text only; remove images, audio and video")
     if asked.HasField("kv_transfer_params") or asked.HasField("kv_transfer_params_json"):
-        raise invalid("kv_transfer_params", "this server transfers no KV between workers; use it as a regular worker")
+        raise invalid(
+            "kv_transfer_params", "this server does not transfer KV between workers; configure it as a regular worker"
+        )
     if asked.data_parallel_rank > 0:
-        raise invalid("data_parallel_rank", f"this server has rank 0 only, and {asked.data_parallel_rank} is asked for")
+        raise invalid("data_parallel_rank", f"rank {asked.data_parallel_rank} does not exist; this server has rank 0")
     if params.HasField("truncate_prompt_tokens"):
-        raise invalid("sampling_params.truncate_prompt_tokens", "this server cuts no prompts; shorten it yourself")
+        raise invalid(
+            "sampling_params.truncate_prompt_tokens", "this server does not truncate prompts; shorten the prompt"
+        )
 
 
 def _map_sampling(params: vllm.SamplingParams, sampling: inference_pb2.SamplingParameters) -> None:
@@ -68,7 +72,7 @@ def _map_sampling(params: vllm.SamplingParams, sampling: inference_pb2.SamplingP
             setattr(sampling, name, value)
     for token, bias in params.logit_bias.items():
         if token < 0:
-            raise invalid("sampling_params.logit_bias", f"{token} is no token id; they start at 0")
+            raise invalid("sampling_params.logit_bias", f"{token} is not a token id; token ids start at 0")
         sampling.logit_bias[token] = bias
 
 
@@ -102,5 +106,5 @@ def _map_constraint(params: vllm.SamplingParams, request: inference_pb2.Generate
 
 def _map_logprobs(name: str, top: int, output: inference_pb2.OutputOptions) -> None:
     if top < 0:
-        raise invalid(f"sampling_params.{name}", f"{top} asks for the whole vocabulary; ask for 0 to 20 alternatives")
+        raise invalid(f"sampling_params.{name}", f"{top} requests the whole vocabulary; request 0 to 20 alternatives")
     setattr(output, name, top)

@@ -1,7 +1,7 @@
-"""`vllm.grpc.engine.VllmEngine` in terms of this worker's own parts: preparation, streams, and the engine's commands.
+"""Implementation of `vllm.grpc.engine.VllmEngine` with the worker's preparation, streams and engine commands.
 
-The tokens and tenants of the public service hold here too, unless the service has an address of its own. Embed and the
-profiler are UNIMPLEMENTED, which gateways tolerate.
+Token authentication and tenants are those of the public service, unless this service has an address of its own. Embed
+and the profiler RPCs are UNIMPLEMENTED, which gateways tolerate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scheduler_svc.front.tracing.tracing import Tracing
 
 
 class VllmEngineService(vllm_grpc.VllmEngineServicer):
-    """Serves a gateway in one worker."""
+    """The gateway's service in one worker."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         is_ready: Callable[[], bool],
         tracing: Tracing,
     ) -> None:
-        """`is_ready`: new requests are taken and the engine turns."""
+        """`is_ready`: whether new requests are accepted and the engine makes progress."""
         self._client = client
         self._served = served
         self._preparer = preparer
@@ -58,18 +58,20 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def HealthCheck(
         self, request: vllm.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> vllm.HealthCheckResponse:
-        """Whether requests are taken now; a gateway sends none while they are not.
+        """Returns whether requests are accepted now; a gateway sends none while they are not.
 
-        UNAVAILABLE before the first model: a gateway that gets any answer registers what it then finds, which would be
-        a worker without a model, for good.
+        Returns UNAVAILABLE before the first model: a gateway registers a worker on its first answer, and would then
+        keep it registered without a model.
         """
         try:
             self._served.model  # noqa: B018
         except Refusal as refusal:
             await abort(context, refusal)
         if self._is_ready():
-            return vllm.HealthCheckResponse(healthy=True, message="requests are taken")
-        return vllm.HealthCheckResponse(healthy=False, message="no runner, a drain, or an engine that hangs")
+            return vllm.HealthCheckResponse(healthy=True, message="requests are accepted")
+        return vllm.HealthCheckResponse(
+            healthy=False, message="no runner makes progress, the server drains, or the engine hangs"
+        )
 
     async def GetModelInfo(
         self, request: vllm.GetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -98,7 +100,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def GetServerInfo(
         self, request: vllm.GetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> vllm.GetServerInfoResponse:
-        """What a gateway tells workers apart by."""
+        """Describes the server and its load; gateways use it to tell workers apart."""
         status = await self._status(context)
         runners = status.runners
         return vllm.GetServerInfoResponse(
@@ -112,11 +114,11 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
         )
 
     async def GetLoads(self, request: vllm.GetLoadsRequest, context: grpc.aio.ServicerContext) -> vllm.GetLoadsResponse:
-        """Queue, slots and KV in use, now."""
+        """Returns the current queue length and the slots and KV in use."""
         return self._loads.report(await self._status(context))
 
     async def GetTokenizer(self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext) -> None:
-        """The model's tokenizer as a zip."""
+        """Streams the model's tokenizer as a zip file."""
         try:
             model = self._served.model
         except Refusal as refusal:
@@ -125,7 +127,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             await context.write(chunk)
 
     async def Generate(self, request: vllm.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        """Streams the answer to one request, or writes it whole."""
+        """Streams the answer to one request, or writes it as a whole at the end."""
         gate = FlushGate(self._pacer)
         trace = self._tracing.begin(context.invocation_metadata())
         try:
@@ -144,7 +146,7 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
             await abort(context, refusal)
 
     async def Abort(self, request: vllm.AbortRequest, context: grpc.aio.ServicerContext) -> vllm.AbortResponse:
-        """Ends requests of this tenant; those that are not there have ended already."""
+        """Cancels requests of the caller's tenant; ignores unknown ids, whose requests have already ended."""
         try:
             tenant = self._tenants.of(context.invocation_metadata())
             for request_id in request.request_ids:
@@ -156,31 +158,31 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.FlushCacheResponse:
-        """Forgets all prefixes. Running requests go on, and so nothing has to wait: `timeout_s` is not needed."""
+        """Removes all prefixes from the cache. Running requests continue, so `timeout_s` is not needed."""
         handle = self._client.new_handle()
         try:
             flush = engine_pb2.FlushPrefixes(handle=handle)
             await self._client.call(handle, engine_pb2.Command(flush_prefixes=flush))
         except Refusal as refusal:
             await abort(context, refusal)
-        return common_pb2.FlushCacheResponse(success=True, message="no prefix is remembered")
+        return common_pb2.FlushCacheResponse(success=True, message="the prefix cache was cleared")
 
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """What the prefix cache holds, and how that changes, until the caller goes or the engine does."""
+        """Streams the prefix cache's content and its changes until the caller disconnects or the engine exits."""
         try:
             if self._tenants.need_tokens:
                 raise _tells_all_tenants()
             async with self._subscriptions.follow(request.start_sequence_number) as batches:
-                await context.send_initial_metadata(())  # the subscription has begun, even if there is no news yet
+                await context.send_initial_metadata(())  # shows that the subscription has begun before the first batch
                 async for batch in batches:
                     await context.write(batch)
         except Refusal as refusal:
             await abort(context, refusal)
 
     def lose(self) -> None:
-        """The engine is gone: ends every subscription with UNAVAILABLE."""
+        """Ends every subscription with UNAVAILABLE, as the engine is gone."""
         self._subscriptions.lose()
 
     async def _abort(self, tenant: str, request_id: str) -> None:
@@ -202,5 +204,5 @@ class VllmEngineService(vllm_grpc.VllmEngineServicer):
 
 
 def _tells_all_tenants() -> Refusal:
-    message = "these events tell every tenant's prompts: give the gateway an address of its own (gateway_listen)"
+    message = "these events expose every tenant's prompts: give the gateway an address of its own (gateway_listen)"
     return Refusal(grpc.StatusCode.PERMISSION_DENIED, message)

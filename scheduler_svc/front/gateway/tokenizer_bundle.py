@@ -1,6 +1,6 @@
-"""What a gateway needs to tokenize for this server, as a zip: the tokenizer, its chat template, and a config.json.
+"""Zip file with which a gateway tokenizes for this server: the tokenizer, its chat template and a config.json.
 
-The gateway looks for `config.json` beside `tokenizer.json`; without it, its requests stall for seconds.
+The gateway looks for `config.json` next to `tokenizer.json`; without it, the gateway's requests stall for seconds.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from smg_grpc_proto.generated import common_pb2
 from roster_protos import plan_pb2
 
 CHUNK_BYTES = 1 << 20
-"""Of one message: far below what any gRPC client takes by default, 4 MiB."""
+"""Data per message: far below 4 MiB, the default limit of gRPC clients."""
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Time of each file, so that equal models make equal bundles."""
+"""Fixed timestamp of each file, so that equal models have equal bundles."""
 
 
 def model_type(architecture: str) -> str:
-    """Hugging Face's `model_type` of an architecture, by its naming rule: "LlamaForCausalLM" is a "llama"."""
+    """Returns Hugging Face's `model_type` of an architecture, by its naming rule: "LlamaForCausalLM" is "llama"."""
     return architecture.partition("For")[0].lower()
 
 
 def special_token_ids(model: plan_pb2.Model) -> dict[str, int]:
-    """Ids of the special tokens by role ("bos_token"), of those that the tokenizer knows."""
+    """Returns the ids of the special tokens by role ("bos_token"), except those unknown to the tokenizer."""
     ids = {token["content"]: token["id"] for token in json.loads(model.tokenizer).get("added_tokens", ())}
     return {role: ids[text] for role, text in model.special_tokens.items() if text in ids}
 
 
 def bundle_chunks(model: plan_pb2.Model) -> Iterator[common_pb2.GetTokenizerChunk]:
-    """The bundle in order; the last message carries its SHA-256."""
+    """Yields the bundle in chunks, in order; the last chunk carries its SHA-256."""
     data = _zipped(model)
     for start in range(0, len(data), CHUNK_BYTES):
         last = start + CHUNK_BYTES >= len(data)

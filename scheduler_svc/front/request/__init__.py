@@ -1,1 +1,1 @@
-"""From a public request to one that the engine takes: checked, tokenized, its tenant known."""
+"""Turns a public request into one for the engine: authentication of its tenant, validation, tokenization."""

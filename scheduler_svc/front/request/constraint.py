@@ -1,4 +1,4 @@
-"""A request's constraint at the door: what can be said of it without compiling it, which the engine has others do."""
+"""Checks of a request's constraint that need no compilation, which other processes do for the engine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from scheduler_svc.front.base.refusal import invalid
 
 
 def constraint_source(request: inference_pb2.GenerateRequest) -> tuple[str, str]:
-    """(kind, text) of what the request's output must match, as its client wrote it; ("", "") for anything.
+    """Returns (kind, text) of the request's constraint as the client wrote it; ("", "") without one.
 
-    Raises Refusal for a constraint that can't be used whatever the model.
+    Raises Refusal for a constraint that is unusable with any model.
     """
     if not request.HasField("constraint"):
         return "", ""
     kind = request.constraint.WhichOneof("kind")
     if kind is None:
-        raise invalid("constraint", "set one of `json_schema`, `regex` and `grammar`, or leave it out")
+        raise invalid("constraint", "set one of `json_schema`, `regex` and `grammar`, or omit the constraint")
     if request.stop.ignore_eos:
-        raise invalid("stop.ignore_eos", "a constrained text ends where it is complete; leave it out")
+        raise invalid("stop.ignore_eos", "a constrained output ends when it is complete; omit ignore_eos")
     text: str = getattr(request.constraint, kind)
     try:
         check_size(text)

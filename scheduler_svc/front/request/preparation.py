@@ -1,8 +1,8 @@
-"""Validates and tokenizes requests where it disturbs nobody.
+"""Validates and tokenizes requests without blocking other streams.
 
-Small requests are prepared on the event loop; a big prompt goes to a thread (`tokenizers` releases the GIL), so that a
-100,000-token prompt does not hold up anybody's stream. So does every chat, whose template is rendered by a process that
-has to be waited for. What is under way is bounded: beyond that, big requests are refused.
+Small requests are prepared on the event loop. A big request is prepared in a thread (`tokenizers` releases the GIL), so
+that a 100,000-token prompt does not delay other streams. Every chat is prepared in a thread as well, as rendering its
+template waits for another process. The bytes being prepared are bounded; beyond the bound, big requests are refused.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from scheduler_svc.front.text.served_model import ServedModel
 from scheduler_svc.front.text.tokenizer import ModelText
 
 INLINE_BYTES = 8192
-"""Requests up to this size are prepared on the event loop: some milliseconds of tokenizing at most."""
+"""Requests up to this size are prepared on the event loop: a few milliseconds of tokenizing at most."""
 
 THREADS = 4
 """Threads that prepare big requests and chats."""
 
 MOST_PENDING_BYTES = 64 << 20
-"""Requests that are prepared in threads, or wait for one, all together."""
+"""Most bytes of all requests that are prepared in threads or wait for a thread."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that may go to the engine, and the text side of the model that it was validated against."""
+    """A valid request, and the text of the model that it was validated against."""
 
     valid: ValidRequest
     text: ModelText
@@ -51,32 +51,35 @@ class Preparer:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     def close(self) -> None:
-        """Drops what waits for a thread."""
+        """Drops the requests that wait for a thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @staticmethod
     def is_quick(request: Message, prompt: inference_pb2.Prompt | None) -> bool:
-        """Whether preparing it on the event loop is hardly noticeable."""
+        """Returns whether the request can be prepared on the event loop without a noticeable delay."""
         return request.ByteSize() <= INLINE_BYTES and (prompt is None or prompt.WhichOneof("kind") != "chat")
 
     def prepare_now(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:
-        """`remaining_s`: seconds until the call's own deadline, None without one. Raises Refusal."""
+        """Prepares a request in the caller's thread. Raises Refusal.
+
+        `remaining_s`: seconds until the deadline of the call, None without one.
+        """
         text = self._served.text_for_new()
         remaining_ms = None if remaining_s is None else int(remaining_s * 1000)
         state = self._served.state
         return PreparedRequest(validate(request, text, state.pool_tokens, remaining_ms, state.usual_tokens), text)
 
     async def prepare(self, request: inference_pb2.GenerateRequest, remaining_s: float | None) -> PreparedRequest:
-        """The same, in a thread when it takes a while."""
+        """Prepares a request as `prepare_now` does, in a thread unless it is quick. Raises Refusal."""
         return await self._run(request, request.prompt, lambda: self.prepare_now(request, remaining_s))
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest) -> list[int]:
-        """Token ids of a prompt. Raises Refusal."""
+        """Returns the token ids of a prompt. Raises Refusal."""
         text = self._served.text()
         return await self._run(request, request.prompt, lambda: prompt_tokens(request.prompt, text))
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
-        """Text of token ids. Raises Refusal."""
+        """Returns the text of token ids. Raises Refusal."""
         text = self._served.text()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
 

@@ -1,7 +1,7 @@
-"""A prompt's tokens, checked: what needs no tokenizing comes first, so that a bad prompt costs next to nothing.
+"""Checks and tokenizes prompts for `Generate` and `Tokenize`.
 
-`Generate` and `Tokenize` share it. UTF-8 needs no check here: protobuf refuses a message whose strings are anything
-else.
+The checks that need no tokenizing come first, so that a bad prompt costs little. UTF-8 needs no check here: protobuf
+refuses a message with strings that are not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from scheduler_svc.front.text.tokenizer import ModelText
 
 
 def prompt_tokens(prompt: inference_pb2.Prompt, text: ModelText) -> list[int]:
-    """Tokens of a prompt, at least one, each in the vocabulary, fewer than the context holds. Raises Refusal."""
+    """Returns the tokens of a prompt: at least one, fewer than the context length, all in the vocabulary.
+
+    Raises Refusal.
+    """
     kind = prompt.WhichOneof("kind")
     if kind == "token_ids":
         field = "prompt.token_ids.ids"
@@ -30,15 +33,15 @@ def prompt_tokens(prompt: inference_pb2.Prompt, text: ModelText) -> list[int]:
         raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
     tokens = text.encode_prompt(prompt)
     _check_length(len(tokens), field, text)
-    if (largest := max(tokens)) >= text.vocab_size:  # only a tokenizer with more tokens than its model gets here
+    if (largest := max(tokens)) >= text.vocab_size:  # possible only if the tokenizer has more tokens than the model
         raise invalid(
-            field, f"it holds {text.decode([largest], False)!r}, which is no token of this model; leave it out"
+            field, f"it contains {text.decode([largest], False)!r}, which is not a token of this model; remove it"
         )
     return tokens
 
 
 def check_ids(ids: Sequence[int], field: str, vocab_size: int) -> None:
-    """Raises Refusal if an id lies outside the vocabulary; the field names the first such one."""
+    """Raises Refusal if an id is outside the vocabulary; its field is the path of the first such id."""
     if ids and max(ids) >= vocab_size:
         place = next(index for index, token in enumerate(ids) if token >= vocab_size)
         raise invalid(
@@ -56,21 +59,22 @@ def _check_messages(chat: inference_pb2.Chat, text: ModelText) -> None:
         for number, part in enumerate(message.parts):
             if part.WhichOneof("kind") is None:
                 raise invalid(
-                    f"prompt.chat.messages[{index}].parts[{number}]", "this server knows no such part; send `text`"
+                    f"prompt.chat.messages[{index}].parts[{number}]",
+                    "this server does not support this kind of part; send `text`",
                 )
             size += len(part.text.encode())
     _check_bytes(size, "prompt.chat.messages", text)
 
 
 def _check_bytes(size: int, field: str, text: ModelText) -> None:
-    """Refuses text that has too many bytes for the context, however it is tokenized."""
+    """Refuses text whose bytes exceed the context under any tokenization."""
     if not size and field == "prompt.text":
         raise invalid(field, "the prompt is empty; send at least one character")
     most = text.context_length * text.max_token_bytes
     if size > most:
         raise invalid(
             field,
-            f"the prompt has {size} bytes of text, which can not fit the model's context of {text.context_length} "
+            f"the prompt has {size} bytes of text, which cannot fit the model's context of {text.context_length} "
             "tokens; shorten it",
         )
 
@@ -85,6 +89,6 @@ def _check_length(length: int, field: str, text: ModelText) -> None:
 def _too_long(length: int, field: str, context_length: int) -> Refusal:
     return invalid(
         field,
-        f"the prompt has {length} tokens, and the model's context holds {context_length}, output included; "
-        f"shorten the prompt to {context_length - 1} tokens at most",
+        f"the prompt has {length} tokens, but the model's context is {context_length} tokens, output included; "
+        f"shorten the prompt to at most {context_length - 1} tokens",
     )

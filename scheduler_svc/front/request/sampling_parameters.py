@@ -1,4 +1,4 @@
-"""How tokens are drawn: the public parameters checked, and resolved into what the runner gets."""
+"""Checks the public sampling parameters and resolves them into the runner's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PARAMETERS = {
 
 
 def resolve_sampling(request: inference_pb2.GenerateRequest, text: ModelText) -> plan_pb2.Sampling:
-    """The runner's parameters, defaults filled in. Raises Refusal for values out of range or outside the vocabulary."""
+    """Returns the runner's parameters with defaults filled in. Raises Refusal for values that are out of range."""
     asked = request.sampling
     sampling = plan_pb2.Sampling()
     for name, parameter in _PARAMETERS.items():
@@ -56,7 +56,7 @@ def resolve_sampling(request: inference_pb2.GenerateRequest, text: ModelText) ->
 
 
 def _bias(asked: inference_pb2.SamplingParameters, vocab_size: int) -> tuple[bytes, bytes]:
-    """Biased ids, ascending, as int32, and their biases as float32."""
+    """Returns the biased ids in ascending order as int32, and their biases as float32."""
     bias = asked.logit_bias
     if len(bias) > MAX_BIASED_TOKENS:
         raise invalid("sampling.logit_bias", f"it has {len(bias)} entries; send at most {MAX_BIASED_TOKENS}")
@@ -73,8 +73,8 @@ def _bias(asked: inference_pb2.SamplingParameters, vocab_size: int) -> tuple[byt
 
 
 def _stop_ids(stop: inference_pb2.StopConditions, eos_token_ids: tuple[int, ...]) -> bytes:
-    """Ids that end a choice, ascending, as int32."""
+    """Returns the ids that end a choice in ascending order as int32."""
     if len(stop.token_ids) > MAX_STOP_TOKENS:
-        raise invalid("stop.token_ids", f"there are {len(stop.token_ids)} of them; send at most {MAX_STOP_TOKENS}")
+        raise invalid("stop.token_ids", f"it has {len(stop.token_ids)} ids; send at most {MAX_STOP_TOKENS}")
     ids = set(stop.token_ids) if stop.ignore_eos else {*stop.token_ids, *eos_token_ids}
     return int32_bytes(sorted(ids))

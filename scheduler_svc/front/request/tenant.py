@@ -1,11 +1,11 @@
-"""Whose call it is: the tenant of the bearer token, or, where no tokens are set, of the metadata key `roster-tenant`.
+"""Authentication: the tenant of a call, from its bearer token or, without tokens, its metadata key `roster-tenant`.
 
-| tokens set | token   | roster-tenant      | the call is                 |
-|------------|---------|--------------------|-----------------------------|
-| no         | any     | any                | that tenant's ("" if absent)|
-| yes        | unknown | any                | UNAUTHENTICATED             |
-| yes        | known   | absent or its own  | the token's tenant's        |
-| yes        | known   | another            | PERMISSION_DENIED           |
+| tokens set | token   | `roster-tenant`            | tenant of the call or status        |
+|------------|---------|----------------------------|-------------------------------------|
+| no         | any     | any                        | that of `roster-tenant` ("" if none)|
+| yes        | unknown | any                        | UNAUTHENTICATED                     |
+| yes        | known   | absent, or the token's own | that of the token                   |
+| yes        | known   | another                    | PERMISSION_DENIED                   |
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class UnusableTokens(ValueError):
-    """The file of tokens can't be used; the text says why, and never a token."""
+    """The token file can't be used. The message gives the reason and never contains a token."""
 
 
 class Tenants:
-    """Who may call. `tokens`: the tenant of each token; None lets everybody in under the name that he gives.
+    """Authenticates calls by their bearer token.
 
-    Only digests are kept: neither a core dump nor the time of a comparison tells a token.
+    `tokens` maps each token to its tenant. With None, every call is accepted under the tenant that it names.
+
+    Only digests are stored: neither a core dump nor the duration of a comparison reveals a token.
     """
 
     def __init__(self, tokens: dict[str, str] | None = None) -> None:
@@ -41,16 +43,16 @@ class Tenants:
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """From a file of lines `TENANT TOKEN`; None for no tokens. Raises UnusableTokens."""
+        """Reads a file of lines `TENANT TOKEN`; None means no tokens. Raises UnusableTokens."""
         return cls() if path is None else cls(_read(path))
 
     @property
     def need_tokens(self) -> bool:
-        """A call without a token is refused."""
+        """Whether a call requires a token."""
         return self._tenants is not None
 
     def of(self, metadata: Metadata | None) -> str:
-        """The tenant of a call, "" for none. Raises Refusal."""
+        """Returns the tenant of a call, "" for none. Raises Refusal."""
         named: str | None = None
         token = ""
         for key, value in metadata or ():
@@ -65,11 +67,11 @@ class Tenants:
             return named or ""
         tenant = self._tenants.get(_digest(token[7:])) if token[:7].lower() == "bearer " else None
         if tenant is None:
-            problem = "this server does not know that token" if token else "this server wants a token"
-            message = f"{problem}: send the metadata `{TOKEN_KEY}: Bearer TOKEN` with the one its operator gave you"
+            problem = "the token is not valid on this server" if token else "this server requires a token"
+            message = f"{problem}: send the metadata `{TOKEN_KEY}: Bearer TOKEN` with a token of this server"
             raise Refusal(StatusCode.UNAUTHENTICATED, message)
         if named is not None and named != tenant:
-            message = f"the token is not tenant {named!r}'s: leave {TENANT_KEY} out, or send that tenant's token"
+            message = f"the token does not belong to tenant {named!r}: omit {TENANT_KEY}, or send that tenant's token"
             raise Refusal(StatusCode.PERMISSION_DENIED, message)
         return tenant
 
@@ -82,7 +84,7 @@ def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableTokens(f"the tokens in {path} can't be read: {error}") from error
+        raise UnusableTokens(f"the token file {path} can't be read: {error}") from error
     tokens: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -90,15 +92,17 @@ def _read(path: Path) -> dict[str, str]:
         words = line.split()
         place = f"{path}, line {number}"
         if len(words) != 2:
-            raise UnusableTokens(f"{place}: write a tenant and its token, with a space between")
+            raise UnusableTokens(f"{place}: write a tenant and its token, separated by a space")
         tenant, token = words
         if len(tenant.encode()) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
-            raise UnusableTokens(f"{place}: a tenant is printable ASCII of at most {MAX_TENANT_BYTES} characters")
+            raise UnusableTokens(f"{place}: a tenant must be printable ASCII of at most {MAX_TENANT_BYTES} characters")
         if len(token) < MIN_TOKEN_CHARACTERS:
-            raise UnusableTokens(f"{place}: a token has at least {MIN_TOKEN_CHARACTERS} characters")
+            raise UnusableTokens(f"{place}: a token must have at least {MIN_TOKEN_CHARACTERS} characters")
         if token in tokens:
-            raise UnusableTokens(f"{place}: the token stands in an earlier line too")
+            raise UnusableTokens(f"{place}: an earlier line has the same token; use each token once")
         tokens[token] = tenant
     if not tokens:
-        raise UnusableTokens(f"{path} holds no token: nobody could call")
+        raise UnusableTokens(
+            f"{path} contains no tokens, so every call would be refused; add a line with a tenant and its token"
+        )
     return tokens

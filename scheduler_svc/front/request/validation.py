@@ -1,8 +1,8 @@
-"""Checks a GenerateRequest and resolves its defaults, before it costs anybody else anything.
+"""Checks a GenerateRequest and resolves its defaults, before it can affect other requests.
 
-Every refusal names the field by its path in the public message and says what to change. The checks go from cheap to
-dear: what the server doesn't do, parameters, sizes, then the tokens of the prompt, then what depends on their number,
-then the constraint, which the engine has compiled.
+Every refusal names the field by its path in the public message and says what to change. Cheap checks precede expensive
+ones: unsupported features, parameters and sizes, then the prompt's tokens, then the limits that depend on their number,
+then the constraint, which is compiled later on behalf of the engine.
 """
 
 from __future__ import annotations
@@ -32,33 +32,39 @@ DEFAULT_KEEP_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request that the engine can take: every default filled in, every limit applied."""
+    """A request for the engine, with every default filled in and every limit applied."""
 
     body: inference_pb2.GenerateRequest
-    """As the client sent it."""
+    """The request as the client sent it."""
     request_id: str
-    """The client's, or one drawn here."""
+    """The client's id, or a random one."""
     prompt: list[int]
     """Token ids, at least one."""
     received: list[int]
     """Tokens that an earlier attempt delivered."""
     sampling: plan_pb2.Sampling
-    """How tokens are drawn; `stop_ids` holds the end-of-sequence tokens too unless they are ignored."""
+    """Sampling parameters; `stop_ids` includes the end-of-sequence tokens unless they are ignored."""
     n: int
-    """Choices, 1 to 64."""
+    """Number of choices, 1 to 64."""
     max_tokens: int
-    """Most tokens per choice, received ones included, at least 1; prompt and these fit context and pool."""
+    """Most tokens per choice, received ones included, at least 1; with the prompt, they fit the context and the pool.
+
+    A continuation with an explicit `max_tokens` may exceed the pool.
+    """
     timeout_ms: int | None
-    """Milliseconds from now until the request expires; None: never."""
+    """Milliseconds from now until the request expires; None for never."""
     keep_ms: int
-    """Milliseconds that it outlives its stream; 0: not at all."""
+    """Milliseconds for which the request is kept after its client disconnects; 0 to end it then."""
     grammar: str = ""
-    """What the output must match, as the client wrote it; "" for anything."""
+    """The output's constraint, as the client wrote it; "" for none."""
     grammar_kind: str = ""
-    """How that is written: a field of roster.v1.Constraint."""
+    """Kind of the constraint: a field of roster.v1.Constraint."""
 
     def to_submit(self, handle: int, tenant: str) -> engine_pb2.Submit:
-        """The engine's form of it. `handle` names the request between worker and engine; `tenant` owns its id."""
+        """Returns the request in the engine's form.
+
+        `handle` identifies the request between worker and engine; `tenant` is the namespace of its id.
+        """
         body = self.body
         submit = engine_pb2.Submit(
             handle=handle,
@@ -90,11 +96,11 @@ class ValidRequest:
 
 
 def digest(body: inference_pb2.GenerateRequest) -> bytes:
-    """SHA-256 of a request's body, by which the engine tells a retry from another request with the same id.
+    """Returns the SHA-256 of a request's body, which distinguishes a retry from another request with the same id.
 
-    Everything counts but the id itself: parameters as sent (an explicit default differs from an absent one), targets,
-    and received_token_ids, so that a continuation is not taken for the request that it continues (Attach is how to get
-    back to one that is still there).
+    It covers all fields except the id: parameters as sent (an explicit default differs from an absent one), targets,
+    and received_token_ids. A continuation is therefore never mistaken for the request that it continues; a client
+    returns to a request that still exists with Attach.
     """
     nameless = inference_pb2.GenerateRequest()
     nameless.CopyFrom(body)
@@ -111,8 +117,8 @@ def validate(
 ) -> ValidRequest:
     """Checks a request against the API's ranges, the model and the pool.
 
-    `pool_tokens`: most tokens of one sequence that some runner can hold. `remaining_ms`: milliseconds until the call's
-    own deadline, None without one. `usual_tokens`: `pool_tokens` for a request that sets no max_tokens; 0: the same.
+    `pool_tokens`: most tokens of one sequence on the largest runner. `remaining_ms`: milliseconds until the deadline of
+    the call, None without one. `usual_tokens`: replaces `pool_tokens` for a request without max_tokens, unless it is 0.
     Raises Refusal.
     """
     _check_envelope(request)
@@ -121,7 +127,7 @@ def validate(
     _check_stop(request.stop, text.vocab_size)
     received = list(request.received_token_ids)
     if received and n != 1:
-        raise invalid("n", f"received_token_ids continue one choice, and n is {n}; set n to 1")
+        raise invalid("n", f"received_token_ids continue one choice, but n is {n}; set n to 1")
     check_ids(received, "received_token_ids", text.vocab_size)
     sampling = resolve_sampling(request, text)
     prompt = prompt_tokens(request.prompt, text)
@@ -149,9 +155,9 @@ def validate(
 
 
 def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
-    """What the server doesn't do, and everything around the generation itself."""
+    """Checks unsupported features and all fields that do not concern the generation itself."""
     if request.adapter:
-        raise unimplemented("adapter", "this server has no adapters; leave it out")
+        raise unimplemented("adapter", "this server does not support adapters; omit it")
     size = len(request.request_id.encode())
     if size > MAX_REQUEST_ID_BYTES:
         raise invalid("request_id", f"it has {size} bytes; use at most {MAX_REQUEST_ID_BYTES}")
@@ -161,18 +167,18 @@ def _check_envelope(request: inference_pb2.GenerateRequest) -> None:
     check_range(request.priority, "priority", -100, 100)
     for field in ("ttft_target_ms", "itl_target_ms", "timeout_ms"):
         if request.HasField(field) and getattr(request, field) == 0:  # type: ignore[arg-type]
-            raise invalid(field, "it is 0; set at least 1 millisecond, or leave it out")
+            raise invalid(field, "it is 0; set at least 1 millisecond, or omit it")
         _check_signed(getattr(request, field), field)
     if request.on_disconnect not in inference_pb2.OnDisconnect.values():
-        raise invalid("on_disconnect", f"this server knows no value {int(request.on_disconnect)}; use cancel or keep")
+        raise invalid("on_disconnect", f"{int(request.on_disconnect)} is not a known value; use cancel or keep")
     if request.HasField("keep_ms"):
         check_range(request.keep_ms, "keep_ms", 1, MAX_KEEP_MS)
 
 
 def _check_signed(value: int, field: str) -> None:
-    """Refuses what -1 becomes where a client's language wraps it."""
+    """Refuses values that result from -1 wrapped to an unsigned integer by the client's language."""
     if value > MAX_INT32:
-        raise invalid(field, f"{value} is more than an int32 holds, {MAX_INT32}; if you mean no limit, leave it out")
+        raise invalid(field, f"{value} exceeds the int32 maximum, {MAX_INT32}; omit the field for no limit")
 
 
 def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
@@ -183,12 +189,12 @@ def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         raise invalid("stop.min_tokens", f"{stop.min_tokens} is more than stop.max_tokens, {stop.max_tokens}")
     if len(stop.strings) > MAX_STOP_STRINGS:
-        raise invalid("stop.strings", f"there are {len(stop.strings)} stop strings; send at most {MAX_STOP_STRINGS}")
+        raise invalid("stop.strings", f"it has {len(stop.strings)} strings; send at most {MAX_STOP_STRINGS}")
     for index, string in enumerate(stop.strings):
         size = len(string.encode())
         if not 1 <= size <= MAX_STOP_STRING_BYTES:
             raise invalid(
-                f"stop.strings[{index}]", f"it has {size} bytes; a stop string has 1 to {MAX_STOP_STRING_BYTES}"
+                f"stop.strings[{index}]", f"it has {size} bytes; a stop string must have 1 to {MAX_STOP_STRING_BYTES}"
             )
     check_ids(stop.token_ids, "stop.token_ids", vocab_size)
 
@@ -196,16 +202,19 @@ def _check_stop(stop: inference_pb2.StopConditions, vocab_size: int) -> None:
 def _max_tokens(
     request: inference_pb2.GenerateRequest, prompt_len: int, context_length: int, pool_tokens: int, usual_tokens: int
 ) -> int:
-    """Tokens to generate at most: what was asked, cut to the context; by default all that context and pool allow."""
+    """Returns the most tokens to generate: the requested number cut to the context, or all that context and pool allow.
+
+    Raises Refusal if the request can never fit the largest runner.
+    """
     most = context_length - prompt_len
     if request.received_token_ids and request.stop.HasField("max_tokens"):
-        return min(request.stop.max_tokens, most)  # it was begun: where no runner holds it now, it waits for one
+        return min(request.stop.max_tokens, most)  # it has begun: if it fits no present runner, it waits for one
     room = pool_tokens - prompt_len
     if room < 1:
         raise invalid(
             "prompt",
-            f"it has {prompt_len} tokens, and the largest runner holds at most {pool_tokens} of one sequence, output "
-            "included; shorten it",
+            f"it has {prompt_len} tokens, but a sequence on the largest runner has at most {pool_tokens}, output "
+            "included; shorten the prompt",
         )
     if not request.stop.HasField("max_tokens"):
         usual = usual_tokens - prompt_len
@@ -214,26 +223,31 @@ def _max_tokens(
     if asked > room:
         raise invalid(
             "stop.max_tokens",
-            f"the prompt's {prompt_len} tokens and {asked} generated ones can never fit the largest runner, which "
-            f"holds at most {pool_tokens} of one sequence; set it to at most {room}",
+            f"{prompt_len} prompt tokens and {asked} generated tokens do not fit the largest runner, which holds at "
+            f"most {pool_tokens} tokens of one sequence; set it to at most {room}",
         )
     return asked
 
 
 def _check_received(received: list[int], sampling: plan_pb2.Sampling, max_tokens: int) -> None:
-    """Received tokens must be what a choice can have generated. A complete one may come: the engine ends it at once."""
+    """Refuses received tokens that a choice can't have generated.
+
+    The tokens of a complete choice are valid: the engine ends it at once.
+    """
     if len(received) > max_tokens:
         raise invalid(
-            "received_token_ids", f"there are {len(received)} of them, and a choice has {max_tokens} tokens at most"
+            "received_token_ids", f"it has {len(received)} tokens, but a choice has at most {max_tokens}; send fewer"
         )
     stops = set(int32_list(sampling.stop_ids))
     for index in range(sampling.min_tokens, len(received) - 1):
         if received[index] in stops:
-            raise invalid(f"received_token_ids[{index}]", f"{received[index]} ends a choice, and others follow it")
+            raise invalid(
+                f"received_token_ids[{index}]", f"{received[index]} ends a choice, but other tokens follow it"
+            )
 
 
 def _timeout_ms(request: inference_pb2.GenerateRequest, remaining_ms: int | None) -> int | None:
-    """The earlier of the request's timeout and the call's deadline."""
+    """Returns the shorter of the request's timeout and the time to the call's deadline."""
     limits = [request.timeout_ms] if request.HasField("timeout_ms") else []
     if remaining_ms is not None:
         limits.append(min(max(remaining_ms, 1), 2**32 - 1))

@@ -1,1 +1,1 @@
-"""The gRPC services of a front worker, and how they write to their clients."""
+"""The gRPC services of a front worker, and the pacing of their messages."""

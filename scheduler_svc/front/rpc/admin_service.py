@@ -1,4 +1,4 @@
-"""The operators' API: the engine's status, its steps as they are sent, and its drain."""
+"""The operators' API: the engine's status, policies and steps, and drain."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scheduler_svc.front.stream.engine_client import EngineClient
 from scheduler_svc.reports.completed_steps import CompletedSteps
 
 DRAIN_POLL_S = 0.5
-"""Between two messages about a drain."""
+"""Interval between two progress messages of a drain."""
 
 DEFAULT_INTERVAL_MS = 500
-"""Between two messages of WatchRoster."""
+"""Default interval between two messages of WatchRoster."""
 
 STEPS_KEPT = 1024
-"""Steps that wait for a slow reader before it misses the oldest."""
+"""Most steps that are queued for a slow reader; then the oldest are dropped."""
 
 
 class _Watcher:
-    """The steps that one WatchSteps call has not sent yet; `done`: it gets them once they have their times."""
+    """Steps that one WatchSteps call has not sent yet. `done`: it gets steps when they are done, with their times."""
 
     def __init__(self, done: bool) -> None:
         self.done = done
@@ -35,7 +35,7 @@ class _Watcher:
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Serves `roster.admin.v1.AdminService` from the engine's answers."""
+    """Implements `roster.admin.v1.AdminService` with the engine's answers."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -47,12 +47,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._drained: engine_pb2.Drained | None = None
 
     def publish(self, report: admin_pb2.WatchStepsResponse) -> None:
-        """A step was sent."""
+        """Passes a step that was sent to the watchers."""
         self._completed.sent(report)
         self._tell(report, done=False)
 
     def publish_done(self, step: engine_pb2.StepDone) -> None:
-        """The result of a step has come."""
+        """Passes a step whose result has arrived to the watchers of done steps."""
         report = self._completed.done(step)
         if report is not None:
             self._tell(report, done=True)
@@ -64,7 +64,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 watcher.filled.set()
 
     def lose(self) -> None:
-        """The engine is gone: ends every watch with UNAVAILABLE."""
+        """Ends every watch with UNAVAILABLE, as the engine is gone."""
         self._lost = True
         self._gone.set()
         for watcher in self._watchers:
@@ -73,7 +73,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.GetStatusResponse:
-        """The state of the engine, now."""
+        """Returns the current state of the engine."""
         handle = self._client.new_handle()
         command = engine_pb2.Command(status_query=engine_pb2.StatusQuery(handle=handle))
         return (await self._ask(handle, command, context)).status_reply.status
@@ -81,7 +81,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPolicies(
         self, request: admin_pb2.ListPoliciesRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ListPoliciesResponse:
-        """What the engine could put in force."""
+        """Returns the policies that the engine can apply."""
         handle = self._client.new_handle()
         command = engine_pb2.Command(policies_query=engine_pb2.PoliciesQuery(handle=handle))
         return (await self._ask(handle, command, context)).policies_reply.policies
@@ -89,7 +89,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def SetPolicy(
         self, request: admin_pb2.SetPolicyRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.SetPolicyResponse:
-        """Changes the policy; the answer comes once it is in force."""
+        """Changes the policy and returns once it is in force."""
         handle = self._client.new_handle()
         command = engine_pb2.Command(policy_change=engine_pb2.PolicyChange(handle=handle, policy=request))
         return (await self._ask(handle, command, context)).policy_changed.change
@@ -97,20 +97,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def _ask(
         self, handle: int, command: engine_pb2.Command, context: grpc.aio.ServicerContext
     ) -> engine_pb2.FromEngine:
-        """The engine's answer to `command`, which names `handle`; ends the call if it is a refusal."""
+        """Returns the engine's answer to `command`, which carries `handle`. Aborts the call on a refusal."""
         try:
             return await self._client.call(handle, command)
         except Refusal as refusal:
             await abort(context, refusal)
 
     async def WatchSteps(self, request: admin_pb2.WatchStepsRequest, context: grpc.aio.ServicerContext) -> None:
-        """Steps from now on. The engine makes reports only while somebody watches."""
+        """Streams steps from now on. The engine reports steps only while there is a watcher."""
         watcher = _Watcher(request.done)
         self._watchers.add(watcher)
         if len(self._watchers) == 1:
             self._watch(True)
         try:
-            await context.send_initial_metadata(())  # tells the client that the watch has begun
+            await context.send_initial_metadata(())  # shows the client that the watch has begun
             while not self._lost:
                 await watcher.filled.wait()
                 watcher.filled.clear()
@@ -123,10 +123,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 self._watch(False)
 
     async def WatchRoster(self, request: admin_pb2.WatchRosterRequest, context: grpc.aio.ServicerContext) -> None:
-        """The roster every interval, until the client goes or the engine does."""
+        """Streams the roster at an interval until the client disconnects or the engine exits."""
         interval_s = (request.interval_ms or DEFAULT_INTERVAL_MS) / 1000
         if interval_s < LEAST_APART_S:
-            await abort(context, invalid("interval_ms", f"it is {request.interval_ms}; ask at most ten times a second"))
+            await abort(context, invalid("interval_ms", f"it is {request.interval_ms}; set it to at least 100"))
         try:
             while not self._gone.is_set():
                 await context.write(await self._looks.look())
@@ -137,12 +137,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         await abort(context, engine_lost())
 
     def drained(self, message: engine_pb2.Drained) -> None:
-        """The engine's last message: every Drain call ends with it."""
+        """Takes the engine's last message, which ends every Drain call."""
         self._drained = message
         self._gone.set()
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> None:
-        """Begins a drain, or shortens one, and tells how far it is until the engine goes."""
+        """Begins a drain or shortens one, and streams its progress until the engine exits."""
         timeout_ms = request.timeout_ms if request.HasField("timeout_ms") else None
         try:
             while not self._gone.is_set():

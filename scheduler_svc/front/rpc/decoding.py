@@ -1,4 +1,4 @@
-"""Bytes that are no message become INVALID_ARGUMENT; gRPC's own answer is UNKNOWN, and a traceback in the log."""
+"""Refuses undecodable messages with INVALID_ARGUMENT; gRPC itself answers UNKNOWN and logs a traceback."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Deserializer = Callable[[bytes], Any]
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Stands for a request that can't be read."""
+    """Placeholder for a request that can't be decoded."""
 
     problem: str
 
     def refusal(self) -> Refusal:
-        """What its sender hears."""
-        return invalid("", f"the request is no such protobuf message: {self.problem}")
+        """Returns the refusal for the sender."""
+        return invalid("", f"the request can't be decoded as this RPC's protobuf message: {self.problem}")
 
 
 class DecodingInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses undecodable requests of unary-request calls; a stream reads `Undecodable` among its messages."""
+    """Refuses undecodable requests of unary-request calls. A request stream yields `Undecodable` in their place."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The call's handler, with a patient deserializer."""
+        """Returns the call's handler with a deserializer that returns `Undecodable` instead of raising."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None or _is_foreign(handler_call_details.method):
             return handler
@@ -47,7 +47,7 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _is_foreign(method: str) -> bool:
-    """Reflection reads its stream itself, and knows no `Undecodable`."""
+    """Returns whether the method is reflection's, which reads its stream itself and does not handle `Undecodable`."""
     return method.startswith("/grpc.reflection.")
 
 

@@ -1,15 +1,17 @@
-"""gRPC health (grpc.health.v1): liveness, readiness and hangs, each a service name of its own; Check and Watch.
+"""gRPC health checks (grpc.health.v1): liveness, readiness and stalls, each under its own service name.
 
-| service                     | SERVING while                                                          | if not      |
-|-----------------------------|------------------------------------------------------------------------|-------------|
-| ""                          | this front process answers                                             | restart it  |
-| "roster.v1.InferenceService"| requests are taken and computed: no drain, and both of the following   | send none   |
-| "roster.engine"             | the engine has taken a turn within `stall_s`                           | restart it  |
-| "roster.runner"             | some runner is there, is not held back, and has held no plan for       | restart that|
-|                             | longer than `stall_s`                                                  |             |
+| service                     | SERVING while                                                     | otherwise          |
+|-----------------------------|-------------------------------------------------------------------|--------------------|
+| ""                          | this front process answers                                        | restart it         |
+| "roster.v1.InferenceService"| requests are accepted and computed: no drain, and both of the     | send no requests   |
+|                             | following are SERVING                                             |                    |
+| "roster.engine"             | the engine has completed a turn within `stall_s`                  | restart the engine |
+| "roster.runner"             | at least one runner is connected, is not held back, and has had  | restart the runner |
+|                             | no plan pending for longer than `stall_s`                         |                    |
 
-Load changes none of them: a full queue refuses, and is healthy. (The servicer of grpcio-health-checking is not used: in
-its asyncio form a watcher that leaves silences the others of its service, and one that does not read holds up all.)
+Load affects none of them: a server whose queue is full refuses requests and is healthy. (The servicer of
+grpcio-health-checking is not used: in its asyncio form, a watcher that leaves stops the updates of the other watchers
+of its service, and a watcher that does not read blocks all of them.)
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ RUNNER = "roster.runner"
 
 
 class WorkerHealth(health_pb2_grpc.HealthServicer):
-    """The health service of one worker: alive from the start; the engine turns until it misses its answers."""
+    """The health service of one worker. The worker and the engine are SERVING from the start."""
 
     def __init__(self) -> None:
         self._serving = {LIVENESS: True, READINESS: False, ENGINE: True, RUNNER: False}
         self._watchers: set[asyncio.Event] = set()
 
     def tell(self, states: Mapping[str, bool]) -> None:
-        """Says of each service whether it is SERVING."""
+        """Sets whether each of these services is SERVING, and notifies watchers of changes."""
         before = dict(self._serving)
         self._serving.update(states)
         if self._serving != before:
@@ -51,14 +53,14 @@ class WorkerHealth(health_pb2_grpc.HealthServicer):
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        """The state of a service now; NOT_FOUND for one that is not in the table."""
+        """Returns the current state of a service; NOT_FOUND for a service that is not in the table."""
         if request.service not in self._serving:
             known = ", ".join(repr(name) for name in self._serving)
-            await abort(context, Refusal(grpc.StatusCode.NOT_FOUND, f"there is no such service; ask for {known}"))
+            await abort(context, Refusal(grpc.StatusCode.NOT_FOUND, f"unknown service; use one of {known}"))
         return self._answer(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        """The state of a service now and whenever it has changed; a slow reader misses what came between."""
+        """Streams the state of a service, now and after each change. A slow reader misses intermediate states."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:

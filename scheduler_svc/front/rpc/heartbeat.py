@@ -1,7 +1,7 @@
-"""Does the engine turn? A worker asks it again and again; what it answers, and that it answers, becomes health.
+"""Pings the engine periodically; health checks follow from its answers and from missing ones.
 
-Unanswered questions are counted, not seconds: a worker that was stopped itself has asked nothing meanwhile, and so
-accuses nobody when it wakes up.
+Unanswered pings are counted, not seconds: a worker that was itself stopped has sent no pings meanwhile, and so does not
+report a stalled engine when it resumes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ LONGEST_INTERVAL_S = 1.0
 
 
 class Heartbeat:
-    """What a worker knows of the engine's and the runners' progress."""
+    """A worker's view of the progress of the engine and the runners."""
 
     def __init__(self, client: EngineClient, stall_s: float, on_change: Callable[[], None]) -> None:
-        """`stall_s`: seconds without an answer after which the engine hangs. `on_change`: called, on the loop, when
-        what follows has changed."""
+        """`stall_s`: seconds without an answer after which the engine counts as hanging. `on_change`: called on the
+        event loop when `engine_turns` or `runners_progress` has changed."""
         self._client = client
         self._interval_s = min(LONGEST_INTERVAL_S, stall_s / 4)
         self._most_unanswered = stall_s / self._interval_s
@@ -30,7 +30,7 @@ class Heartbeat:
         self.runners_progress = False
 
     async def run(self) -> None:
-        """Asks until cancelled."""
+        """Pings the engine until cancelled."""
         while True:
             self.ask()
             await asyncio.sleep(self._interval_s)
@@ -39,11 +39,11 @@ class Heartbeat:
                 self._set(engine_turns=False, runners_progress=False)
 
     def ask(self) -> None:
-        """Asks once more than `run` does: something has changed."""
+        """Sends a ping at once; used in addition to those of `run` after a change."""
         self._client.send(engine_pb2.Command(ping=engine_pb2.Ping()))
 
     def answered(self, pong: engine_pb2.Pong) -> None:
-        """The engine's answer."""
+        """Takes the engine's answer."""
         self._unanswered = 0
         self._set(engine_turns=True, runners_progress=pong.runners_progress)
 

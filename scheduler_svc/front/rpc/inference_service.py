@@ -1,4 +1,4 @@
-"""The public gRPC service: each RPC in terms of the engine, the model's text and the streams of this worker."""
+"""The public gRPC service, implemented with this worker's engine client, streams and model text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler_svc.front.tracing.tracing import Tracing
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Serves `roster.v1.InferenceService` in one worker."""
+    """Implements `roster.v1.InferenceService` in one worker."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[inference_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> None:
-        """Multiplexes requests over one stream; the messages are read through `context`."""
+        """Multiplexes requests over one stream. It reads messages from `context`, not from `request_iterator`."""
         try:
             tenant = self._tenants.of(context.invocation_metadata())
             session = Session(
@@ -87,7 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CancelResponse:
-        """Ends a request of this tenant, whoever follows it."""
+        """Ends a request of the caller's tenant, no matter which call follows it."""
         handle = self._client.new_handle()
         try:
             tenant = self._tenants.of(context.invocation_metadata())
@@ -119,7 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
-        """Token ids of a prompt."""
+        """Returns the token ids of a prompt."""
         try:
             return inference_pb2.TokenizeResponse(token_ids=await self._preparer.tokenize(request))
         except Refusal as refusal:
@@ -128,7 +128,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
-        """Text of token ids."""
+        """Returns the text of token ids."""
         try:
             return inference_pb2.DetokenizeResponse(text=await self._preparer.detokenize(request))
         except Refusal as refusal:

@@ -1,10 +1,10 @@
-"""How deltas merge: a leaky bucket over the messages that one worker writes.
+"""Pacing of the messages that one worker writes: a leaky bucket that merges deltas under load.
 
-A gRPC message costs this process some 45 µs whether it carries one token or ten, so under load deltas must merge, and
-without load they must not wait. Both follow from one rule: each message reserves the next slot of a bucket that leaks
-at a fixed rate. With few streams the slot is always in the past and a token leaves at once; with many, each stream's
-turn comes round after (number of writing streams) / rate, its tokens merge meanwhile, and writes are spread evenly
-over time instead of bunching behind the model's steps. `flush_ms` bounds the wait, whatever the load.
+A gRPC message costs this process about 45 µs whether it carries one token or ten. Under load, deltas must therefore
+merge; without load, they must not wait. One rule achieves both: each message reserves the next slot of a bucket that
+leaks at a fixed rate. With few streams, the slot is always in the past, and a token is sent at once. With many streams,
+the turn of each comes after (number of writing streams) / rate; its tokens merge meanwhile, and writes are spread
+evenly over time instead of bunching after the model's steps. `flush_ms` bounds the wait under any load.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from __future__ import annotations
 import asyncio
 
 MESSAGES_PER_SECOND = 5_000
-"""Written by all workers of the service together before deltas merge: about a quarter of a core of gRPC work."""
+"""Rate of all workers together above which deltas merge: about a quarter of a core of gRPC work."""
 
 BURST_MESSAGES = 32
-"""Messages that may leave at once after a pause, so that a few streams in step are not spread out."""
+"""Messages that may be sent at once after a pause, so that a few streams in the same step are not spread out."""
 
 
 class MessagePacer:
-    """Hands out the times at which messages may be written. One per worker."""
+    """Assigns the times at which messages may be written. One per worker."""
 
     def __init__(self, longest_s: float, workers: int) -> None:
-        """`longest_s`: most seconds that a message waits. `workers`: processes that share the rate."""
+        """`longest_s`: longest wait of a message in seconds. `workers`: number of processes that share the rate."""
         self._longest = longest_s
         self._gap = max(1, workers) / MESSAGES_PER_SECOND
         self._credit = BURST_MESSAGES * self._gap
         self._next = 0.0
 
     def reserve(self, now: float, weight: float = 1.0) -> float:
-        """Time, on the clock of `now` and not before it, for a message that costs `weight` plain ones."""
+        """Returns the write time, at or after `now` on the same clock, of a message that costs `weight` plain ones."""
         slot = max(self._next, now - self._credit)
         latest = now + self._longest
         self._next = min(slot, latest) + weight * self._gap
@@ -37,10 +37,10 @@ class MessagePacer:
 
 
 class FlushGate:
-    """Lets the coroutine that writes one stream through when something is pending and its turn has come.
+    """Wakes the coroutine that writes one stream when output is pending and its turn has come.
 
-    While that coroutine is inside a write, `notify` only notes that more is pending: a reader that does not read holds
-    up its own gate and no other.
+    While that coroutine is in a write, `notify` only records that more is pending: a client that does not read blocks
+    its own gate and no other.
     """
 
     __slots__ = ("_due", "_loop", "_pacer", "_timer", "_waiter", "weight")
@@ -54,7 +54,7 @@ class FlushGate:
         self.weight = 1.0
 
     def notify(self, urgent: bool = False) -> None:
-        """Something is pending. Cheap when that is known already. `urgent` skips the wait for a turn."""
+        """Records that output is pending; cheap if it already was. `urgent` skips the wait for a turn."""
         if self._due is None:
             now = self._loop.time()
             turn = self._pacer.reserve(now, self.weight)
@@ -67,7 +67,7 @@ class FlushGate:
                 self._arm(now)
 
     async def wait(self) -> None:
-        """Returns when something is pending and due; what is pending then is the caller's to take."""
+        """Returns when output is pending and due. The caller then takes all pending output."""
         now = self._loop.time()
         if self._due is None or self._due > now:
             self._waiter = self._loop.create_future()

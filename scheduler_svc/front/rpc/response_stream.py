@@ -1,4 +1,4 @@
-"""Writes one request to its client as GenerateResponse messages: what Generate and Attach share."""
+"""Writes one request's output to its client as GenerateResponse messages, for Generate and Attach."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scheduler_svc.front.stream.request_stream import RequestStream
 async def write_responses(
     stream: RequestStream, gate: FlushGate, write: Callable[[inference_pb2.GenerateResponse], Awaitable[None]]
 ) -> None:
-    """Writes until the usage has been written. Raises Refusal when the stream fails as a whole.
+    """Writes messages up to and including the usage. Raises Refusal if the stream fails as a whole.
 
-    Whatever ends this, the engine hears that nobody listens any more. While `write` waits for a slow reader, tokens
-    gather in the stream, bounded by what the request may generate.
+    However it ends, it disconnects the stream from the engine. While `write` waits for a slow reader, tokens accumulate
+    in the stream, bounded by the request's token limit.
     """
     announced = False
     try:
@@ -34,7 +34,7 @@ async def write_responses(
 
 
 def _next_response(stream: RequestStream, announced: bool) -> inference_pb2.GenerateResponse | None:
-    """What is pending as one message; None when that is nothing."""
+    """Returns all pending output as one message, None if there is none."""
     response = inference_pb2.GenerateResponse()
     filled = False
     for choice in stream.choices:

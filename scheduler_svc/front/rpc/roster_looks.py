@@ -1,4 +1,4 @@
-"""Looks at the roster, shared by all who watch: the engine is asked at most ten times a second."""
+"""Roster snapshots shared by all watchers: the engine is queried at most ten times a second."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from roster_protos import admin_pb2, engine_pb2
 from scheduler_svc.front.stream.engine_client import EngineClient
 
 LEAST_APART_S = 0.1
-"""A look that is younger serves whoever asks."""
+"""A snapshot younger than this is reused for every watcher."""
 
 
 class RosterLooks:
-    """The latest look, and when it was taken."""
+    """Cache of the latest roster snapshot."""
 
     def __init__(self, client: EngineClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -24,8 +24,8 @@ class RosterLooks:
         self._taken_s = 0.0
 
     async def look(self) -> admin_pb2.WatchRosterResponse:
-        """The roster, at most `LEAST_APART_S` ago. Raises Refusal when the engine is gone."""
-        async with self._lock:  # who comes while the engine is being asked gets that answer
+        """Returns a roster that is at most `LEAST_APART_S` old. Raises Refusal if the engine is gone."""
+        async with self._lock:  # calls that arrive during a query share its answer
             if self._latest is None or self._clock() - self._taken_s >= LEAST_APART_S:
                 handle = self._client.new_handle()
                 query = engine_pb2.Command(roster_query=engine_pb2.RosterQuery(handle=handle))

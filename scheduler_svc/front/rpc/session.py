@@ -1,11 +1,10 @@
-"""One Session stream: many requests of one client under tags, one message per flush for all of them.
+"""One Session stream: many requests of one client, identified by tags, with one message per flush for all of them.
 
-Tags are the client's. A tag that is in use, or an empty action, is an error of the client's program and ends the whole
-session with INVALID_ARGUMENT: no answer under that tag could be told from those of the request that holds it. A cancel
-for a tag that is free is ignored, as its request may just have ended.
+The client chooses the tags. A new request under a tag in use, or an empty action, is an error in the client's program
+and ends the whole session with INVALID_ARGUMENT, as the answers of two requests under one tag could not be
+distinguished. A cancel for a free tag is ignored, as its request may just have ended.
 
-Within a message, `accepted`, `prompt` and `refused` events speak of what comes before the rows, `finish` and `usage` of
-what comes after them.
+Within a message, `accepted`, `prompt` and `refused` events precede the rows; `finish` and `usage` follow them.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from scheduler_svc.front.tracing.request_trace import RequestTrace
 from scheduler_svc.front.tracing.tracing import Tracing
 
 MOST_OPEN_TAGS = 8192
-"""Requests of one session at once. With as many, no more actions are read until an end has been written: what a client
-that does not read can cost is bounded."""
+"""Most open requests of one session. At this number, no action is read until an end has been written, which bounds the
+cost of a client that does not read."""
 
 ROWS_PER_MESSAGE_COST = 2
-"""Rows of a message that cost as much as a message of its own, for the pacer."""
+"""Number of rows that cost the pacer as much as a separate message."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tagged:
-    """The request of a tag. `stream` is None while it is being prepared in a thread."""
+    """The request of a tag. `stream` is None while the request is being prepared in a thread."""
 
     tag: int
     stream: RequestStream | None = None
@@ -50,7 +49,7 @@ class _Tagged:
 
 
 class Session:
-    """Reads actions in a task of its own and writes flushes from `run`."""
+    """Reads actions in a separate task and writes flushes from `run`."""
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class Session:
         elif action is None:
             raise invalid("action", "set generate, cancel or attach")
         elif request.tag in self._tagged:
-            raise invalid("tag", f"{request.tag} is in use; a tag is free again after its usage or refused event")
+            raise invalid("tag", f"{request.tag} is in use; a tag can be reused after its usage or refused event")
         else:
             tagged = self._tagged[request.tag] = _Tagged(request.tag)
             if action == "generate":
@@ -190,7 +189,7 @@ class Session:
             self._gate.notify(True)
 
     def _flush(self) -> inference_pb2.SessionResponse | None:
-        """What all requests got since the last flush; None when that is nothing."""
+        """Returns the output of all requests since the last flush, None if there is none."""
         dirty, self._dirty = self._dirty, []
         columns = SessionColumns()
         for tagged in dirty:
@@ -202,7 +201,7 @@ class Session:
         return columns.response()
 
     def _take(self, tagged: _Tagged, columns: SessionColumns) -> bool:
-        """Moves what is pending of a request into the columns; returns whether its tag is free now."""
+        """Moves the pending output of a request to the columns. Returns whether its tag is free now."""
         stream = tagged.stream
         refusal = tagged.refusal if stream is None else stream.failure
         if refusal is not None:

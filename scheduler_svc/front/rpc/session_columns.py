@@ -1,4 +1,4 @@
-"""The columns of one SessionResponse while they fill: plain lists, turned into a message once per flush."""
+"""Collects the columns of one SessionResponse in plain lists, which become a message once per flush."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SessionColumns:
         self._texts: list[str] = []
 
     def add(self, tag: int, choice: ChoiceStream, piece: Piece) -> None:
-        """Adds a row: consecutive tokens of one choice."""
+        """Adds a row of consecutive tokens of one choice."""
         if choice.logprobs is not None:
             logprobs = choice.logprobs.take_rows(len(piece.tokens))
             self._response.logprobs.add(row=len(self.tags), logprobs=logprobs)
@@ -44,7 +44,7 @@ class SessionColumns:
         self._texts.append(piece.text)
 
     def response(self) -> inference_pb2.SessionResponse | None:
-        """The message; None when there is neither a row nor an event."""
+        """Returns the message, None without rows and events."""
         rows = len(self.tags)
         if not rows and not self.events:
             return None

@@ -1,1 +1,1 @@
-"""Streams of a front worker: its line to the engine, each request and each of its choices."""
+"""A front worker's connection to the engine, and the streams of its requests and their choices."""

@@ -1,8 +1,8 @@
-"""One choice of a request as this worker streams it: tokens come in by steps, decided text goes out by messages.
+"""Stream of one choice of a request: takes tokens by step, gives decided text by message.
 
-Tokens are turned into text when a message is about to be written, many at once, which is cheaper and costs a slow
-reader nothing. Only a choice with stop strings is `eager`: its tokens become text as they come, so that a match ends
-the sequence in the engine within a step.
+Tokens are detokenized when a message is about to be written, many at once: this is cheaper, and costs nothing while a
+reader is slow. Only a choice with stop strings is `eager`: its tokens are detokenized as they arrive, so that a match
+ends the sequence in the engine within a step.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from scheduler_svc.front.tracing.request_trace import RequestTrace
 
 
 class ChoiceOwner(Protocol):
-    """The request's stream, as its choices know it."""
+    """Interface of the request's stream for its choices."""
 
     trace: RequestTrace | None
 
     def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
-        """A stop string is complete after so many tokens."""
+        """Ends the sequence after `num_tokens` tokens, which complete a stop string."""
 
     def touched(self, first: bool) -> None:
-        """A choice has something to tell; `first`: for the first time."""
+        """Reports that a choice has pending output; `first`: its first."""
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
-        """Log-probabilities of the prompt have come with a choice's row."""
+        """Takes log-probabilities of the prompt that arrived with a choice's row."""
 
     def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
-        """The choice has fewer tokens than its client says to have."""
+        """Reports that a choice has ended with fewer tokens than its client's cursor."""
 
     def choice_ended(self) -> None:
-        """A choice has ended."""
+        """Reports that a choice has ended."""
 
 
 _WHOLE = (inference_pb2.FINISH_REASON_STOP, inference_pb2.FINISH_REASON_LENGTH)
-"""Ends of choices that lack nothing."""
+"""Finish reasons of complete choices."""
 
 
 class ChoiceStream:
-    """State of one choice. `incoming`, always the same list, holds tokens that are not text yet: the engine client
-    appends to it, and calls `arrived` when it was empty."""
+    """State of one choice. `incoming` is always the same list and holds tokens that are not detokenized yet: the engine
+    client appends to it, and calls `arrived` if it was empty."""
 
     __slots__ = (
         "_cursor",
@@ -65,15 +65,15 @@ class ChoiceStream:
     def __init__(
         self, stream: ChoiceOwner, index: int, sequence_id: int, text: ChoiceText, eager: bool, top: int | None
     ) -> None:
-        """`eager`: there are stop strings. `top`: alternatives per token, None without logprobs."""
+        """`eager`: the request has stop strings. `top`: alternatives per token, None without logprobs."""
         self._stream = stream
         self._text = text
         self._started = False
         self._cursor = 0
-        self._waiting: list[int] | None = None  # tokens so far, fewer than the client's cursor
+        self._waiting: list[int] | None = None  # tokens so far, while fewer than the client's cursor
         self._finish: inference_pb2.Finish | None = None
         self.finish_pending = False
-        """`take_finish` has something to give."""
+        """Whether `take_finish` may be called."""
         self.index = index
         self.sequence_id = sequence_id
         self.incoming: list[int] = []
@@ -84,12 +84,12 @@ class ChoiceStream:
         self.cached_tokens = 0
 
     def accepted(self) -> None:
-        """The request is new to the engine. The last of its received tokens may have completed a stop string."""
+        """Starts the choice of a new request. Its last received token may complete a stop string."""
         if self._match_stop():
             self._stream.cut(self.sequence_id, self.num_tokens, self._text.stop or "")
 
     def arrived(self) -> None:
-        """`incoming` was empty and is not: turns the tokens into text if that can't wait, and tells the stream.
+        """Called when tokens are added to an empty `incoming`: detokenizes them if eager, and notifies the stream.
 
         The first tokens of a choice are urgent.
         """
@@ -102,11 +102,11 @@ class ChoiceStream:
         self._stream.touched(not self._started)
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
-        """Log-probabilities of some of the prompt's tokens, which this choice was the first to compute."""
+        """Takes log-probabilities of some prompt tokens, which this choice was the first to compute."""
         self._stream.prompt_logprobs(row)
 
     def ended(self, end: engine_pb2.End) -> None:
-        """The engine's last word on the sequence, which may echo a stop string found here."""
+        """Takes the engine's end of the sequence, which may repeat a stop string that was found here."""
         self._push()
         if self._waiting is not None:
             if end.reason in _WHOLE:
@@ -120,10 +120,10 @@ class ChoiceStream:
         self._stream.choice_ended()
 
     def replay(self, record: engine_pb2.ChoiceRecord, tokens: list[int], cursor: int) -> None:
-        """Takes up a sequence from its `tokens`, received ones left out, of which the client has the first `cursor`.
+        """Resumes a sequence from its `tokens` without received ones; the client has the first `cursor` of them.
 
-        Where there are fewer (a new engine computes them again), the choice waits until it has come so far, and ends
-        with whatever keeps it from that. Raises ValueError when it is whole and has fewer.
+        If there are fewer than `cursor` (a new engine computes them again), the choice delivers nothing until it
+        reaches the cursor; if it ends early, that end is passed on. Raises ValueError if a complete choice has fewer.
         """
         if self.logprobs is not None:
             self.logprobs.leave_out = cursor
@@ -141,12 +141,12 @@ class ChoiceStream:
             self._end(record.end)
 
     def _cut_short(self, end: engine_pb2.End, tokens: list[int]) -> None:
-        """It ended with these `tokens`, on the way to what the client has."""
+        """Adjusts the end of a choice that ended with these `tokens`, before it reached the client's cursor."""
         end.num_tokens += self._cursor - len(tokens)
         self._waiting = None
 
     def take_piece(self) -> Piece | None:
-        """Removes and returns what is decided and not delivered; None when there is nothing."""
+        """Removes and returns the decided tokens that are not delivered yet, None if there are none."""
         if self.incoming:
             self._push()
         piece = self._text.take_piece()
@@ -155,7 +155,7 @@ class ChoiceStream:
         return piece
 
     def take_finish(self) -> inference_pb2.Finish:
-        """The finish, once: call it only while `finish_pending`, and after `take`."""
+        """Returns the finish. Call it once, while `finish_pending`, after `take_piece`."""
         if self._finish is None:
             raise RuntimeError("the choice has not finished")
         self.finish_pending = False
@@ -174,7 +174,7 @@ class ChoiceStream:
             self.incoming.clear()
 
     def _match_stop(self) -> bool:
-        """Whether a stop string has just been found."""
+        """Returns whether a stop string was found since the last call; the choice is then finished."""
         if self._text.stop is None or self._finish is not None:
             return False
         finish = inference_pb2.Finish(reason=inference_pb2.FINISH_REASON_STOP, stop_string=self._text.stop)

@@ -1,7 +1,7 @@
-"""A worker's line to the engine: a ZeroMQ DEALER on the event loop, without `zmq.asyncio` and its future per message.
+"""A worker's connection to the engine: a ZeroMQ DEALER on the event loop, without `zmq.asyncio`'s future per message.
 
-The socket's descriptor is watched by the loop and drained without blocking. ZeroMQ's descriptor is edge-triggered and a
-send may swallow an edge, so each send is followed by a drain. Commands of one loop tick leave as one frame.
+The loop watches the socket's descriptor and drains the socket without blocking. ZeroMQ's descriptor is edge-triggered,
+and a send may consume an edge, so each send is followed by a drain. Commands of one loop tick are sent as one frame.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 ANSWERS = frozenset(
     ("done", "status_reply", "policies_reply", "policy_changed", "drain_progress", "roster_reply", "kv_subscribed")
 )
-"""Messages that answer a call of `EngineClient.call`."""
+"""Messages that answer an `EngineClient.call`."""
 
 FRAMES_PER_DRAIN = 64
 """Frames handled before other callbacks of the loop get a turn."""
 
 
 class EngineClient:
-    """Sends commands and gives each message of the engine to the stream or call that it speaks of."""
+    """Sends commands and passes each message of the engine to its stream or call."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class EngineClient:
         worker: int,
         on_model: Callable[[engine_pb2.ModelState], None],
     ) -> None:
-        """`endpoint`: ZeroMQ address of the engine. `worker`: index of this worker. Connects on `open`."""
+        """`endpoint`: ZeroMQ address of the engine. `worker`: index of this worker. `open` connects."""
         self._endpoint = endpoint
         self._worker = worker
         self._on_model = on_model
         self.on_step_report: Callable[[admin_pb2.WatchStepsResponse], None] | None = None
-        """Gets the steps that are watched, when they are sent."""
+        """Called with each watched step when it is sent."""
         self.on_step_done: Callable[[engine_pb2.StepDone], None] | None = None
-        """Gets their times, when their results have come."""
+        """Called with the times of each watched step when its result has arrived."""
         self.on_pong: Callable[[engine_pb2.Pong], None] | None = None
-        """Gets the answers to pings."""
+        """Called with each answer to a ping."""
         self.on_drained: Callable[[engine_pb2.Drained], None] | None = None
-        """Gets the engine's last message."""
+        """Called with the engine's last message."""
         self.on_kv_changes: Callable[[engine_pb2.KvChanges], None] | None = None
-        """Gets what changes in the prefix cache, while this worker has a subscription."""
+        """Called with changes of the prefix cache while this worker has a subscription."""
         self._handles = count(secrets.randbits(62))
         self._requests: dict[int, RequestStream] = {}
         self._choices: dict[int, ChoiceStream] = {}
@@ -65,7 +65,7 @@ class EngineClient:
         self._lost = False
 
     def open(self) -> None:
-        """Connects and says hello. Must run in the event loop."""
+        """Connects and sends WorkerHello. Must run in the event loop."""
         self._loop = asyncio.get_running_loop()
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -77,14 +77,14 @@ class EngineClient:
         self.send(engine_pb2.Command(hello=engine_pb2.WorkerHello(worker=self._worker)))
 
     def close(self) -> None:
-        """Leaves the loop and closes the socket; sends what is still in the outbox."""
+        """Sends the rest of the outbox, unregisters from the loop and closes the socket."""
         self._loop.remove_reader(self._socket.FD)
         if not self._lost:
             self._send_outbox()
         self._socket.close(linger=200)
 
     def lose(self) -> None:
-        """The engine is gone: every stream and call ends UNAVAILABLE, and so does whatever comes later."""
+        """Ends every stream and call, current and later ones, with UNAVAILABLE, as the engine is gone."""
         self._lost = True
         for stream in list(self._requests.values()):
             stream.fail(engine_lost())
@@ -98,34 +98,34 @@ class EngineClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests that this worker follows."""
+        """Number of requests that this worker follows."""
         return len(self._requests)
 
     def new_handle(self) -> int:
-        """A number that no other request or call has, on any worker: consecutive from a random 62-bit start."""
+        """Returns a number unique among requests and calls of all workers: consecutive from a random 62-bit start."""
         return next(self._handles)
 
     def send(self, command: engine_pb2.Command) -> None:
-        """Queues a command for the frame of this loop tick."""
+        """Queues a command for the frame of the current loop tick."""
         self._outbox.commands.append(command)
         if not self._tick_scheduled:
             self._tick_scheduled = True
             self._loop.call_soon(self._tick)
 
     def follow(self, stream: RequestStream) -> None:
-        """Gives `stream` the messages of its handle. Raises Refusal (UNAVAILABLE) when the engine is gone."""
+        """Passes the messages of its handle to `stream`. Raises Refusal (UNAVAILABLE) if the engine is gone."""
         if self._lost:
             raise engine_lost()
         self._requests[stream.handle] = stream
 
     def follow_choices(self, choices: list[ChoiceStream]) -> None:
-        """Gives `choices` the tokens of their sequences."""
+        """Passes the tokens of the choices' sequences to them."""
         for choice in choices:
             self._choices[choice.sequence_id] = choice
             self._incoming[choice.sequence_id] = choice.incoming
 
     def forget(self, stream: RequestStream) -> None:
-        """Drops what still comes for `stream`. Harmless when repeated."""
+        """Drops later messages for `stream`. Can be repeated."""
         self._requests.pop(stream.handle, None)
         for choice in stream.choices:
             if self._choices.get(choice.sequence_id) is choice:
@@ -133,7 +133,7 @@ class EngineClient:
                 del self._incoming[choice.sequence_id]
 
     async def call(self, handle: int, command: engine_pb2.Command) -> engine_pb2.FromEngine:
-        """Sends `command`, which names `handle`, and returns its answer. Raises Refusal when refused."""
+        """Sends `command`, which carries `handle`, and returns the answer. Raises Refusal if it is refused."""
         if self._lost:
             raise engine_lost()
         answer: asyncio.Future[engine_pb2.FromEngine] = self._loop.create_future()
@@ -217,8 +217,8 @@ class EngineClient:
             stream.fail(Refusal.from_engine(message))
 
     def _step(self, step: engine_pb2.Step) -> None:
-        """Gives each token to its choice. Every token passes here: most are only appended to a list that is not empty,
-        which touches nothing else of their choice."""
+        """Passes each token to its choice. This is the path of every token: most are appended to a list that is not
+        empty, which accesses nothing else of their choice."""
         choices, lists = self._choices, self._incoming
         sequence_ids = uint64_list(step.sequence_ids)
         touched = []

@@ -1,4 +1,4 @@
-"""Log-probabilities that wait for their tokens' text: in as the engine's packed rows, out as the public message."""
+"""Buffers log-probabilities until the text of their tokens is decided: packed rows in, public messages out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LogprobColumns:
         """`top`: alternatives per token, 0 to 20."""
         self.top = top
         self.leave_out = 0
-        """Tokens, from the next one on, that nobody wants."""
+        """Number of coming tokens to discard."""
         self._sampled: list[float] = []
         self._ids: list[int] = []
         self._values: list[float] = []
@@ -24,7 +24,7 @@ class LogprobColumns:
         return len(self._sampled)
 
     def extend(self, row: plan_pb2.RowLogprobs, skip: int = 0) -> None:
-        """Adds the tokens of `row`, the first `skip` left out."""
+        """Adds the tokens of `row`, except the first `skip`."""
         values = float32_list(row.values)
         if self.leave_out:
             skip = min(self.leave_out, len(values))

@@ -1,11 +1,12 @@
-"""One request as this worker follows it, from its submission to the engine to the last message to its client.
+"""A worker's stream of one request, from its submission to the engine to the last message to its client.
 
-| state    | entered by                           | what the client gets                                   |
+| state    | entered by                           | the client receives                                    |
 |----------|--------------------------------------|--------------------------------------------------------|
 | OPENING  | Submit or Attach sent                | nothing yet                                            |
 | OPEN     | Accepted or Attached                 | its id, deltas, finishes, usage                        |
 | FAILED   | Refused, Detached, loss of the engine| a status                                               |
-| ORPHANED | the client went and keep_ms > 0      | nothing; stop strings are still looked for             |
+| ORPHANED | disconnect with ON_DISCONNECT_KEEP   | nothing; the worker still looks for stop strings       |
+|          | and stop strings                     |                                                        |
 | CLOSED   | usage taken, or Disconnect sent      | nothing more                                           |
 """
 
@@ -27,26 +28,26 @@ from scheduler_svc.front.tracing.request_trace import RequestTrace
 
 
 class EngineChannel(Protocol):
-    """The worker's line to the engine, as its streams know it."""
+    """Interface of the worker's connection to the engine for its streams."""
 
     def new_handle(self) -> int:
-        """A name for a request between this worker and the engine."""
+        """Returns an identifier for a request between this worker and the engine."""
 
     def send(self, command: engine_pb2.Command) -> None:
-        """A command to the engine."""
+        """Sends a command to the engine."""
 
     def follow(self, stream: RequestStream) -> None:
-        """What the engine says of the request goes to this stream."""
+        """Passes the engine's messages about the request to this stream."""
 
     def follow_choices(self, choices: list[ChoiceStream]) -> None:
-        """Tokens of these choices go to them."""
+        """Passes the tokens of these choices to them."""
 
     def forget(self, stream: RequestStream) -> None:
-        """Nothing goes to this stream any more."""
+        """Passes nothing to this stream any more."""
 
 
 class StreamState(enum.Enum):
-    """Where a request is in its life on this worker."""
+    """State of a request on this worker."""
 
     OPENING = enum.auto()
     OPEN = enum.auto()
@@ -56,7 +57,7 @@ class StreamState(enum.Enum):
 
 
 class RequestStream:
-    """Collects what the engine says of one request until its writer takes it."""
+    """Collects the engine's messages about one request until its writer takes the output."""
 
     __slots__ = (
         "_client",
@@ -85,9 +86,10 @@ class RequestStream:
         cursors: Sequence[int],
         on_touched: Callable[[bool], None],
     ) -> None:
-        """`cursors`: tokens that the client has, one per choice, used when the engine answers Attached.
+        """`cursors`: number of tokens that the client has of each choice, used when the engine answers Attached.
 
-        `on_touched(urgent)` is called whenever there is something to take, so once per token at worst: make it cheap.
+        `on_touched(urgent)` is called whenever there is output to take. It must be cheap: at worst, that is once per
+        token.
         """
         self._client = client
         self._text = text
@@ -97,7 +99,7 @@ class RequestStream:
         self._prompt_wanted = False
         self.touched = on_touched
         self.trace: RequestTrace | None = None
-        """Notes when things happen, if the request is traced."""
+        """Records the times of events, if the request is traced."""
         self.handle = client.new_handle()
         self.request_id = request_id
         self.request = inference_pb2.GenerateRequest()
@@ -105,30 +107,30 @@ class RequestStream:
         self.failure: Refusal | None = None
         self.num_prompt_tokens = 0
         self.open_choices = 0
-        """Choices on which the engine has not said its last word, once the request is open."""
+        """Number of choices that the engine has not ended, once the request is open."""
         self.state = StreamState.OPENING
 
-    # What the front says.
+    # Calls from the front.
 
     def submit(self, valid: ValidRequest, tenant: str, trace: RequestTrace | None = None) -> None:
-        """Sends a request to the engine. Raises Refusal when the engine is gone."""
+        """Sends a request to the engine. Raises Refusal if the engine is gone."""
         self.trace = trace
         self._client.follow(self)
         self._describe(valid.body, valid.prompt)
         self._client.send(engine_pb2.Command(submit=valid.to_submit(self.handle, tenant)))
 
     def attach(self, tenant: str) -> None:
-        """Asks the engine for a request that exists. Raises Refusal when the engine is gone."""
+        """Asks the engine to attach this stream to an existing request. Raises Refusal if the engine is gone."""
         self._client.follow(self)
         attach = engine_pb2.Attach(handle=self.handle, tenant=tenant, request_id=self.request_id)
         self._client.send(engine_pb2.Command(attach=attach))
 
     def cancel(self) -> None:
-        """The client wants the request to end; the engine answers with its Ends."""
+        """Cancels the request at the client's wish; the engine answers with its Ends."""
         self._client.send(engine_pb2.Command(cancel=engine_pb2.Cancel(handle=self.handle)))
 
     def disconnect(self) -> None:
-        """The client is gone. Harmless after the end."""
+        """Ends the stream after its client has disconnected. No effect after the end."""
         self._leave()
         if self.state is StreamState.CLOSED:
             self._release()
@@ -149,10 +151,10 @@ class RequestStream:
         else:
             self._close()
 
-    # What the engine says.
+    # Messages of the engine.
 
     def accepted(self, message: engine_pb2.Accepted) -> None:
-        """The request is the engine's, and its sequences have ids."""
+        """Opens the choices of a request that the engine has accepted, with their sequence ids."""
         for index in range(self.request.n if self.request.HasField("n") else 1):
             self.choices.append(self._choice(index, message.first_sequence_id + index))
         self.open_choices = len(self.choices)
@@ -163,7 +165,7 @@ class RequestStream:
         self.touched(True)
 
     def attached(self, message: engine_pb2.Attached) -> None:
-        """The request existed: its text is made again from its tokens, up to each cursor without being delivered."""
+        """Opens an existing request: rebuilds the text from the tokens, without delivering it up to each cursor."""
         request = inference_pb2.GenerateRequest.FromString(message.body)
         self._describe(request, int32_list(message.prompt))
         if message.HasField("prompt_logprobs"):
@@ -187,7 +189,7 @@ class RequestStream:
         self.touched(True)
 
     def detached(self, message: engine_pb2.Detached) -> None:
-        """Another call follows the request now."""
+        """Ends the stream, as another call has attached to the request."""
         self._client.forget(self)
         if self.state is StreamState.ORPHANED:
             self.state = StreamState.CLOSED
@@ -205,7 +207,7 @@ class RequestStream:
         self._release()
 
     def raise_failure(self) -> None:
-        """Raises what the stream failed with, if it has. It is kept nowhere then: its traceback leads to the stream."""
+        """Raises the stream's failure, if any, and drops it, since its traceback refers to the stream."""
         failure, self.failure = self.failure, None
         if failure is not None:
             try:
@@ -214,27 +216,27 @@ class RequestStream:
                 del failure
 
     def prompt_logprobs(self, row: plan_pb2.RowLogprobs) -> None:
-        """Log-probabilities of consecutive prompt positions; those that a recomputation repeats are skipped."""
+        """Takes log-probabilities of consecutive prompt positions; skips those that a recomputation repeats."""
         columns = self._prompt_logprobs
         if columns is not None:
             expected = len(columns) + 1
             columns.extend(row, skip=max(0, expected - row.first_position))
 
-    # What the choices say.
+    # Calls from the choices.
 
     def cut(self, sequence_id: int, num_tokens: int, stop_string: str) -> None:
-        """A stop string matched: tells the engine, which may have sampled further."""
+        """Reports a matched stop string to the engine, which may have sampled further tokens."""
         cut = engine_pb2.Cut(sequence_id=sequence_id, num_tokens=num_tokens, stop_string=stop_string)
         self._client.send(engine_pb2.Command(cut=cut))
 
     def cursor_missed(self, index: int, cursor: int, num_tokens: int) -> None:
-        """A choice ended before it came to the client's cursor."""
+        """Fails the stream, as a choice ended before it reached the client's cursor."""
         num_received = len(self.request.received_token_ids) if index == 0 else 0
         self._leave()
         self.fail(cursor_past_end(index, num_received + cursor, num_received + num_tokens))
 
     def choice_ended(self) -> None:
-        """The engine said its last word on a choice."""
+        """Counts a choice that the engine has ended; after the last, no messages follow."""
         self.open_choices -= 1
         if not self.open_choices:
             self._client.forget(self)
@@ -247,20 +249,20 @@ class RequestStream:
         self.touched(False)
 
     def _drop(self, urgent: bool) -> None:
-        """Nobody reads what an orphan has to say."""
+        """Discards the output of an orphaned request."""
         for choice in self.choices:
             choice.take_piece()
 
-    # What the writer takes.
+    # Calls from the writer.
 
     @property
     def prompt_pending(self) -> bool:
-        """The prompt's log-probabilities were asked for and are not complete."""
+        """Whether the prompt's log-probabilities were requested and are incomplete."""
         columns = self._prompt_logprobs
         return self._prompt_wanted and columns is not None and len(columns) < self.num_prompt_tokens - 1
 
     def take_prompt(self, force: bool) -> inference_pb2.PromptInfo | None:
-        """What was asked of the prompt, once and when it is complete; `force` takes it as it is."""
+        """Returns the requested prompt information once, when it is complete; `force` returns it as it is."""
         if not self._prompt_wanted or (self.prompt_pending and not force):
             return None
         self._prompt_wanted = False
@@ -270,7 +272,7 @@ class RequestStream:
         return info
 
     def take_usage(self) -> inference_pb2.Usage | None:
-        """The usage, once all choices have ended; nothing is left to take after it."""
+        """Returns the usage when all choices have ended, None before; it is the last output to take."""
         if self.open_choices or self.state is not StreamState.OPEN:
             return None
         usage = inference_pb2.Usage(
@@ -287,7 +289,7 @@ class RequestStream:
         self._client.forget(self)
 
     def _release(self) -> None:
-        """Ends the circles of references, so that memory comes back now and not with some garbage collection."""
+        """Breaks reference cycles, so that memory is freed now and not by a later garbage collection."""
         self.choices = []
         self.touched = _nobody
 
@@ -308,4 +310,4 @@ class RequestStream:
 
 
 def _nobody(urgent: bool) -> None:
-    """Hears what is said of a stream that is over."""
+    """Ignores notifications of a stream that has ended."""

@@ -1,9 +1,9 @@
-"""Chat templates: the Jinja dialect that model publishers write for, rendered in a sandbox.
+"""Chat templates, rendered in a sandbox in the Jinja dialect that model publishers use.
 
-The dialect is that of `transformers` (5.x, `chat_template_utils`), rebuilt here because the scheduler doesn't install
-it: trim_blocks and lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, and
-`{% generation %}` blocks, which are rendered as they are. The template comes with the model; the messages are data and
-never parsed as Jinja.
+The dialect is that of `transformers` (5.x, `chat_template_utils`), reimplemented here because the scheduler doesn't
+install it: trim_blocks and lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML
+escapes, and `{% generation %}` blocks, of which only the body is rendered. The template comes with the model. Messages
+are data and never parsed as Jinja.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplateError(ValueError):
-    """The template doesn't compile, or can't render these messages; the text says why."""
+    """The template doesn't compile, or can't render these messages. The message gives the reason."""
 
 
 class TemplateUnusable(ChatTemplateError):
-    """The template can't render any messages."""
+    """The template can't be used for any messages."""
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks an assistant's tokens for training; here only its body counts."""
+    """`{% generation %}…{% endgeneration %}` marks an assistant's tokens for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The statements between the tags."""
+        """Returns the statements between the tags."""
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
@@ -71,7 +71,7 @@ class ChatTemplate:
     """A model's chat template, compiled.
 
     `source`: Jinja. `special_tokens`: variables such as `bos_token` and their text. Raises ChatTemplateError if the
-    source doesn't compile. It runs where it is called: see template_renderer for one that is not trusted.
+    source doesn't compile. The template runs in this process; for an untrusted one, use template_renderer.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -82,7 +82,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template does not compile: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """The prompt's text; each message has `role` and `content`. Raises ChatTemplateError."""
+        """Returns the text of the prompt. Each message has `role` and `content`. Raises ChatTemplateError."""
         try:
             return self._template.render(
                 **self._special_tokens,
@@ -91,5 +91,5 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
             )
-        except Exception as error:  # a template is a program of its own: whatever it raises is about these messages
-            raise ChatTemplateError(f"the model's chat template can not render these messages: {error}") from error
+        except Exception as error:  # a template is a program: any exception is due to it and these messages
+            raise ChatTemplateError(f"the model's chat template cannot render these messages: {error}") from error

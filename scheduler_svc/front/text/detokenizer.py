@@ -1,10 +1,11 @@
-"""Incremental detokenization: tokens in, decided text out.
+"""Incremental detokenization: converts tokens into decided text.
 
-Text is decided when no later token can change it. UTF-8 that is cut off at the end is held back, at most three bytes of
-one character; it becomes that character, or U+FFFD as soon as a byte shows that it can't. All pieces together equal
-`Tokenizer.decode` of all ids, with one exception: in byte-fallback vocabularies `decode` turns a run of byte tokens
-that is not UTF-8 as a whole into one U+FFFD per byte, valid characters included, which can't be known before the run
-ends. Here valid characters of such a run stay, and each ill-formed part is one U+FFFD, as in ByteLevel vocabularies.
+Text is decided when no later token can change it. An incomplete UTF-8 character at the end, at most three bytes, is
+held back. It becomes that character, or U+FFFD as soon as a byte shows that it is invalid. All pieces together equal
+`Tokenizer.decode` of all ids, with one exception. In byte-fallback vocabularies, `decode` turns a run of byte tokens
+that is not valid UTF-8 as a whole into one U+FFFD per byte, valid characters included; this can't be known before the
+run ends. Here, valid characters of such a run stay, and each ill-formed part is one U+FFFD, as in ByteLevel
+vocabularies.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one sequence of tokens, as far as it is decided.
+    """The decided text of one sequence of tokens.
 
-    While `plain`, a token simply adds `texts[token]`, and a caller may join those of many tokens itself, as long as all
-    of them are `str`.
+    While `plain`, a token adds exactly `texts[token]`. A caller may then join the texts of many tokens itself, as long
+    as all of them are `str`.
     """
 
     __slots__ = ("_at_start", "_decoder", "_strip", "_texts", "pending", "plain")
@@ -31,12 +32,12 @@ class Detokenizer:
         self._at_start = texts.start_differs
         self._strip = texts.strip
         self.pending = 0
-        """Bytes of an unfinished character, 0 to 3."""
+        """Number of bytes of an incomplete character, 0 to 3."""
         self.plain = not (self._at_start or self._strip)
-        """Nothing is pending and the start of the text is past."""
+        """Whether no bytes are pending and the start of the text is past."""
 
     def push(self, token: int) -> str:
-        """Reads a token; returns the text that it decides."""
+        """Reads a token and returns the text that it decides."""
         added = self._first(token) if self._at_start else self._texts[token]
         if not added:
             return ""
@@ -44,7 +45,7 @@ class Detokenizer:
             text = self._decoder.decode(added)
             held = self._decoder.getstate()[0]
             self.pending = len(held)
-            if held[:1] == b"\xed" and held[1:] >= b"\xa0":  # half a surrogate, which the codec would wait for
+            if held[:1] == b"\xed" and held[1:] >= b"\xa0":  # half a surrogate: the codec would wait for the rest
                 text += self._flushed()
         else:
             text = self._flushed() + added if self.pending else added
@@ -54,7 +55,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """No token follows: what was pending becomes U+FFFD."""
+        """Ends the text and returns its rest: U+FFFD if bytes are pending, "" otherwise."""
         return self._flushed() if self.pending else ""
 
     def _first(self, token: int) -> str | bytes:
@@ -71,7 +72,7 @@ class Detokenizer:
         return text
 
     def _stripped(self, text: str) -> str:
-        """Takes leading spaces off the start of the text; the first other character ends that."""
+        """Strips spaces from the start of the text, up to its first other character."""
         rest = text.lstrip(" ")
         spaces = min(len(text) - len(rest), self._strip)
         self._strip = 0 if rest else self._strip - spaces

@@ -1,4 +1,4 @@
-"""The model that this worker serves: the engine's last word on it, and its tokenizer, built off the event loop."""
+"""The model that this worker serves: its latest state from the engine, and its tokenizer, built in a thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = structlog.get_logger(__name__)
 
 
 class ServedModel:
-    """Follows ModelState messages. A tokenizer takes up to a second to build: it is built in a thread, once a model."""
+    """Applies ModelState messages. A tokenizer, which takes up to a second to build, is built in a thread."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """`on_change` is called, on the loop, after each change of what follows."""
+        """`on_change` is called on the event loop after each state has been applied."""
         self._on_change = on_change
         self._announced = engine_pb2.ModelState()
         self._update: asyncio.Task[None] | None = None
@@ -29,7 +29,7 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Requests are taken and served now."""
+        """Whether requests are accepted and served now."""
         return self._text is not None and self.state.ready and not self.state.draining
 
     @property
@@ -39,7 +39,7 @@ class ServedModel:
         return self.state.model
 
     def text(self) -> ModelText:
-        """The model's text. Raises Refusal while there is none."""
+        """Returns the model's text. Raises Refusal while there is none."""
         if self._unusable is not None:
             raise model_unusable(self._unusable)
         if self._text is None:
@@ -47,13 +47,13 @@ class ServedModel:
         return self._text
 
     def text_for_new(self) -> ModelText:
-        """The same for a new request: raises Refusal also while the service drains."""
+        """Returns the model's text for a new request. Raises Refusal while there is none or the service drains."""
         if self.state.draining:
             raise draining()
         return self.text()
 
     def announce(self, state: engine_pb2.ModelState) -> None:
-        """The engine's word. Takes effect in order; of states that come while a tokenizer is built, the last counts."""
+        """Applies a state of the engine. Of the states that arrive while a tokenizer is built, only the last counts."""
         self._announced = state
         if self._update is None or self._update.done():
             self._update = asyncio.get_running_loop().create_task(self._catch_up())
@@ -69,7 +69,7 @@ class ServedModel:
     async def _build(self, model: plan_pb2.Model) -> None:
         try:
             text = await asyncio.to_thread(ModelText, model)
-            self._checking = asyncio.get_running_loop().create_task(_check_template(text))  # holds up nobody
+            self._checking = asyncio.get_running_loop().create_task(_check_template(text))  # not awaited
             if self._text is not None:
                 self._text.close()
             self._text, self._unusable = text, None
@@ -77,10 +77,10 @@ class ServedModel:
         except Exception as error:
             self._text = None
             self._unusable = str(error)
-            log.error("the runner's model can not be served", name=model.name, error=str(error))
+            log.error("the runner's model cannot be served", name=model.name, error=str(error))
 
 
 async def _check_template(text: ModelText) -> None:
-    """Compiles the chat template before the first chat does, and logs if it can't be used."""
+    """Compiles the chat template before the first chat needs it, and logs an error if it can't be used."""
     if problem := await asyncio.to_thread(text.check_template):
         log.error("chats are refused", name=text.model.name, reason=problem)

@@ -1,14 +1,14 @@
-"""Special tokens are the template's to write, not the user's: `<|im_end|>` inside a message stays text.
+"""Special tokens can be written by the chat template, not by users: `<|im_end|>` inside a message stays text.
 
-`tokenizers` finds special tokens by their text, wherever it came from. So the tokenizer that the front uses knows each
-special token only by an *alias*, an unguessable name that is drawn at start. Text from users is encoded as it is and
-can hold no alias. A rendered chat template gets its special tokens replaced by their aliases first, and while the
-template renders, special tokens inside the users' parts are hidden behind *shields*, unguessable too, so that the two
-can be told apart whatever the template does with the parts (trims, joins, dumps as JSON). A template that searches a
-message for a special token doesn't find it there.
+`tokenizers` finds special tokens by their text, regardless of its origin. The front's tokenizer therefore knows each
+special token only by an *alias*, an unguessable name that is generated at start. Text from users is encoded unchanged
+and can't contain an alias. While a template renders, special tokens in the users' parts are replaced by *shields*,
+which are unguessable too. In the rendered text, the remaining special tokens are the template's own: they become
+aliases, and the shields become text again. This works whatever the template does with the parts (trims, joins, dumps as
+JSON). A template that searches a message for a special token doesn't find it.
 
-One call then encodes the whole prompt, so every rule of the tokenizer about text beside special tokens (prefix spaces,
-`rstrip`, merges) holds, and a prompt without special tokens in its messages encodes exactly as with the original.
+One call then encodes the whole prompt. So every rule of the tokenizer about text next to special tokens (prefix spaces,
+`rstrip`, merges) applies, and a prompt without special tokens in its messages is encoded exactly as by the original.
 
 Added tokens that are not special (`<think>` of some models) are ordinary words of the vocabulary and match anywhere.
 """
@@ -25,8 +25,8 @@ from typing import Any
 class SpecialTokens:
     """The special tokens of one tokenizer, their aliases and shields.
 
-    `tokenizer`: the tokenizer as the `tokenizers` library serializes it (JSON). `text_of` maps ids to texts; `renamed`
-    is the serialized tokenizer that knows the aliases instead. Raises ValueError if the JSON isn't a tokenizer's.
+    `tokenizer`: the tokenizer as the `tokenizers` library serializes it (JSON). `text_of` maps ids to texts. `renamed`
+    is the serialized tokenizer with aliases in place of special tokens. Raises ValueError if the JSON isn't valid.
     """
 
     def __init__(self, tokenizer: bytes) -> None:
@@ -34,7 +34,7 @@ class SpecialTokens:
         nonce = secrets.token_hex(8)
         added = [token for token in description.get("added_tokens") or [] if token["special"]]
         self.text_of: dict[int, str] = {token["id"]: token["content"] for token in added}
-        # Private-use characters: no tokenizer's normalizer changes them, and no template trims them.
+        # Private-use characters: tokenizers' normalizers don't change them, and templates don't trim them.
         self._alias = {text: f"\ue000{nonce}a{number}\ue001" for number, text in self.text_of.items()}
         self._shield = {text: f"\ue000{nonce}s{number}\ue001" for number, text in self.text_of.items()}
         self._hidden = {shield: text for text, shield in self._shield.items()}
@@ -43,11 +43,11 @@ class SpecialTokens:
         self.renamed = _rename(description, self._alias)
 
     def shield(self, text: str) -> str:
-        """A user's text with its special tokens hidden."""
+        """Returns a user's text with its special tokens replaced by shields."""
         return self._special.sub(lambda found: self._shield[found.group()], text) if self._alias else text
 
     def seal(self, rendered: str) -> str:
-        """A rendered template for the renamed tokenizer: its own special tokens as aliases, shields lifted."""
+        """Returns a rendered template for the renamed tokenizer: its own special tokens as aliases, shields as text."""
         if not self._alias:
             return rendered
         aliased = self._special.sub(lambda found: self._alias[found.group()], rendered)
@@ -55,7 +55,7 @@ class SpecialTokens:
 
 
 def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
-    """The tokenizer with its special tokens renamed where it looks them up by text: added tokens and vocabulary."""
+    """Returns the tokenizer with its special tokens renamed in the added tokens and the vocabulary."""
     for token in description.get("added_tokens") or []:
         if token["special"]:
             token["content"] = alias[token["content"]]
@@ -70,7 +70,10 @@ def _rename(description: dict[str, Any], alias: dict[str, str]) -> bytes:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of these texts at each place, in a time that doesn't grow with their number (up to 6,000)."""
+    """Returns a pattern for the longest of these texts at each position.
+
+    The time to match does not depend on their number (up to 6,000).
+    """
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie
@@ -81,7 +84,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _trie_pattern(node: dict[str, Any]) -> str:
-    """A regular expression for the words below a trie's node; the key "" marks the end of one."""
+    """Returns a regular expression for the words below a trie node; the key "" marks the end of a word."""
     chain = ""
     while len(node) == 1 and "" not in node:
         character, node = next(iter(node.items()))

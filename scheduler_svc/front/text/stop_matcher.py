@@ -1,11 +1,11 @@
-"""Stop strings in a stream of text: an Aho-Corasick automaton, compiled once per set of strings.
+"""Finds stop strings in a stream of text with an Aho-Corasick automaton, compiled once per set of strings.
 
-The match that completes first wins: at each character, the strings are looked for that end exactly there, and of those
-the longest (the one that starts first) is the match. This rule needs no look-ahead, so the result doesn't depend on how
-the text is cut into tokens. A string that starts earlier but would complete later never gets there.
+The match that completes first wins; of the strings that end at the same character, the longest (the one that starts
+first) is the match. This rule needs no look-ahead, so the result doesn't depend on how the text is split into tokens. A
+string that starts earlier but would complete later does not match.
 
-The automaton works on characters. Its state also says how much text has to be held back: the longest suffix of the text
-that is a proper beginning of some stop string. A character costs amortized O(1) whatever the strings are.
+The automaton works on characters. Its state also gives the length of text to hold back: the longest suffix of the text
+that is a proper prefix of a stop string. A character costs amortized O(1) for any set of strings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CACHED_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A stop string, and how many characters of the text that was fed last lie before its end (at least 1)."""
+    """A matched stop string, and the offset of its end in the scanned text, in characters (at least 1)."""
 
     string: str
     end: int
@@ -30,21 +30,21 @@ class Match:
 class StopSet:
     """The compiled automaton of a set of stop strings; immutable, shared by all choices that use them.
 
-    `strings`: any number, none empty. Memory and time to build are linear in their total length.
+    `strings`: any number of non-empty strings. Memory and build time are linear in their total length.
     """
 
     __slots__ = ("_children", "_fail", "_match", "first_characters", "hold")
 
     def __init__(self, strings: Sequence[str]) -> None:
         if not all(strings):
-            raise ValueError("a stop string is empty")
+            raise ValueError("a stop string is empty; use non-empty strings")
         self._children: list[dict[str, int]] = [{}]
         self._fail: list[int] = [ROOT]
         self._match: list[str | None] = [None]
         self.hold: list[int] = [0]
-        """Per state: how many characters at the end of the text may still become a stop string."""
+        """By state: number of characters at the end of the text that may become part of a stop string."""
         self.first_characters = frozenset(string[0] for string in strings)
-        """From the root, only these leave it."""
+        """The characters that lead out of the root state."""
         for string in strings:
             self._add(string)
         self._link()
@@ -64,14 +64,14 @@ class StopSet:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Breadth first: failure links, the longest match of each state, and its hold-back."""
+        """Computes the failure links, longest matches and hold-back lengths, breadth first."""
         queue = deque(self._children[ROOT].values())
         while queue:
             state = queue.popleft()
             fail = self._fail[state]
             if self._match[state] is None:
                 self._match[state] = self._match[fail]
-            if not self._children[state]:  # a whole string that is no beginning of a longer one
+            if not self._children[state]:  # a complete string that is not a prefix of a longer one
                 self.hold[state] = self.hold[fail]
             for character, child in self._children[state].items():
                 if state != ROOT:
@@ -87,7 +87,7 @@ class StopSet:
         return following
 
     def scan(self, state: int, text: str) -> tuple[int, Match | None]:
-        """Reads `text` from a state up to the first match; returns the new state and the match."""
+        """Reads `text` from a state up to the first match. Returns the new state and the match."""
         if state == ROOT and self.first_characters.isdisjoint(text):
             return ROOT, None
         step, match = self._step, self._match
@@ -98,7 +98,7 @@ class StopSet:
         return state, None
 
     def advance(self, state: int, text: str) -> int:
-        """Reads `text` from a state, whatever matches in it; returns the new state."""
+        """Reads `text` from a state, ignoring matches. Returns the new state."""
         for character in text:
             state = self._step(state, character)
         return state
@@ -108,7 +108,7 @@ _cached_stop_set = lru_cache(maxsize=128)(StopSet)
 
 
 def stop_set(strings: Sequence[str]) -> StopSet:
-    """The automaton of these strings; small ones are kept, as backends repeat the same stop strings."""
+    """Returns the automaton of these strings. Small ones are cached, as backends repeat the same stop strings."""
     strings = tuple(strings)
     if sum(map(len, strings)) > _CACHED_CHARACTERS:
         return StopSet(strings)

@@ -1,12 +1,13 @@
-"""The process in which a chat template runs: `python -m scheduler_svc.front.text.template_process`.
+"""Process that runs a chat template: `python -m scheduler_svc.front.text.template_process`.
 
-A template is a program that came with a model. Jinja's sandbox keeps it from objects that it should not touch, but not
-from an endless loop, nor from `"x" * 10**10` (which may be one instruction, and no thread can interrupt that). So it
-runs where the kernel can: a timer of processor time, to which a pause adds nothing, ends this process with SIGPROF, a
-limit on address space makes it fail, and whoever asked starts another.
+A template is a program that came with a model. Jinja's sandbox keeps it from forbidden objects, but not from an endless
+loop or from `"x" * 10**10`, which may be a single instruction that no thread can interrupt. It therefore runs in a
+process that the kernel limits. A timer of processor time, which does not advance while the process is paused, ends it
+with SIGPROF. A limit on address space makes large allocations fail. The parent then starts another process.
 
-Frames on stdin and stdout are JSON behind its length, 4 bytes, big-endian: first `{source, special_tokens, limit_s,
-most_characters}`, then any number of `{messages, add_generation_prompt}`. Each is answered by `{text}` or `{error}`.
+Frames on stdin and stdout are JSON, prefixed by its length in 4 bytes, big-endian. The first frame is `{source,
+special_tokens, limit_s, most_characters}`, each later one `{messages, add_generation_prompt}`. Each is answered by
+`{text}` or `{error}`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from typing import Any, BinaryIO
 from scheduler_svc.front.text.chat_template import ChatTemplate, ChatTemplateError
 
 MOST_BYTES = 512 << 20
-"""Address space of this process; the interpreter itself takes some 100 MB of it."""
+"""Limit of this process's address space; the interpreter itself uses about 100 MB of it."""
 
 LENGTH = struct.Struct(">I")
 
 
 def write_frame(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """Writes one frame. Raises BrokenPipeError when nobody reads."""
+    """Writes one frame. Raises BrokenPipeError if the reader is gone."""
     body = json.dumps(message).encode()
     stream.write(LENGTH.pack(len(body)) + body)
     stream.flush()
 
 
 def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """Reads one frame; None at the end of the stream."""
+    """Reads one frame. Returns None at the end of the stream."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -44,8 +45,8 @@ def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Serves until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # they reach a whole process group; the end of stdin is what counts
+    """Renders chats until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # signals reach a whole process group; only the end of stdin counts
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for limit, most in ((resource.RLIMIT_AS, MOST_BYTES), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (most, most))
@@ -71,10 +72,12 @@ def main() -> None:
 
 def _render(template: ChatTemplate | None, frame: dict[str, Any], most_characters: int) -> dict[str, str]:
     if template is None:
-        raise ChatTemplateError("no template was given")
+        raise ChatTemplateError("no template was set; send a frame with `source` first")
     text = template.render(frame["messages"], frame["add_generation_prompt"])
     if len(text) > most_characters:
-        raise ChatTemplateError(f"the model's chat template makes {len(text)} characters of these messages: too many")
+        raise ChatTemplateError(
+            f"the model's chat template renders these messages to {len(text)} characters: too many; shorten them"
+        )
     return {"text": text}
 
 

@@ -1,7 +1,7 @@
-"""Renders chats in a process of their own (see template_process), and gives a template up that breaks its limits.
+"""Renders chats in a separate process (see template_process), and rejects a template that exceeds its limits.
 
-Blocks for `LIMIT_S` or, where cores are scarce, some more, so it must not be called on the event loop. One chat at a
-time: rendering takes a fraction of a millisecond where the template is an honest one.
+Rendering blocks for up to `LIMIT_S`, or longer where cores are scarce, so it must not be called on the event loop. It
+renders one chat at a time: a well-behaved template takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ from scheduler_svc.front.text.chat_template import ChatTemplateError, TemplateUn
 from scheduler_svc.front.text.template_process import LENGTH, write_frame
 
 LIMIT_S = 2.0
-"""Processor time for one chat."""
+"""Limit of processor time for one chat, in seconds."""
 
 START_S = 30.0
-"""Time for the process to come up, where cores are scarce."""
+"""Additional seconds for the process to start where cores are scarce."""
 
 GRACE_S = 4.0
-"""Beyond that, for the process to get so much of a processor, and to end itself."""
+"""Additional seconds for the process to get its processor time and to end itself."""
 
 TICK_S = 0.1
-"""Waiting is counted in these, a gap as one: a pause of this process ends nothing."""
+"""Waiting is counted in ticks of this many seconds. A pause of this process counts as one tick, so no wait expires."""
 
 STRIKES = 3
-"""A template that broke its limits so often in a row gets no more chances."""
+"""Consecutive chats that exceed the limits after which a template is no longer used."""
 
 _INHERITED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 
 
 class _Died(Exception):
-    """The process ended, or did not answer, over a chat; the text says why."""
+    """The process ended or did not answer while it rendered a chat. The message gives the reason."""
 
 
 class TemplateRenderer:
-    """A model's chat template. `most_characters`: a longer text than this is refused. Safe to share between threads."""
+    """A model's chat template in its own process. Thread-safe.
+
+    `most_characters`: longest rendered text; a longer one is refused.
+    """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], most_characters: int, limit_s: float = LIMIT_S
@@ -65,7 +68,7 @@ class TemplateRenderer:
         self._unusable = ""
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        """The prompt's text; each message has `role` and `content`. Raises ChatTemplateError."""
+        """Returns the text of the prompt. Each message has `role` and `content`. Raises ChatTemplateError."""
         frame = {"messages": [dict(message) for message in messages], "add_generation_prompt": add_generation_prompt}
         with self._lock:
             self._start()
@@ -75,8 +78,8 @@ class TemplateRenderer:
                 self._end()
                 self._strikes += 1
                 if self._strikes == STRIKES:
-                    self._unusable = f"the model's chat template broke its limits {STRIKES} times and is not used"
-                raise ChatTemplateError(f"the model's chat template can not render these messages: {death}") from None
+                    self._unusable = f"the model's chat template exceeded its limits {STRIKES} times and is disabled"
+                raise ChatTemplateError(f"the model's chat template cannot render these messages: {death}") from None
             self._strikes = 0
         if "error" in answer:
             raise ChatTemplateError(answer["error"])
@@ -94,7 +97,7 @@ class TemplateRenderer:
             self._end()
 
     def _start(self) -> None:
-        """Raises TemplateUnusable, from then on always."""
+        """Starts the process and compiles the template, if not yet done. Raises TemplateUnusable, then and later."""
         if self._unusable:
             raise TemplateUnusable(self._unusable)
         if self._process is not None:
@@ -116,10 +119,10 @@ class TemplateRenderer:
             raise TemplateUnusable(problem)
 
     def _ask(self, frame: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The process's answer. It ends itself at its limit; it is given up here if it does not even do that."""
+        """Returns the process's answer. Raises _Died if the process ends itself at its limit, or fails to do so."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
-            raise RuntimeError("the template's process was not started")
+            raise RuntimeError("the template process is not running; call _start first")
         try:
             write_frame(process.stdin, frame)  # type: ignore[arg-type]
             body = self._receive(process.stdout, seconds + GRACE_S)
@@ -131,16 +134,16 @@ class TemplateRenderer:
         status = process.wait()
         if status == -signal.SIGPROF:
             raise _Died(f"it takes longer than {self._limit_s:g} s")
-        raise _Died(f"its process ended with status {status}, for lack of memory perhaps")
+        raise _Died(f"its process ended with status {status}, perhaps out of memory")
 
     def _receive(self, stream: IO[bytes], seconds: float) -> bytes | None:
-        """One frame's body; None at the end of the stream. Raises _Died when it is late or absurdly long."""
+        """Returns the body of one frame, None at the end of the stream. Raises _Died if it is late or too long."""
         head = _read(stream, LENGTH.size, seconds)
         if head is None:
             return None
         (length,) = LENGTH.unpack(head)
         if length > self._most_bytes:
-            raise _Died("its process answers nonsense")
+            raise _Died("its process sent an invalid answer")
         return _read(stream, length, seconds)
 
     def _end(self) -> None:
@@ -150,7 +153,7 @@ class TemplateRenderer:
 
 
 def _read(stream: IO[bytes], length: int, seconds: float) -> bytes | None:
-    """That many bytes; None if the stream ends before. Raises _Died when they don't come in so many seconds."""
+    """Reads `length` bytes; returns None if the stream ends first. Raises _Died after `seconds` of waiting."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     parts: list[bytes] = []
@@ -173,6 +176,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(BrokenPipeError):  # what was still buffered for it
+            with contextlib.suppress(BrokenPipeError):  # from flushing buffered data
                 stream.close()
     process.wait()

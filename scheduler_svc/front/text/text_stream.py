@@ -1,17 +1,17 @@
-"""The text of one choice, from sampled tokens to deltas: detokenization, stop strings, and what may be delivered.
+"""The text of one choice, from sampled tokens to deltas: detokenization, stop strings and hold-back.
 
-A token is delivered when its text is decided: it doesn't end within a character, and none of its text could still
-become a stop string. Every character belongs to the token that decides it (a character that three tokens share, to the
-third; U+FFFD for a cut-off character, to the token that shows it or to the last one). So a token cursor alone fixes the
-text cursor, and a stream can be resumed at any token, by any worker, from the log of tokens:
+A token is delivered when its text is decided: it doesn't end within a character, and no part of its text can become
+part of a stop string. Every character belongs to the token that decides it: a character that spans three tokens to the
+third, U+FFFD for an incomplete character to the token that reveals it or to the last one. So a token cursor alone
+determines the text cursor, and any worker can resume a stream at any token from the log of tokens:
 
     text delivered with tokens [0, k)  +  text of a stream resumed at k  =  text of all tokens
 
-A stop string matches where it first completes (see stop_matcher). The token in which it completes is the choice's last;
-its text ends before the stop string, or with it if that is asked for. A match must complete after the first
-`min_tokens` tokens, but may begin within them. One that completes in the last received token has ended the choice (its
-finish was lost on the way); earlier received tokens end nothing. Text delivered earlier is never taken back.
-Characters that are only decided by `finish` don't match: the choice has ended.
+A stop string matches where it first completes (see stop_matcher). The token in which it completes is the last of the
+choice. The choice's text ends before the stop string, or after it if the request includes stop strings. A match must
+complete after the first `min_tokens` tokens, but may begin within them. A match that completes in the last received
+token ends the choice, as its finish was lost in transit; matches in earlier received tokens are ignored. Delivered text
+is never revoked. Characters that only `finish` decides don't match, as the choice has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scheduler_svc.front.text.token_texts import TokenTexts
 
 
 class Piece(NamedTuple):
-    """A delta: `first_index` tokens were delivered before these `tokens`, whose text is `text` (may be "")."""
+    """A delta: `tokens` with their `text` (which can be ""), after the first `first_index` tokens of the choice."""
 
     first_index: int
     tokens: list[int]
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What a request says about its text; defaults and ranges as in the public API."""
+    """A request's options for its text; defaults and ranges are those of the public API."""
 
     stop_strings: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -46,7 +46,7 @@ class TextOptions:
 
     @classmethod
     def of(cls, request: inference_pb2.GenerateRequest) -> TextOptions:
-        """Those of a validated request."""
+        """Returns the options of a validated request."""
         stop, output = request.stop, request.output
         return cls(
             stop_strings=tuple(stop.strings),
@@ -57,7 +57,7 @@ class TextOptions:
 
 
 class ChoiceText:
-    """Turns one choice's tokens into deltas. Pure: no clock, no socket.
+    """Converts one choice's tokens into deltas. It uses no clock and no I/O.
 
     `texts` must be the table for `options.skip_special_tokens`. `received`: tokens that an earlier attempt delivered;
     they count as pushed and delivered.
@@ -89,11 +89,12 @@ class ChoiceText:
         self._stops: StopSet | None = stop_set(options.stop_strings) if options.stop_strings else None
         self._include = options.include_stop_string
         self._state = ROOT
-        # The number (from 1) of the first token in which a stop string may complete.
+        # Number, from 1, of the first token in which a stop string can complete.
         self._first_match = max(options.min_tokens + 1, len(received))
-        # Ready: decided, for `take`. Held: the tokens after those; `_held_text` begins at character `_held_start` of
-        # the choice's text. `_held_ends` says, on the same scale, where the text of each ends; `_held_cuts`, whether
-        # that is within a character. The first `_settled` of them don't end within one that is still open.
+        # Ready tokens are decided and wait for `take_piece`. Held tokens follow them; `_held_text` begins at character
+        # `_held_start` of the choice's text. For each held token, `_held_ends` is the character of the choice's text at
+        # which its text ends, and `_held_cuts` whether that is within a character. The first `_settled` held tokens
+        # don't end within a character that is still incomplete.
         self._ready_tokens: list[int] = []
         self._ready_text = ""
         self._held_tokens: list[int] = []
@@ -104,7 +105,7 @@ class ChoiceText:
         self._settled = 0
         self._delivered = 0
         self.num_tokens = 0
-        """Tokens of the choice so far, received ones included; final once `stop` is set."""
+        """Number of tokens of the choice so far, received ones included; final once `stop` is set."""
         self.stop: str | None = None
         """The stop string that matched. Later tokens are ignored."""
         if received:
@@ -115,10 +116,10 @@ class ChoiceText:
         """Reads sampled tokens, in order."""
         if self.stop is not None:
             return
-        if self._detokenizer.plain and self._state == ROOT:  # so nothing is held
+        if self._detokenizer.plain and self._state == ROOT:  # no tokens are held
             try:
                 text = "".join(map(self._lookup, tokens))  # type: ignore[arg-type]
-            except TypeError:  # bytes among them
+            except TypeError:  # some texts are bytes
                 text = None
             if text is not None and (self._stops is None or self._stops.first_characters.isdisjoint(text)):
                 self.num_tokens += len(tokens)
@@ -131,7 +132,7 @@ class ChoiceText:
                 return
 
     def take_piece(self) -> Piece | None:
-        """Removes and returns what is decided and not yet delivered; None if that is nothing."""
+        """Removes and returns the decided tokens that are not delivered yet, None if there are none."""
         tokens = self._ready_tokens
         if not tokens:
             return None
@@ -142,18 +143,18 @@ class ChoiceText:
         return piece
 
     def finish(self) -> None:
-        """The choice has ended (for another reason than a stop string): all its text is decided."""
+        """Ends a choice that has ended without a stop string: all its text is decided."""
         rest = self._detokenizer.finish()
-        # With nothing held, an open character belongs to tokens that were delivered by an earlier attempt, with U+FFFD.
+        # If no tokens are held, an incomplete character belongs to tokens that an earlier attempt delivered as U+FFFD.
         if self._held_tokens:
             self._held_text += rest
             self._release(len(self._held_tokens))
 
     def resume(self, tokens: Sequence[int], cursor: int) -> None:
-        """Reads all tokens of a choice so far (after the received ones) of which the client has the first `cursor`.
+        """Reads all tokens of a choice so far, received ones excluded; the client has the first `cursor` of them.
 
-        Call it on a fresh object, and `finish` after it if the choice has ended. Raises ValueError if the cursor is not
-        in [0, len(tokens)].
+        Call it on a new object, then `finish` if the choice has ended. Raises ValueError if the cursor is not in
+        [0, len(tokens)].
         """
         if not 0 <= cursor <= len(tokens):
             raise ValueError(f"cursor {cursor} is outside the {len(tokens)} tokens of the choice")
@@ -172,7 +173,7 @@ class ChoiceText:
         self._held_cuts.append(detokenizer.pending > 0)
         if not detokenizer.pending:
             self._settled = len(self._held_tokens)
-        elif text:  # what was open is decided, so the character that is open now begins in this token
+        elif text:  # the previous character is decided, so the incomplete one begins in this token
             self._settled = len(self._held_tokens) - 1
         hold = 0
         if self._stops is not None:
@@ -181,10 +182,10 @@ class ChoiceText:
                 self._stop_at(match, before + match.end)
                 return
             hold = self._stops.hold[self._state]
-        # The last `hold` characters may still become a stop string.
+        # The last `hold` characters can still become part of a stop string.
         limit = self._held_start + len(self._held_text) - hold
         count = bisect_right(self._held_ends, limit, 0, self._settled)
-        while count and self._held_cuts[count - 1]:  # its character is decided, but not delivered yet
+        while count and self._held_cuts[count - 1]:  # it ends within a character that is not released yet
             count -= 1
         self._release(count)
 
@@ -196,7 +197,7 @@ class ChoiceText:
         return match
 
     def _stop_at(self, match: Match, end: int) -> None:
-        """Ends the choice with a match whose last character is before `end` in the held text."""
+        """Ends the choice with a match that ends at offset `end` of the held text."""
         self.stop = match.string
         if not self._include:
             end = max(0, end - len(match.string))
@@ -204,7 +205,7 @@ class ChoiceText:
         self._release(len(self._held_tokens))
 
     def _release(self, count: int) -> None:
-        """Makes the first `count` held tokens ready; all of them take all of the held text along."""
+        """Makes the first `count` held tokens ready, with their text; if that is all tokens, with all held text."""
         if count == len(self._held_tokens):
             self._ready_tokens += self._held_tokens
             self._ready_text += self._held_text
@@ -222,7 +223,7 @@ class ChoiceText:
             self._settled -= count
 
     def _skip(self) -> None:
-        """The client has all tokens pushed so far, with the text that they decided."""
+        """Marks all tokens pushed so far as delivered, with the text that they decide."""
         self._release(len(self._held_tokens))
         self._ready_tokens, self._ready_text = [], ""
         self._delivered = self.num_tokens

@@ -1,17 +1,17 @@
-"""What each token id adds to the text: the decoder of a tokenizer, worked out token by token.
+"""The text of each token id: a tokenizer's decoder, evaluated token by token.
 
-`tokenizers` decodes a whole list of ids. The decoders of language models are sums over tokens, though, but for the very
-start of the text and for characters that several tokens share, so a table from id to text or bytes, filled as ids come,
-replaces them: a stream then costs one look-up per token and knows exactly which characters are decided.
+`tokenizers` decodes a whole list of ids. The decoders of language models concatenate the texts of single tokens, except
+at the start of the text and for characters that span several tokens. A table from id to text or bytes, filled on
+demand, therefore replaces them: a stream costs one look-up per token and knows exactly which characters are decided.
 
 | decoder of the tokenizer                                      | a token adds                                       |
 |---------------------------------------------------------------|----------------------------------------------------|
 | ByteLevel (alone or in a sequence with Fuse)                  | its bytes                                          |
-| sequence of Replace, Metaspace, ByteFallback, Fuse, Strip     | its text, or one byte if it is called <0xNN>       |
-| Metaspace                                                     | its text, ▁ being a space (nothing at the start)   |
+| sequence of Replace, Metaspace, ByteFallback, Fuse, Strip     | its text, or one byte if its name is <0xNN>        |
+| Metaspace                                                     | its text, with ▁ as a space (no space at the start)|
 | none                                                          | its text after a space (no space at the start)     |
 
-Other decoders (WordPiece, CTC, BPE suffixes) belong to no model served here and are refused by name.
+Other decoders (WordPiece, CTC, BPE suffixes) are not used by any supported model and are refused by name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class UnsupportedTokenizer(ValueError):
-    """The tokenizer's decoder is none that can be streamed; the text names it and lists those that can."""
+    """The tokenizer's decoder can't be streamed. The message names it and lists the supported ones."""
 
 
 TokenText = str | bytes
-"""`str`: whole characters. `bytes`: not UTF-8 by themselves, so part of a character, or of none."""
+"""`str`: whole characters. `bytes`: not valid UTF-8 by themselves, so a part of a character or invalid."""
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in ByteLevel vocabularies (GPT-2's table): printable ones for themselves."""
+    """Maps the characters of ByteLevel vocabularies to bytes (GPT-2's table); printable ones stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
@@ -54,18 +54,18 @@ def _as_text(data: bytes) -> TokenText:
 def _byte_level(token: str) -> TokenText:
     try:
         return _as_text(bytes(_ALPHABET[character] for character in token))
-    except KeyError:  # an added token, written as it reads
+    except KeyError:  # an added token, whose name is its text
         return token
 
 
 class _Rule:
-    """How a token's own text becomes what it adds, at the start of the text and elsewhere."""
+    """Conversion of a token's name into the text that it adds, at the start of the text and elsewhere."""
 
     def __init__(self, decoder: Mapping[str, Any] | None) -> None:
         self.strip = 0
-        """How many spaces the start of the whole text loses, at most."""
+        """Most spaces to strip from the start of the whole text."""
         self.start_differs = decoder is None
-        """The first token is treated in its own way."""
+        """Whether the first token of the text is converted differently."""
         self._stages: list[Callable[[str, bool], TokenText]] = []
         if decoder is None:
             self._stages.append(lambda token, at_start: token if at_start else " " + token)
@@ -93,13 +93,13 @@ class _Rule:
             self.strip = step["start"]
         elif kind != "Fuse":
             raise UnsupportedTokenizer(
-                f"the tokenizer's decoder has a {kind} step that can not be streamed; supported are ByteLevel, "
+                f"the tokenizer's decoder has a {kind} step, which cannot be streamed; supported are ByteLevel, "
                 "Metaspace, and sequences of Replace (of a string), Metaspace, ByteFallback, Fuse and then "
                 "Strip (of leading spaces)"
             )
 
     def apply(self, token: str, at_start: bool) -> TokenText:
-        """What a token adds."""
+        """Returns the text that a token adds."""
         text: TokenText = token
         for stage in self._stages:
             if isinstance(text, bytes):
@@ -114,10 +114,10 @@ def _byte_fallback(token: str) -> TokenText:
 
 
 class TokenTexts(dict[int, TokenText]):
-    """Token id to what it adds to the text anywhere but at the start; filled as ids are asked for.
+    """Maps a token id to the text that it adds anywhere except at the start; filled on demand.
 
-    `tokenizer` resolves ids, `special` maps ids of special tokens to their texts (their names in `tokenizer` don't
-    matter). With `skip_special_tokens` they add "". Ids outside the vocabulary add "" too, as in `Tokenizer.decode`.
+    `tokenizer` resolves ids. `special` maps the ids of special tokens to their texts, whatever their names in
+    `tokenizer`; with `skip_special_tokens`, they add "". Ids outside the vocabulary add "", as in `Tokenizer.decode`.
     Raises UnsupportedTokenizer.
     """
 
@@ -128,9 +128,9 @@ class TokenTexts(dict[int, TokenText]):
         self._skip = skip_special_tokens
         self._rule = _Rule(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None)
         self.strip = self._rule.strip
-        """How many spaces the start of the whole text loses, at most."""
+        """Most spaces to strip from the start of the whole text."""
         self.start_differs = self._rule.start_differs
-        """The first token that is not skipped adds what `at_start` says."""
+        """Whether the first token that is not skipped adds `at_start` instead."""
 
     def __missing__(self, token: int) -> TokenText:
         written = self._written(token)
@@ -138,7 +138,7 @@ class TokenTexts(dict[int, TokenText]):
         return text
 
     def at_start(self, token: int) -> TokenText | None:
-        """What a token adds as the first of the text; None if it is skipped and the next one is the first."""
+        """Returns the text that the first token adds; None if it is skipped, so that the next token is the first."""
         written = self._written(token)
         return None if written is None else self._rule.apply(written, at_start=True)
 

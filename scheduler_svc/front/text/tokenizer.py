@@ -1,9 +1,8 @@
-"""Everything about a model's text: its tokenizer, chat template, vocabulary and limits, built once per Hello.
+"""A model's text: tokenizer, chat template, vocabulary and limits, built once per Hello.
 
-What the front workers encode and decode goes through here. Special tokens are written by the chat template and by the
-tokenizer's own post-processor only (see special_tokens): a `text` prompt gets what the post-processor adds (a BOS
-token, say), a rendered chat gets nothing added, for its template writes all that belongs there, and token ids stay as
-they are.
+Front workers encode and decode all text here. Only the chat template and the tokenizer's post-processor write special
+tokens (see special_tokens). A `text` prompt gets the tokens that the post-processor adds (such as BOS). A rendered chat
+gets none added, as its template writes all of them. Token ids are used unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from scheduler_svc.front.text.token_texts import TokenTexts
 class ModelText:
     """The text side of one model.
 
-    `model`: as the runner described it. Raises UnsupportedTokenizer if its tokens can't be turned into text one by one,
-    and ValueError if the tokenizer isn't one. A chat template that doesn't compile only refuses chats. Rendering a chat
-    asks another process and waits for it (see template_renderer): not on the event loop.
+    `model`: the runner's description. Raises UnsupportedTokenizer if its tokens can't be detokenized one by one, and
+    ValueError if the tokenizer is invalid. If a chat template doesn't compile, only chats are refused. Rendering a chat
+    waits for another process (see template_renderer), so it must not be done on the event loop.
     """
 
     def __init__(self, model: plan_pb2.Model) -> None:
@@ -37,11 +36,11 @@ class ModelText:
         self.eos_token_ids = tuple(model.eos_token_ids)
         self._special = SpecialTokens(model.tokenizer)
         self._tokenizer = Tokenizer.from_buffer(self._special.renamed)
-        # A tokenizer.json may carry its training's truncation and padding, which would cut or fill prompts silently.
+        # A tokenizer.json may contain truncation and padding from training, which would silently alter prompts.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
-        """No token stands for more bytes of text than this."""
+        """Size of the longest token, in bytes of text."""
         self._texts = {
             skip: TokenTexts(self._tokenizer, self._special.text_of, skip_special_tokens=skip) for skip in (True, False)
         }
@@ -51,7 +50,10 @@ class ModelText:
             self._template = TemplateRenderer(model.chat_template, model.special_tokens, most)
 
     def check_template(self) -> str:
-        """Compiles the chat template; why it can't be used, "" if it can or there is none. Takes up to seconds."""
+        """Compiles the chat template. Returns the reason why it can't be used, "" if it can or there is none.
+
+        Takes up to seconds.
+        """
         try:
             if self._template is not None:
                 self._template.check()
@@ -65,13 +67,14 @@ class ModelText:
             self._template.close()
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of plain text, with what the post-processor adds; special tokens inside stay text."""
+        """Returns the tokens of plain text, with those that the post-processor adds. Special tokens in it stay text."""
         return self._tokenizer.encode(text).ids
 
     def encode_prompt(self, prompt: inference_pb2.Prompt) -> list[int]:
-        """Tokens of a prompt of any kind. Raises Refusal: no kind, no chat template, or one that can't render this.
+        """Returns the tokens of a prompt of any kind.
 
-        Costs about 1 µs per byte of text; `validation` bounds the size first.
+        Raises Refusal without a kind, without a chat template, or if the template can't render the chat. Costs about
+        1 µs per byte of text; `validation` bounds the size first.
         """
         kind = prompt.WhichOneof("kind")
         if kind == "text":
@@ -83,18 +86,18 @@ class ModelText:
         raise invalid("prompt", "set one of `text`, `token_ids` and `chat`")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of tokens; ids without text (outside the tokenizer's vocabulary) add nothing."""
+        """Returns the text of tokens. Ids outside the tokenizer's vocabulary add nothing."""
         detokenizer = Detokenizer(self._texts[skip_special_tokens])
         pieces = [detokenizer.push(token) for token in ids]
         return "".join(pieces) + detokenizer.finish()
 
     def choice(self, request: inference_pb2.GenerateRequest, received: Sequence[int] = ()) -> ChoiceText:
-        """A choice's text stream for a validated request; `received`: tokens that an earlier attempt delivered."""
+        """Returns the text stream of a choice. `received`: tokens that an earlier attempt delivered."""
         options = TextOptions.of(request)
         return ChoiceText(self._texts[options.skip_special_tokens], options, received)
 
     def _render(self, chat: inference_pb2.Chat) -> str:
-        """The chat as its template writes it, the users' special tokens still shielded."""
+        """Returns the chat rendered by its template, with the users' special tokens still shielded."""
         if self._template is None:
             raise invalid("prompt.chat", "the model has no chat template; send `text` or `token_ids` instead")
         shield = self._special.shield

@@ -1,1 +1,1 @@
-"""OpenTelemetry spans of requests, made when they have ended. Nothing of OpenTelemetry is imported while it is off."""
+"""OpenTelemetry spans of requests, written when a request has ended. Imports OpenTelemetry only if tracing is on."""

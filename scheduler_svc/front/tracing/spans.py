@@ -1,6 +1,6 @@
-"""Writes the spans of an ended request, named and attributed by OpenTelemetry's semantic conventions for generative AI.
+"""Writes the spans of an ended request, according to OpenTelemetry's semantic conventions for generative AI.
 
-Neither prompts nor answers are in them.
+They contain neither prompts nor answers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FAILURES: dict[int, str] = {
 
 
 class SpanWriter:
-    """Writes to one provider's exporters."""
+    """Writes spans to the exporters of one provider."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("roster", distribution_version())
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, metadata: Metadata | None) -> RequestTrace:
-        """A trace in the caller's context; one of its own where there is none, or it can't be read."""
+        """Begins a trace in the caller's context, or a root trace if the context is absent or malformed."""
         carrier = {key: value for key, value in metadata or () if key in _KEYS and isinstance(value, str)}
         return RequestTrace(self.write, self._propagator.extract(carrier))
 
     def write(self, trace: RequestTrace) -> None:
-        """All spans of the request."""
+        """Writes all spans of the request."""
         parent = trace.parent if isinstance(trace.parent, Context) else None
         span = self._tracer.start_span(
             _name(trace), parent, SpanKind.SERVER, _attributes(trace), start_time=trace.begin_ns
@@ -53,7 +53,7 @@ class SpanWriter:
 
 
 def phases(trace: RequestTrace) -> list[tuple[str, int, int]]:
-    """(name, begin, end) of what the request went through, one after the other without gaps."""
+    """Returns (name, begin, end) of the request's phases, in order and without gaps, in nanoseconds since 1970."""
     if trace.submitted_ns is None:
         return [("prepare", trace.begin_ns, trace.end_ns)]
     spans = [("prepare", trace.begin_ns, trace.submitted_ns)]
@@ -61,7 +61,7 @@ def phases(trace: RequestTrace) -> list[tuple[str, int, int]]:
     if trace.queue_s is not None:
         seated_ns = min(first_ns, trace.submitted_ns + round(trace.queue_s * 1e9))
         spans += [("queue", trace.submitted_ns, seated_ns), ("prefill", seated_ns, first_ns)]
-    elif trace.cut:  # the engine's End, which tells them apart, was not waited for
+    elif trace.cut:  # the engine's End, which separates the two phases, was not awaited
         spans.append(("queue and prefill", trace.submitted_ns, first_ns))
     else:
         spans.append(("queue", trace.submitted_ns, first_ns))
@@ -104,7 +104,7 @@ def _attributes(trace: RequestTrace) -> dict[str, AttributeValue]:
     if request.n != 1:
         attributes["gen_ai.request.choice.count"] = request.n
     if request.body.sampling.HasField("seed"):
-        # Attributes are signed 64-bit numbers, seeds are not.
+        # Attributes are signed 64-bit numbers; seeds are unsigned.
         attributes["gen_ai.request.seed"] = request.body.sampling.seed & (2**63 - 1)
     if request.body.stop.strings:
         attributes["gen_ai.request.stop_sequences"] = list(request.body.stop.strings)
@@ -121,7 +121,7 @@ def _attributes(trace: RequestTrace) -> dict[str, AttributeValue]:
 
 
 def _failure(trace: RequestTrace) -> tuple[str, str] | None:
-    """(kind, sentence) of what went wrong."""
+    """Returns (error type, message) of a failed request, None otherwise."""
     if trace.refusal is not None:
         return trace.refusal.code.name, trace.refusal.message
     for end in trace.ends:

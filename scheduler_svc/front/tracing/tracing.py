@@ -1,8 +1,8 @@
-"""Turns tracing on: where spans go, and how a request's begins. Needs the extra `tracing`.
+"""Sets up tracing: the exporter, and the start of each request's trace. Needs the extra `tracing`.
 
-Spans are exported in batches by a thread of the SDK; a collector that is away costs their loss, never a request.
-The SDK's own variables hold as well: OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES and the like; the service's name is
-"roster" whatever they say.
+A thread of the SDK exports spans in batches. If the collector is unavailable, spans are lost, but requests are not
+affected. The SDK's variables apply (OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES and so on), except that the service
+name is always "roster".
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 EXPORT_TIMEOUT_S = 5.0
-"""A batch that takes longer is lost."""
+"""Seconds after which the export of a batch is abandoned."""
 EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
 
 class TracingUnavailable(ValueError):
-    """`otlp_endpoint` is set and the packages are missing."""
+    """`otlp_endpoint` is set, but the packages are missing."""
 
 
 def check_tracing(settings: SchedulerSettings) -> None:
-    """Raises TracingUnavailable when tracing is on and can't be: at the start, not in each worker."""
+    """Raises TracingUnavailable if tracing is on but its packages are missing.
+
+    The scheduler calls it at start, so that the error does not occur in each worker.
+    """
     if settings.otlp_endpoint and not _installed():
         raise TracingUnavailable(
-            "otlp_endpoint needs OpenTelemetry: install it with `pip install 'roster-serve[tracing]'`, or leave it out"
+            "otlp_endpoint requires OpenTelemetry: install it with `pip install 'roster-serve[tracing]'`, or remove "
+            "otlp_endpoint"
         )
 
 
@@ -39,7 +43,7 @@ class Tracing:
     """Begins the traces of one worker's requests."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        """`provider`: where spans go; None: nowhere, nothing is traced."""
+        """`provider`: receives the spans; None turns tracing off."""
         self._provider = provider
         self._begin: Callable[[Metadata | None], RequestTrace] | None = None
         if provider is not None:
@@ -49,7 +53,7 @@ class Tracing:
 
     @classmethod
     def open(cls, settings: SchedulerSettings) -> Tracing:
-        """As the settings say: to the collector at `otlp_endpoint`, or off. Call `check_tracing` first."""
+        """Returns tracing to the collector at `otlp_endpoint`, or turned off. Call `check_tracing` first."""
         if not settings.otlp_endpoint:
             return cls()
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -65,11 +69,11 @@ class Tracing:
         return cls(provider)
 
     def begin(self, metadata: Metadata | None) -> RequestTrace | None:
-        """A request has come, in the context that its call's metadata carry (W3C traceparent); None while off."""
+        """Begins the trace of a request in the context of its metadata (W3C traceparent). Returns None if off."""
         return None if self._begin is None else self._begin(metadata)
 
     def close(self) -> None:
-        """Sends what is left. Blocks for up to `EXPORT_TIMEOUT_S`."""
+        """Exports the remaining spans. Blocks for up to `EXPORT_TIMEOUT_S`."""
         if self._provider is not None:
             self._provider.shutdown()
 

@@ -1,1 +1,1 @@
-"""Cost models: fitted to the steps of a live runner that were timed."""
+"""Calibration: cost models fitted to the timed steps of a live runner."""

@@ -1,9 +1,10 @@
 """Times the steps of a live runner, driven through the real engine, and fits a cost model to them.
 
-A step's time is that between its result and the one before, where its plan was waiting at the runner by then: what a
-step takes in service, with all that surrounds the computation. A plan that met an idle runner tells the link as well:
-its round trip, less its step (as the other steps foretell it, or as the runner timed it, whichever leaves less), is two
-messages; the rest of its round trip is its step.
+A step's time is the time between its result and the previous one, if its plan was already waiting at the runner. This
+is the step's time in service, with all overhead around the computation. A plan sent to an idle runner also measures the
+link: its round trip minus its step is the time of two messages. The step's time is either predicted from the other
+steps or taken from the runner's timings, whichever gives the shorter link time. The rest of the round trip is then used
+as the step's time.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork
 from scheduler_svc.simulator.prompts import FIRST_ORDINARY_TOKEN
 
 WARM_UP: Round = [(64, 8)] * 2
-"""The first steps of a process are slower; they are not counted."""
+"""Requests of the first steps, which are not counted because the first steps of a process are slower."""
 _WORKER = b"calibration"
 
 
 class CalibrationError(RuntimeError):
-    """No runner came, or it was lost."""
+    """No runner connected, or it was lost, or it refused a request."""
 
 
 @dataclass(slots=True, frozen=True)
 class Calibration:
-    """A fitted model, how good it is, and how much of the steps' time the runner's own timings account for."""
+    """A fitted model, its error, and the share of the steps' time that the runner's own timings account for."""
 
     model: CostModel
     error: FitError
@@ -51,7 +52,7 @@ class Calibration:
 
 @dataclass(slots=True, frozen=True)
 class _Sent:
-    """A plan on its way. `follows`: another one was in flight when it left."""
+    """A plan in flight. `follows`: another plan was in flight when it was sent."""
 
     work: StepWork
     sent_at: float
@@ -60,7 +61,7 @@ class _Sent:
 
 @dataclass(slots=True, frozen=True)
 class RoundTrip:
-    """A plan that met an idle runner: seconds from sending to result, and what the runner says its step took."""
+    """A plan sent to an idle runner: seconds from sending to result, and the step's time as measured by the runner."""
 
     work: StepWork
     seconds: float
@@ -68,7 +69,7 @@ class RoundTrip:
 
 
 class RecordingLink:
-    """A link to runners that notes what each plan does and when its result comes. For one runner."""
+    """A link to one runner that records the work of each plan and the time of its result."""
 
     def __init__(self, link: Runners) -> None:
         self._link = link
@@ -78,13 +79,14 @@ class RecordingLink:
         self.steps: list[TimedStep] = []
         self.round_trips: list[RoundTrip] = []
         self.runner_s = 0.0
-        """Prepare, forward and sample of `steps`, as the runner timed them."""
+        """Seconds of `steps` as measured by the runner: prepare, forward and sample."""
 
     def receive(self) -> list[RunnerEvent]:
-        """What the link has; results are noted."""
+        """Returns the link's events and records results. Raises CalibrationError if the runner is lost."""
         events = self._link.receive()
         now_s = time.monotonic()
-        alone = sum(isinstance(event, GotResult) for event in events) == 1  # of several, nobody knows when each came
+        # If several results arrive together, their individual times are unknown.
+        alone = sum(isinstance(event, GotResult) for event in events) == 1
         for event in events:
             if isinstance(event, GotResult):
                 self._note(event.result, now_s, alone)
@@ -105,36 +107,36 @@ class RecordingLink:
         self._last_result_at = now_s
 
     def send_plan(self, session: int, number: int, plan: plan_pb2.Plan) -> None:
-        """Sends and notes the plan."""
+        """Sends and records the plan."""
         self._link.send_plan(session, number, plan)
         self._sent.append(_Sent(StepWork.of_plan(plan), time.monotonic(), bool(self._sent)))
 
     def send_masks(self, session: int, number: int, masks: plan_pb2.Masks) -> None:
-        """As the link."""
+        """Passes the masks to the link."""
         self._link.send_masks(session, number, masks)
 
     def welcome(self, session: int) -> None:
-        """As the link."""
+        """Passes the call to the link."""
         self._link.welcome(session)
 
     def resume(self, session: int) -> None:
-        """As it is."""
+        """Passes the call to the link."""
         self._link.resume(session)
 
     def dismiss(self, session: int) -> None:
-        """As it is."""
+        """Passes the call to the link."""
         self._link.dismiss(session)
 
     def reject(self, session: int, reason: str) -> None:
         """Raises CalibrationError."""
-        raise CalibrationError(f"the runner does not fit: {reason}")
+        raise CalibrationError(f"the engine rejects the runner: {reason}")
 
     def drop(self, session: int, reason: str) -> None:
-        """As the link."""
+        """Passes the call to the link."""
         self._link.drop(session, reason)
 
     def forget(self) -> None:
-        """What was noted so far does not count."""
+        """Discards everything recorded so far."""
         self.steps.clear()
         self.round_trips.clear()
         self.runner_s = 0.0
@@ -149,7 +151,7 @@ class CalibrationFront:
         self.unfinished = 0
 
     def submit(self, requests: Round, vocab_size: int, rng: random.Random) -> None:
-        """Requests that come together, with random ordinary tokens."""
+        """Submits requests together, with random ordinary tokens."""
         for prompt_tokens, output_tokens in requests:
             self._handles += 1
             self.unfinished += 1
@@ -165,12 +167,12 @@ class CalibrationFront:
             self._commands.append(engine_pb2.Command(submit=submit))
 
     def receive(self) -> list[tuple[bytes, engine_pb2.Command]]:
-        """What was submitted since the last call."""
+        """Returns the commands submitted since the last call."""
         commands, self._commands = self._commands, []
         return [(_WORKER, command) for command in commands]
 
     def send(self, worker: bytes, message: engine_pb2.FromEngine) -> bool:
-        """Takes what the engine publishes. Raises CalibrationError for a refusal."""
+        """Counts the ends that the engine publishes. Raises CalibrationError for a refusal."""
         if message.HasField("refused"):
             raise CalibrationError(f"a request was refused: {message.refused.message}")
         self.unfinished -= len(message.step.ends)
@@ -178,10 +180,11 @@ class CalibrationFront:
 
 
 class Calibrator:
-    """An engine that listens at `endpoint` for the one runner to be timed."""
+    """An engine that listens at `endpoint` for one runner and times it."""
 
     def __init__(self, endpoint: str, seed: int = 0) -> None:
-        """Raises zmq.ZMQError when the endpoint can't be bound, UnusableSettings for what the environment says."""
+        """Raises zmq.ZMQError if the endpoint can't be bound, UnusableSettings for invalid settings in the
+        environment."""
         settings = SchedulerSettings.read(policy="fcfs", prefix_sharing=False, retention_requests=0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link = RunnerLink(
@@ -203,17 +206,18 @@ class Calibrator:
         self._context.term()
 
     def wait_for_runner(self, timeout_s: float, alive: Callable[[], None] = lambda: None) -> plan_pb2.Hello:
-        """Until the runner is there. `alive` may raise when it never will be. Raises CalibrationError."""
+        """Waits until the runner has connected. `alive` is called meanwhile, and may raise to give up. Raises
+        CalibrationError after the timeout."""
         until_at = time.monotonic() + timeout_s
         while self._recorder.hello is None:
             alive()
             if time.monotonic() > until_at:
-                raise CalibrationError(f"no runner came to {self.endpoint} within {timeout_s:g} s")
+                raise CalibrationError(f"no runner connected to {self.endpoint} within {timeout_s:g} s")
             self._turn()
         return self._recorder.hello
 
     def run(self, name: str, seconds: float, on_round: Callable[[int], None] = lambda steps: None) -> Calibration:
-        """Times rounds for about `seconds` (all the fixed ones at least), and fits. Needs `wait_for_runner` first."""
+        """Times rounds for about `seconds`, at least all fixed ones, and fits a model. Call `wait_for_runner` first."""
         hello = self.wait_for_runner(0)
         shape = RunnerShape(
             slots=hello.num_slots,
@@ -257,7 +261,7 @@ class Calibrator:
 
 
 def _link_seconds(model: CostModel, trips: list[RoundTrip]) -> float:
-    """One message between scheduler and runner; 0 when no plan met an idle runner."""
+    """Returns the seconds of one message between scheduler and runner; 0 if no plan was sent to an idle runner."""
     if not trips:
         return 0.0
     foretold = float(np.median([trip.seconds - model.step_seconds(trip.work) for trip in trips]))

@@ -1,4 +1,4 @@
-"""The requests that a calibration puts to a runner: every kind of step at several sizes."""
+"""Requests of a calibration, which produce every kind of step at several sizes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from scheduler_svc.simulator.cost_model import RunnerShape
 
 Round = list[tuple[int, int]]
-"""(prompt tokens, output tokens) of requests that come together."""
+"""(prompt tokens, output tokens) of requests that are submitted together."""
 
 SHORT_PROMPT, DECODE_STEPS = 16, 12
 
 
 def fixed_rounds(shape: RunnerShape, context_length: int) -> Iterator[Round]:
-    """Decoding at batch sizes from 1 to all slots with little and with much context, then prompts alone."""
+    """Yields rounds that decode at batch sizes from 1 to all slots, with short and long contexts, then rounds of one
+    prompt."""
     longest = min(context_length, shape.kv_tokens) - DECODE_STEPS - 1
     for batch in _doubling(1, shape.slots):
         yield [(SHORT_PROMPT, DECODE_STEPS)] * batch
@@ -26,14 +27,14 @@ def fixed_rounds(shape: RunnerShape, context_length: int) -> Iterator[Round]:
 
 
 def mixed_round(shape: RunnerShape, context_length: int, rng: random.Random) -> Round:
-    """Three times as many requests as slots, prompts and outputs of any length: prompts beside decoding rows."""
+    """Returns three times as many requests as slots, of random lengths, so that prompts run beside decoding rows."""
     longest = min(context_length, shape.kv_tokens) - 33
     longest_prompt = max(SHORT_PROMPT, min(longest, 2 * shape.step_tokens, 2 * shape.kv_tokens // shape.slots))
     return [(max(1, int(longest_prompt ** rng.uniform(0.4, 1.0))), rng.randint(2, 32)) for _ in range(3 * shape.slots)]
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:
-    """first, 2 first, 4 first, ... and last."""
+    """Yields first, 2 first, 4 first, ... and last."""
     value = first
     while value < last:
         yield value

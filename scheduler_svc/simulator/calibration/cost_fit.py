@@ -1,7 +1,8 @@
-"""Fits a cost model to steps that were timed: nonnegative least squares on relative errors.
+"""Fits a cost model to timed steps by nonnegative least squares on relative errors.
 
-Relative, because a model should be as right about a decoding step as about one of a whole prompt; nonnegative, because
-no work makes a step faster. Steps that some other process disturbed are outliers: they are left out of a second fit.
+Errors are relative so that the model is equally accurate for a decoding step and for a step of a whole prompt. The
+coefficients are nonnegative because no work makes a step faster. Outliers, such as steps disturbed by another process,
+are left out of a second fit.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import numpy.typing as npt
 from scheduler_svc.simulator.cost_model import CostModel, RunnerShape, StepWork, charged_tokens
 
 FREE_TOKENS = (0, 16, 32, 64, 128, 256)
-"""Candidates for the positions that ride along for free."""
+"""Candidates for the number of free positions."""
 WORTH = 0.9
-"""Free positions and tiles are believed in when they bring the squared error below this share of it without."""
+"""Free positions and tiles are used if they reduce the squared error below this share of the error without them."""
 OUTLIER = 4.0
-"""Scaled median absolute deviations from the median, beyond which a step is left out."""
+"""Scaled median absolute deviations from the median beyond which a step is left out."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, frozen=True)
 class TimedStep:
-    """A step's work and the seconds that it took."""
+    """A step's work and its time in seconds."""
 
     work: StepWork
     seconds: float
@@ -36,8 +37,8 @@ class TimedStep:
 
 @dataclass(slots=True, frozen=True)
 class FitError:
-    """Relative errors |predicted / measured - 1| over the steps that were kept; `spread` is the standard deviation of
-    the logarithm of measured / predicted, for `Setup.spread`."""
+    """Relative errors |predicted / measured - 1| over the kept steps. `spread` is the standard deviation of the
+    logarithm of measured / predicted, for `Setup.spread`."""
 
     median: float
     p90: float
@@ -55,9 +56,9 @@ def fit_cost_model(
     link_s: float = 0.0,
     tile_tokens: int = 1,
 ) -> tuple[CostModel, FitError]:
-    """The model with the least squared relative error. Raises ValueError for fewer than 8 steps.
+    """Returns the model with the least squared relative error. Raises ValueError for fewer than 8 steps.
 
-    `tile_tokens`: rows of a tile that the runner's products may have.
+    `tile_tokens` is the tile size that is tried besides 1.
     """
     if len(steps) < 8:
         raise ValueError(f"{len(steps)} steps are too few to fit a cost model: at least 8 are needed")
@@ -92,21 +93,22 @@ def fit_cost_model(
 
 
 class _Shape(NamedTuple):
-    """What is not linear in a model."""
+    """The nonlinear parameters of a model."""
 
     free_tokens: int
     tile_tokens: int
 
 
 def _features(works: Sequence[StepWork], shape: _Shape) -> Floats:
-    """(steps, 5): what each coefficient is multiplied with."""
+    """Returns the factors of the coefficients: (steps, 5)."""
     return np.array(
         [(1.0, charged_tokens(w.tokens, *shape), w.sequences, w.context_tokens, w.prefill_pairs) for w in works]
     )
 
 
 def _best(steps: Sequence[TimedStep], tile_tokens: int) -> tuple[_Shape, Floats]:
-    """The best shape and its coefficients; the plain one, the first, unless another is worth it."""
+    """Returns the best shape and its coefficients: the first, plain shape unless another reduces the error by
+    `WORTH`."""
     works, seconds = [step.work for step in steps], np.array([step.seconds for step in steps])
     fits = []
     for shape in map(_Shape._make, product(FREE_TOKENS, sorted({1, tile_tokens}))):
@@ -125,7 +127,7 @@ def _inliers(log_ratio: Floats) -> npt.NDArray[np.bool_]:
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """min |matrix x - target| with x >= 0, by active sets (Lawson and Hanson 1974). matrix: (rows, few columns)."""
+    """Minimizes |matrix x - target| for x >= 0 by active sets (Lawson and Hanson 1974). matrix: (rows, few columns)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
     matrix = matrix / scale
@@ -142,7 +144,8 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
 
 
 def _solve_active(matrix: Floats, target: Floats, x: Floats, active: npt.NDArray[np.bool_]) -> Floats:
-    """Least squares over the active columns; those that would turn negative leave. Changes `active`."""
+    """Solves least squares over the active columns, and deactivates columns whose coefficient would be negative.
+    Modifies `active`."""
     while active.any():
         trial = np.zeros_like(x)
         trial[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]

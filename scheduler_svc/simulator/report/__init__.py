@@ -1,1 +1,1 @@
-"""What came of simulations: numbers, tables and pictures."""
+"""Reports of simulations: numbers, tables and plots."""

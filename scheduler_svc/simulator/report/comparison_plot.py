@@ -1,4 +1,4 @@
-"""Policies compared in a picture: cumulative distributions of TTFT and ITL, and goodput. Needs the extra `plot`."""
+"""Plot that compares policies: cumulative distributions of TTFT and ITL, and goodput. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 class PlotUnavailable(ValueError):
-    """matplotlib is missing, or the file's format is none that it writes."""
+    """matplotlib is missing, or it cannot write the file's format."""
 
 
 def check_plot(path: Path) -> None:
-    """Raises PlotUnavailable when a plot can't be written there: before the simulation, not after it."""
+    """Raises PlotUnavailable if a plot can't be written there, so that a simulation need not run first."""
     if path.suffix not in FORMATS:
         raise PlotUnavailable(f"{path}: a plot's file must end in {', '.join(FORMATS)}")
     try:
@@ -30,7 +30,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_comparison(path: Path, title: str, outcomes: Sequence[Outcome], reports: Sequence[Report]) -> None:
-    """Writes the picture. Call `check_plot` first."""
+    """Writes the plot. Call `check_plot` first."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
@@ -49,6 +49,6 @@ def plot_comparison(path: Path, title: str, outcomes: Sequence[Outcome], reports
 
 
 def _distribution(times_s: Seconds) -> tuple[Seconds, Seconds]:
-    """At most 1,000 points (milliseconds, share of the times that are no longer)."""
+    """Returns at most 1,000 points of the cumulative distribution: milliseconds, and the share of times up to them."""
     shares = np.linspace(0, 1, min(1000, max(2, len(times_s))))
     return np.percentile(times_s, shares * 100) * 1e3 if len(times_s) else np.zeros_like(shares), shares

@@ -1,4 +1,4 @@
-"""A simulation in a few numbers: latencies, goodput, throughput, fairness, and what the runners did."""
+"""Summary of a simulation: latencies, goodput, throughput, fairness, and runner utilization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_svc.simulator.outcome import Outcome, Seconds
 
 @dataclass(slots=True, frozen=True)
 class Percentiles:
-    """Of times in seconds (linear interpolation between the two nearest values)."""
+    """Percentiles of times in seconds, interpolated linearly between the two nearest values."""
 
     p50: float
     p90: float
@@ -21,7 +21,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, times_s: Seconds) -> Percentiles:
-        """All zero when there are no times (outputs of one token have no ITL)."""
+        """Returns the percentiles of these times; zeros if there are none, as for the ITL of one-token outputs."""
         if not len(times_s):
             return cls(0.0, 0.0, 0.0)
         p50, p90, p99 = np.percentile(times_s, (50, 90, 99)).tolist()
@@ -30,7 +30,7 @@ class Percentiles:
 
 @dataclass(slots=True, frozen=True)
 class Targets:
-    """What a request must keep to count as good: its first token in time, and its mean time between tokens."""
+    """Targets of a good request: time to first token, and mean time between tokens, in seconds."""
 
     ttft_s: float = 1.0
     itl_s: float = 0.05
@@ -38,14 +38,15 @@ class Targets:
 
 @dataclass(slots=True, frozen=True)
 class Report:
-    """Times in seconds, rates per second of virtual time from the first arrival to the last token.
+    """Summary of a simulation. Times are in seconds; rates are per second of virtual time from the first arrival to the
+    last token.
 
-    goodput: good requests a second; a request's own targets, where its trace gives them, go before `Targets`.
-    fairness: Jain's index over tenants of the mean rate at which a tenant's requests get their output tokens, from
-    arrival to end: 1 = alike, 1/n = one of n gets everything.
-    prefix_hit_rate: share of prompt tokens that came from the cache. batch_fill: mean rows a step over slots.
-    runner_busy: share of the time that runners compute. engine_us_per_plan and engine_busy are wall time of the real
-    engine on this machine, for its turns one by one: above 1 it could not keep up with these runners.
+    goodput: good requests per second; targets in the trace take precedence over `Targets`. fairness: Jain's index over
+    tenants of the mean rate of output tokens per request, from arrival to end; 1 means equal rates, 1/n that one of n
+    tenants gets everything. prefix_hit_rate: share of prompt tokens that came from the cache. batch_fill: mean rows per
+    step, divided by the slots. runner_busy: share of time for which runners compute. engine_us_per_plan and engine_busy
+    are wall time of the real engine on this machine, for its turns one by one; an engine_busy above 1 means that it
+    could not keep up with these runners.
     """
 
     policy: str
@@ -73,7 +74,7 @@ class Report:
 
 
 def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
-    """Sums a simulation up. Raises ValueError when every request was refused."""
+    """Summarizes a simulation. Raises ValueError if every request was refused."""
     if not len(outcome.served):
         reason = next(iter(outcome.refusals.values()))
         raise ValueError(f"all {len(outcome.refusals)} requests were refused: {reason}")
@@ -109,7 +110,7 @@ def report(outcome: Outcome, policy: str, targets: Targets) -> Report:
 
 
 def _good(outcome: Outcome, targets: Targets) -> int:
-    """Requests that kept their targets."""
+    """Returns the number of requests that met their targets."""
     requests = [outcome.trace.requests[index] for index in outcome.served.tolist()]
     ttft_s = np.array([targets.ttft_s if r.ttft_target_ms is None else r.ttft_target_ms / 1000 for r in requests])
     itl_s = np.array([targets.itl_s if r.itl_target_ms is None else r.itl_target_ms / 1000 for r in requests])
@@ -117,7 +118,7 @@ def _good(outcome: Outcome, targets: Targets) -> int:
 
 
 def _rates(outcome: Outcome) -> dict[str, float]:
-    """Mean over each tenant's requests of output tokens per second from arrival to end."""
+    """Returns for each tenant the mean over its requests of output tokens per second, from arrival to end."""
     rates: dict[str, list[float]] = defaultdict(list)
     for tenant, rate in zip(outcome.tenants, (outcome.tokens / outcome.e2e_s).tolist(), strict=True):
         rates[tenant].append(rate)
@@ -125,6 +126,7 @@ def _rates(outcome: Outcome) -> dict[str, float]:
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """(sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984): 1 all alike, 1/n one has all; 1 when nobody has anything."""
+    """Returns (sum x)^2 / (n sum x^2) (Jain, Chiu, Hawe 1984): 1 for equal shares, 1/n if one share has everything, and
+    1 if all are 0."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0

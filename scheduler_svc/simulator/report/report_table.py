@@ -1,4 +1,4 @@
-"""Reports side by side, as a table for the terminal."""
+"""Table of reports for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_svc.simulator.report.report import Percentiles, Report
 
 
 def report_table(title: str, reports: Sequence[Report]) -> Table:
-    """A column per policy, a row per number."""
+    """Returns a table with a column per policy and a row per number."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for one in reports:
@@ -46,6 +46,6 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("policy failures", lambda r: f"{r.policy_failures:,}"),
     ("virtual seconds", lambda r: f"{r.seconds:,.1f}"),
     ("wall seconds", lambda r: f"{r.wall_s:,.1f}"),
-    ("engine, µs of wall time a plan", lambda r: f"{r.engine_us_per_plan:,.0f}"),
+    ("engine, µs of wall time per plan", lambda r: f"{r.engine_us_per_plan:,.0f}"),
     ("engine busy (wall / virtual)", lambda r: f"{r.engine_busy:.2%}"),
 )

@@ -1,4 +1,4 @@
-"""First differences of two devices' answers, and which of them are near ties."""
+"""First differences between two devices' answers, and whether they are near ties."""
 
 from __future__ import annotations
 

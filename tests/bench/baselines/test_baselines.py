@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_records(records: list[RequestRecord]) -> None:
-    """Each request got exactly its tokens, none before it came."""
+    """Checks that each request got exactly its tokens, none before it arrived."""
     assert [record.output_tokens for record in records] == LENGTHS
     for record, request in zip(records, REQUESTS, strict=True):
         assert record.ok and record.prompt_tokens == request.prompt_tokens
@@ -80,11 +80,13 @@ def test_what_has_not_ended_in_time_is_given_up_with_what_it_had(folder: Path) -
     with continuous_batching(load(folder), sizes) as system:
         records = system.run([endless, waiting, late], end_s=1.0)
         again = system.run(REQUESTS[:1], end_s=100.0)
-    assert [record.request_id for record in records] == ["endless", "waiting"], "what was not sent is not listed"
+    assert [record.request_id for record in records] == ["endless", "waiting"], (
+        "a request that was not sent is not listed"
+    )
     assert all(record.status is Status.TIMEOUT for record in records)
     assert 0 < records[0].output_tokens == len(records[0].message_s) < 100_000
     assert records[1].output_tokens == 0
-    assert again[0].ok, "nothing is left of them"
+    assert again[0].ok, "cancelled requests leave nothing behind"
 
 
 def test_a_dead_manager_is_reported(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""Counts of instructions: the same again, and 20% more work shows as 20%.
+"""Counts of instructions are repeatable, and 20% more work shows as 20%.
 
-The gate's own pieces of work take a minute a count: ROSTER_TEST_BENCH_CHECK=10 checks ten times, with both cores kept
-busy, that the code passes against its own counts, and that a slowdown of 20% is caught.
+The gate's own pieces of work take a minute per count: ROSTER_TEST_BENCH_CHECK=10 checks ten times, with all cores busy,
+that the code passes against its own counts and that a slowdown of 20% is caught.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ needs_valgrind = pytest.mark.skipif(shutil.which("valgrind") is None, reason="va
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Keeps every core busy, twice over."""
+    """Keeps every core busy with two processes each."""
     spinners = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
     ]

@@ -1,4 +1,4 @@
-"""What the gate says of counts, and where it says nothing."""
+"""The gate's results for counts, and the cases in which it gives none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_only_a_real_difference_has_a_verdict() -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, expected: Path, now: dict[str, float], *options: str) -> int:
-    """The gate's exit status when it counts `now`."""
+    """Returns the gate's exit status if it counts `now`."""
     monkeypatch.setattr(gate, "instructions_per_unit", lambda *_, **__: now)
     monkeypatch.setattr(sys, "argv", ["bench.check", f"--expected={expected}", *options])
     try:

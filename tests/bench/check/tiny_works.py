@@ -1,4 +1,4 @@
-"""Two small pieces of pure Python, counted by the tests: `python -m tests.bench.check.tiny_works [--slowdown 0.2]`."""
+"""Two small pieces of pure Python for the tests to count: `python -m tests.bench.check.tiny_works [--slowdown 0.2]`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ SHARE = float(sys.argv[1].partition("=")[2]) if len(sys.argv) > 1 else 0.0
 
 
 def summing() -> Advance:
-    """Adds numbers up."""
-
     def advance(units: int) -> None:
         total = 0
         for number in range(round(units * (1 + SHARE)) * 20):
@@ -22,8 +20,6 @@ def summing() -> Advance:
 
 
 def sorting() -> Advance:
-    """Makes lists and sorts them."""
-
     def advance(units: int) -> None:
         for number in range(units):
             sorted(range(number, number + 50), key=lambda value: -value)

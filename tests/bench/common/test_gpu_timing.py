@@ -1,4 +1,4 @@
-"""How GPU work is timed, as far as that needs no GPU."""
+"""Timing of GPU work, as far as that needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where results say that they come from: the commit of clones and copies, the one writer, the files that are kept."""
+"""Provenance of results: the commit of clones and copies, the only writer, and the committed files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 
 from bench.common.provenance import REQUIRED, provenance, write_results
 from bench.gpu_serving.__main__ import write_loads
-from roster_client.bench.records.record_file import read_runs
 from roster_client.bench.runs.provenance import ROOT, commit
 
-RESULTS = ROOT / "bench" / "results"
+KEPT = [
+    *(ROOT / "bench" / "results").glob("*.json"),
+    *(ROOT / "bench" / "simulator" / "measured").glob("*.json"),
+]
 SOURCE: dict[str, Any] = {name: name for name in REQUIRED}
 
 
@@ -31,7 +33,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit."""
+    """Makes a repository with one commit."""
     monkeypatch.delenv("ROSTER_COMMIT", raising=False)
     git(tmp_path, "init", "-q")
     (tmp_path / "bench" / "results").mkdir(parents=True)
@@ -47,7 +49,7 @@ def test_the_commit_of_a_clone_and_whether_its_code_differs(clone: Path) -> None
     assert commit(clone) == head
     (clone / "bench/results/old.json").write_text("2")
     (clone / "bench/results/new.json").write_text("2")
-    assert commit(clone) == head  # results of the runs before this one
+    assert commit(clone) == head  # results of earlier runs do not count
     (clone / "code.py").write_text("2")
     assert commit(clone) == f"{head}-dirty"
 
@@ -78,7 +80,7 @@ def test_a_told_commit_that_is_stale(
     assert commit(clone) == head and capsys.readouterr().err == ""
     (clone / "code.py").write_text("2")
     assert commit(clone) == head
-    said = f"ROSTER_COMMIT is {head}, but the code here is of {head}-dirty: unset it if it is stale.\n"
+    said = f"ROSTER_COMMIT is {head}, but this code is at {head}-dirty: unset it if it is outdated.\n"
     assert capsys.readouterr().err == said
 
 
@@ -87,12 +89,12 @@ def test_a_copy_is_told_its_commit_and_invents_none(
 ) -> None:
     copy = clone / "copy"
     copy.mkdir()
-    assert commit(copy) == ""  # not that of a repository around it
+    assert commit(copy) == ""  # not the commit of an enclosing repository
     git(copy, "init", "-q")
     assert commit(copy) == ""  # a repository without a commit
     (copy / ".git").rename(copy / "gone")
     (copy / ".git").write_text("gitdir: /nowhere/worktrees/copy")
-    assert commit(copy) == ""  # a work tree whose repository stayed behind
+    assert commit(copy) == ""  # a work tree without its repository
     monkeypatch.setattr("bench.common.provenance.commit", lambda: "")
     assert provenance("bench.x", [])["commit"] == "unknown"
     assert "ROSTER_COMMIT" in capsys.readouterr().err
@@ -121,7 +123,7 @@ def test_results_of_nowhere_are_not_written(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# What else writes JSON: the inputs of runs, counts of instructions, and records' headers and summaries.
+# Other writers of JSON: the inputs of runs, counts of instructions, and records' headers and summaries.
 OTHER_WRITERS = {
     "compare",
     "common.random_model",
@@ -173,36 +175,20 @@ def test_a_package_that_is_missing_costs_no_numbers(monkeypatch: pytest.MonkeyPa
 
 # ---------------------------------------------------------------------- the files
 
-LACKING = {
-    "2026-11-28-h200-prefill-versions.json": {"command", "date", "commit"},  # collected by hand from two calls
-    "2026-11-28-h200-attention-d128.json": {"commit"},
-    "2026-11-28-h200-serving-8b-ljf.json": {"commit"},
-    "2026-11-28-h200-small-kernels.json": {"commit"},
-}
-"""What these files do not say. Instead of the commit they have that which added the numbers, as `committed_in`."""
-OF_RECORDS = {"summary.json"}
-"""Made from the records beside it, which say it."""
+LACKING = {"2026-11-28-h200-attention-d128.json": {"commit"}}
+"""Fields that a file lacks. Instead of `commit` it has `committed_in`, the commit that added the numbers."""
 
 
 def lacking(record: Mapping[str, Any]) -> set[str]:
-    """A processor stands for the card of results from before it was written as one."""
+    """Returns the missing fields; in old results `processor` stands for the card."""
     missing = {name for name in REQUIRED if record.get(name) in (None, "", {}, "HEAD", "unknown")}
     return missing - {"card"} if record.get("processor") and "card" not in record else missing
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(KEPT), ids=lambda path: path.name)
 def test_kept_results_say_where_they_come_from(path: Path) -> None:
-    if path.name in OF_RECORDS:
-        return
     record = json.loads(path.read_text())
     assert lacking(record) == LACKING.get(path.name, set())
     assert "commit" not in LACKING.get(path.name, ()) or len(record["committed_in"]) == 40
     if "-cpu-" not in path.name and "-h" in path.name:
         assert path.name.split("-")[3].upper() in record["card"]["card"]
-
-
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.jsonl.gz")), ids=lambda path: path.name)
-def test_kept_records_say_where_they_come_from(path: Path) -> None:
-    for run in read_runs(path):
-        header = run.header
-        assert header.command and header.date and header.commit and header.card and header.versions

@@ -1,4 +1,4 @@
-"""What the kernels' benchmark times, as far as that needs no GPU: names, bytes and arithmetic, and that kernels fit."""
+"""Cases of the kernels' benchmark, as far as that needs no GPU: names, bytes, arithmetic, and whether kernels fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_kernels_have_every_shape(shape: Shape) -> None:
 
 def test_every_shape_has_a_name_of_its_own_and_only_one_is_held_against_others() -> None:
     names = [str(shape) for shape in SHAPES]
-    assert len(set(names)) == len(names)  # no part repeats what another has timed
+    assert len(set(names)) == len(names)  # no part repeats a case of another
     assert set(names) >= {
         "32+8 heads of 96",
         "32+8 heads of 96, FP8 cache",
@@ -67,7 +67,7 @@ def test_cases_of_parts_are_cases_and_a_window_binds_in_each() -> None:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs: a measurement says what it would have been of."""
+    """Replaces measuring: nothing runs, and a measurement only names its case."""
 
     def measure(kind: str) -> Callable[..., Measurement]:
         return lambda shape, name, *_: Measurement(f"{kind}, {shape}", name, 1.0, 1.0, "TB/s", "read")
@@ -97,7 +97,7 @@ def test_work_is_that_of_what_rows_see(window: int | None, rows: int, count: int
     case = AttentionCase((length,), (count,), head_dim=64, num_heads=4, num_kv_heads=2, window=window)
     batch = AttentionBatch(case, 0, torch.device("cpu"))
     seen = np.zeros((count, length), bool)
-    for position in range(length):  # a key is seen where the twin's output changes with its value
+    for position in range(length):  # a key is visible if the reference's output changes with its value
         before = batch.expected()
         block = batch.block_tables[0, position // case.block_size]
         batch.cache.data[0, 1, block, position % case.block_size] += 1e6

@@ -1,4 +1,4 @@
-"""The search for a rate, and the conditions under which there is nothing to gain."""
+"""The search for a rate, and conditions under which there is no gain."""
 
 from __future__ import annotations
 

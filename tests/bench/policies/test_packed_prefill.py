@@ -1,4 +1,4 @@
-"""Padding by hand on a few requests, and what the engine's plans waste on a part of a trace."""
+"""Padding computed by hand for a few requests, and the waste of the engine's plans on a part of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How quiet a machine was: own work does not count, others' does."""
+"""Share of the processors used by others: own work does not count, others' does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPIN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() 
 
 
 def test_own_work_and_that_of_children_is_not_others() -> None:
-    """On a machine whose busy time is this process tree's alone."""
+    """Assumes a machine whose only busy processes are this tree's."""
     own_before = machine_share._times()[2]
     subprocess.run([sys.executable, "-c", SPIN], check=True)
     child = subprocess.Popen([sys.executable, "-c", f"{SPIN}\ninput()"], stdin=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""The serving comparison: its workload, and a whole run of the policies with the hash model."""
+"""Serving comparison: its workload, and a whole run of the policies with the hash model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_the_policies_are_measured_on_one_runner_and_reported(tmp_path: Pa
             assert len(run.requests) == 6 and all(request.ok for request in run.requests), run.requests
             assert all(request.output_tokens == request.wanted_tokens for request in run.requests)
             assert run.header.settings["policy"] == run.header.system and run.header.arrivals == works[name].arrivals
-            assert all(request.cached_tokens == 0 for request in run.requests), "no policy finds another's prefixes"
+            assert all(request.cached_tokens == 0 for request in run.requests), "no policy hits another's prefixes"
     assert works[SPACED].rate == pytest.approx(LOAD * 6 / run_seconds(runs[AT_ONCE][0]), rel=1e-3)
     baseline = replace(runs[AT_ONCE][0].header, system="transformers, padded batches")
     some = [runs[AT_ONCE][2], Run(baseline, runs[AT_ONCE][0].requests)]

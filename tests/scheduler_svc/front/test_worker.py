@@ -1,4 +1,4 @@
-"""A worker as a whole: health, reflection, the model's RPCs, the admin API, and its ends as a process."""
+"""A whole worker: health checks, reflection, model RPCs, the admin API, and the end of its process."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_status_and_steps() -> None:
 
 @asynccontextmanager
 async def _processes(count: int, **environment: str) -> AsyncIterator[tuple[list[subprocess.Popen[bytes]], str]]:
-    """Worker processes that share a port, behind one fake engine."""
+    """Starts worker processes that share a port and one fake engine."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = f"ipc://{Path(folder) / 'engine'}"
         engine = FakeEngine(endpoint, byte_model("fake", "Fake", 300, 4096)).start()
@@ -195,13 +195,13 @@ async def test_worker_processes_share_a_port_and_end_with_the_engine() -> None:
 
 
 async def test_a_worker_does_not_read_the_settings_file_again() -> None:
-    """It may have gone since the scheduler read it, and a dead worker's successor starts all the same."""
+    """The file can have disappeared since the scheduler read it; the successor of a dead worker must start anyway."""
     async with _processes(1, ROSTER_SETTINGS="/no/such/file.json") as (workers, _):
         assert workers[0].poll() is None
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie that nobody reaps has."""
+    """Returns whether a process has ended; an unreaped zombie counts as ended."""
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 

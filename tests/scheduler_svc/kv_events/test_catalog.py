@@ -1,4 +1,4 @@
-"""The catalog: one cache out of several, told in runs and parents first."""
+"""The catalog: the union of several caches, published in runs with parents first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.kv_follower import told
 
 
 def block(name: int, parent: int = 0) -> CachedBlock:
-    """A block of two tokens; parent 0: the first of its sequence."""
+    """Returns a block of two tokens; with parent 0, the first of its sequence."""
     return CachedBlock(named(name), named(parent) if parent else b"", bytes([name, 0, 0, 0, name, 1, 0, 0]))
 
 
@@ -21,7 +21,7 @@ def numbers(column: bytes) -> list[int]:
 
 
 def runs(changes: list[engine_pb2.KvChange]) -> list[tuple[str, list[int]]]:
-    """Each change: its kind and the blocks that it names."""
+    """Returns the kind and the blocks of each change."""
     return [(str(change.WhichOneof("change")), numbers(change.stored.names or change.removed)) for change in changes]
 
 
@@ -37,7 +37,7 @@ def test_a_block_is_cached_as_long_as_some_runner_has_it() -> None:
     assert runs(catalog.take_changes()) == [("removed", [1])]
 
 
-def test_runs_of_one_prefix_are_told_as_one_with_their_parent() -> None:
+def test_runs_of_one_prefix_are_one_change_with_their_parent() -> None:
     catalog = Catalog()
     for change in (block(1), block(2, 1), block(7), block(8, 7), block(3, 2)):
         catalog.store(change)
@@ -58,7 +58,7 @@ def test_order_is_kept_within_a_turn() -> None:
     assert runs(catalog.take_changes()) == [("stored", [2]), ("removed", [1, 2]), ("stored", [1])]
 
 
-def test_a_cache_that_got_empty_is_told_as_cleared() -> None:
+def test_an_emptied_cache_is_published_as_cleared() -> None:
     catalog = Catalog()
     for name in (1, 2, 3):
         catalog.store(block(name))

@@ -1,4 +1,4 @@
-"""The feed on a whole engine with hash runners: whoever follows knows after every turn what the pools would hit."""
+"""The feed of a whole engine with hash runners: after every turn, a subscriber knows all blocks that can be hit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.sharing import NO_EOS, OUTPUT, SIZE, Service, prompt, service
 
 
 class Subscription:
-    """A worker's end of one subscription, with a strict follower behind it."""
+    """The worker's side of one subscription, with a strict follower that checks it."""
 
     def __init__(self, stack: Stack, handle: int = 900, follower: KvFollower | None = None) -> None:
         self.stack, self.handle = stack, handle
@@ -33,7 +33,7 @@ class Subscription:
         stack.front.put(kv_subscribe=engine_pb2.KvSubscribe(handle=handle, after=self.follower.number))
 
     def read(self) -> None:
-        """Takes in what has come since the last call."""
+        """Applies the messages since the last call."""
         messages, self._seen = self.stack.others[self._seen :], len(self.stack.others)
         for message in messages:
             kind = message.WhichOneof("message")
@@ -91,7 +91,7 @@ def test_stored_when_ready_and_removed_when_evicted() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_follower_knows_after_every_turn_what_can_be_hit(seed: int) -> None:
-    """Prefixes shared, evicted, cancelled, flushed; runners that die and come."""
+    """Prefixes are shared, evicted, cancelled and flushed; runners die and connect."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     stack = Stack()
@@ -135,7 +135,7 @@ def test_flush_and_the_loss_of_the_runner_clear_it() -> None:
         assert known(subscription) == set()
 
 
-def test_what_was_cached_before_is_told_as_far_as_it_is_known() -> None:
+def test_earlier_blocks_are_published_as_far_as_they_are_known() -> None:
     served = service(retention_s=60, retention_requests=1)
     for seed in (1, 2):
         served.stack.submit(prompt(3 * SIZE, seed=seed), OUTPUT)
@@ -144,13 +144,13 @@ def test_what_was_cached_before_is_told_as_far_as_it_is_known() -> None:
     served.stack.step()
     assert len(known(subscription)) == 3 and subscription.follower.partial  # the first request is forgotten
     served.stack.submit(prompt(3 * SIZE, seed=1) + prompt(SIZE, seed=3), OUTPUT)
-    served.finish()  # a hit tells the rest
+    served.finish()  # a hit describes the rest
     assert known(subscription) == truth(served.stack) and len(truth(served.stack)) == 7
     assert subscription.follower.check_names(root(served)) == 7
 
 
-def test_what_a_stop_string_took_back_is_not_told_with_what_was_cached_before() -> None:
-    """The text is cut after the tokens have been cached: their blocks can be hit, but nobody knows their tokens."""
+def test_blocks_cut_by_a_stop_string_are_not_published_as_earlier_blocks() -> None:
+    """The text is cut after its tokens have been cached: their blocks can be hit, but their tokens are not recorded."""
     served = service(retention_s=60, retention_requests=4)
     cut = served.stack.submit(prompt(3 * SIZE), 3 * SIZE)
     served.finish()
@@ -165,8 +165,8 @@ def test_what_a_stop_string_took_back_is_not_told_with_what_was_cached_before() 
     assert subscription.follower.check_names(root(served)) == 5
 
 
-def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subscription begins between two steps: thousands of requests are still known whose blocks are long gone."""
+def test_evicted_requests_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription begins between two steps, with thousands of known requests whose blocks are already evicted."""
     served = service(num_blocks=16, retention_s=60, retention_requests=100)
     for seed in range(10):
         served.stack.submit(prompt(10 * SIZE, seed=seed), OUTPUT)
@@ -185,7 +185,7 @@ def test_what_ended_and_was_evicted_is_not_looked_through(monkeypatch: pytest.Mo
     assert known(subscription) == truth(served.stack)
 
 
-def test_nothing_is_recorded_before_somebody_follows_nor_long_after() -> None:
+def test_recording_lasts_from_the_first_subscription_to_the_linger_time() -> None:
     served = service()
     assert served.scheduler.pool.listener is None and not served.stack.engine.kv_feed.active
     subscription = Subscription(served.stack)
@@ -209,7 +209,7 @@ def test_a_subscription_goes_on_where_it_was_cut() -> None:
     first.end()
     served.stack.submit(prompt(5 * SIZE), OUTPUT)
     served.finish()
-    assert len(known(first)) == 3  # nobody told it
+    assert len(known(first)) == 3  # it got no message about this
     second = Subscription(served.stack, 901, first.follower)
     served.stack.step()
     assert known(second) == truth(served.stack) and len(second.follower.blocks) == 5
@@ -246,7 +246,7 @@ def test_a_cursor_of_another_scheduler_is_out_of_range(after: int) -> None:
 
 
 def test_a_cursor_within_a_snapshot_that_broke_off_is_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its numbers are those of earlier changes, which a subscriber that has them all may go on from."""
+    """Its numbers are also those of earlier changes, from which a subscriber that has all of them can continue."""
     for module in (kv_feed, kv_batches):
         monkeypatch.setattr(module, "CHUNK_BLOCKS", 2)
     served = service()
@@ -283,7 +283,7 @@ def test_a_cursor_from_before_a_pause_of_the_recording_is_out_of_range() -> None
     assert again.refused is not None
 
 
-def test_salted_requests_and_isolated_tenants_are_not_told() -> None:
+def test_salted_requests_and_isolated_tenants_are_not_published() -> None:
     served = service(isolate_tenants=True)
     subscription = Subscription(served.stack)
     served.stack.submit(prompt(2 * SIZE), OUTPUT, cache_salt="secret")
@@ -304,7 +304,7 @@ def test_a_worker_that_dies_takes_its_subscriptions_along() -> None:
     assert not [m for m in served.stack.others if m.HasField("kv_changes")]
 
 
-def test_each_worker_is_told_once_however_many_subscribe_there() -> None:
+def test_each_worker_gets_changes_once_for_all_its_subscribers() -> None:
     served = service()
     front = served.stack.front
     front.put(b"second", hello=engine_pb2.WorkerHello(worker=1))

@@ -1,4 +1,4 @@
-"""`adaptive` on the simulator: inter-token times keep their target across a shift of load; no fixed budget does it."""
+"""`adaptive` on the simulator: inter-token times keep their target across a shift of load, as with no fixed budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ COST = CostModel(
 
 
 def shifting(seed: int) -> Trace:
-    """Chats (long contexts, many tokens), then documents (many prompts, few tokens): the right budget grows."""
+    """Chats (long contexts, many tokens), then documents (many prompts, few tokens), for which the best budget is
+    larger."""
     rng = random.Random(seed)
     chats = [TraceRequest(t, rng.randint(3000, 6000), rng.randint(120, 220)) for t in poisson(rng, 2.0, 0, 13)]
     documents = [
@@ -45,7 +46,7 @@ def run(trace: Trace, policy: str, cost: CostModel = COST, **parameters: float) 
 
 
 def itl_p99_s(outcome: Outcome) -> list[float]:
-    """Before and after the shift."""
+    """Returns the 99th percentile of inter-token times before and after the shift, in seconds."""
     gaps = np.diff(outcome.token_times_s)
     inside = np.ones(len(gaps), bool)
     inside[outcome.offsets[1:-1] - 1] = False
@@ -73,7 +74,7 @@ def test_it_keeps_the_target_where_every_fixed_budget_misses_it_or_is_slower(see
 
 
 class Untiled(Adaptive):
-    """Is not told of tiles."""
+    """`adaptive` without the tile size."""
 
     def budget(self, load: Load) -> Budget:
         return super().budget(load._replace(tile_tokens=1))
@@ -83,7 +84,7 @@ class Untiled(Adaptive):
 
 
 def test_budgets_that_end_with_a_tile_bring_more_prompts_through() -> None:
-    """An H200's steps of the 8B shape: 128 positions are multiplied at once."""
+    """Steps of an H200 for the 8B shape: a tile has 128 positions."""
     cost = load_cost_model("h200-llama-3.1-8b")
     assert cost.tile_tokens == 128
     rng = random.Random(4)

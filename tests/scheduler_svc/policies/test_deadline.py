@@ -1,4 +1,4 @@
-"""`deadline` on the simulator: more requests in time than `fcfs`; what can't be in time is refused when it comes."""
+"""`deadline` on the simulator: more requests meet their targets than with `fcfs`; late ones are refused on arrival."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(trace: Trace, policy: str, runners: int = 1, **parameters: object) -> Ou
 
 
 def late_share(outcome: Outcome) -> float:
-    """Of the requests that were accepted, those whose first token was late."""
+    """Returns the share of accepted requests whose first token was late."""
     targets_ms = [outcome.trace.requests[i].ttft_target_ms or 0 for i in outcome.served.tolist()]
     return float((outcome.ttft_s > np.array(targets_ms) / 1000).mean())
 
@@ -74,7 +74,7 @@ def test_more_requests_are_in_time_than_first_come_first_served(rate: float, rat
 
 
 def test_two_runners_are_trusted_with_twice_as_much() -> None:
-    """The wait is estimated from what both do: neither refuses for the other's decoding rows."""
+    """The wait is estimated from both runners' work: no request is refused because of the other's decoding rows."""
     refused, late = np.zeros(2), np.zeros(2)
     seeds = count(6, in_ci=3)
     for seed in range(1, 1 + seeds):
@@ -88,8 +88,8 @@ def test_two_runners_are_trusted_with_twice_as_much() -> None:
 
 
 @pytest.mark.parametrize("runners", [1, 2, 4])
-def test_a_prompt_is_one_runners_however_many_there_are(runners: int) -> None:
-    """It takes 1.4 s by itself, and nobody else computes any of it."""
+def test_one_runner_computes_a_whole_prompt(runners: int) -> None:
+    """The prompt takes 1.4 s on one runner, and no other runner computes any of it."""
     rng = random.Random(1)
     short = [TraceRequest(t, 300, 20, ttft_target_ms=6000) for t in poisson(rng, 3, 0, 40)]
     long = [TraceRequest(12.0 + 4 * i, 20_000, 5, ttft_target_ms=1000) for i in range(7)]
@@ -104,7 +104,7 @@ def test_steps_are_short_enough_for_the_tightest_itl_target() -> None:
     assert np.percentile(run(trace, "deadline").itl_s, 99) <= 0.1
 
 
-def test_without_targets_nobody_is_refused() -> None:
+def test_without_targets_no_request_is_refused() -> None:
     rng = random.Random(3)
     trace = merged([TraceRequest(t, rng.randint(300, 2500), 30) for t in poisson(rng, 40, 0, 6)])
     outcome = run(trace, "deadline")
@@ -116,7 +116,7 @@ def promised(name: str, tokens: int) -> RequestView:
     return RequestView(name, "t", 0.0, 0, tokens, 10, 1)
 
 
-def test_promises_weigh_what_is_owed_before_and_after() -> None:
+def test_pending_first_tokens_before_and_after_a_request_count() -> None:
     pending, pace = PendingDeadlines(), Pace(tokens_per_s=100, num_runners=1, ends_per_s=2, free_slots=10, step_s=0.5)
     for name, due_at, tokens in (("a", 2.0, 100), ("b", 5.0, 200), ("c", 9.0, 50)):
         pending.add(promised(name, tokens), due_at)
@@ -135,7 +135,7 @@ def test_promises_weigh_what_is_owed_before_and_after() -> None:
 
 
 @pytest.mark.parametrize("runners", [1, 3])
-def test_promises_against_a_list(runners: int) -> None:
+def test_pending_deadlines_against_a_list(runners: int) -> None:
     rng = random.Random(4)
     pending, owed = PendingDeadlines(), dict[str, tuple[float, int]]()
     pace = Pace(tokens_per_s=50, num_runners=runners, ends_per_s=1, free_slots=3, step_s=0.1)

@@ -35,7 +35,7 @@ def run(trace: Trace, policy: str = "fair", **parameters: object) -> Outcome:
 
 
 def service(outcome: Outcome, tenant: str, until_at: float) -> float:
-    """Prompt tokens + 2 x output tokens that the tenant had got by then; a prompt counts with its first token."""
+    """Returns the tenant's prompt tokens + 2 x output tokens by then; a prompt counts with its first token."""
     mine = np.array([name == tenant for name in outcome.tenants])
     prompts = np.array([outcome.trace.requests[i].prompt_tokens for i in outcome.served.tolist()])
     begun = mine & (outcome.first_token_s <= until_at)
@@ -43,7 +43,7 @@ def service(outcome: Outcome, tenant: str, until_at: float) -> float:
 
 
 def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[float, float] = (1, 1)) -> float:
-    """Largest difference of weighted service between a and b from the start of the interval to any time in it."""
+    """Returns the largest difference of weighted service of a and b, from the interval's start to any time in it."""
     times = np.linspace(*seconds, 60)
     a, b = (
         np.array([service(outcome, tenant, t) / weight for t in times])
@@ -53,7 +53,7 @@ def largest_gap(outcome: Outcome, seconds: tuple[float, float], weights: tuple[f
 
 
 def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> None:
-    """Both ask for more than half of the runner."""
+    """Both tenants ask for more than half of the runner."""
     rng = random.Random(1)
     trace = merged(requests(rng, "a", 120, 0, 7), requests(rng, "b", 12, 0, 7))
     fair, fcfs = run(trace), run(trace, "fcfs")
@@ -64,8 +64,8 @@ def test_two_tenants_of_ten_to_one_load_are_served_alike_while_both_wait() -> No
     assert unfair_gap > 5 * gap
 
 
-def test_a_light_tenant_does_not_feel_a_heavy_one() -> None:
-    """b asks for less than its half: it is served as if a were not there (but for the slots that a holds)."""
+def test_a_heavy_tenant_does_not_slow_a_light_one() -> None:
+    """Tenant b asks for less than its half and is served as if a were absent, except for the slots that a occupies."""
     rng = random.Random(2)
     heavy, light = requests(rng, "a", 60, 0, 8), requests(rng, "b", 2, 0, 8)
     alone = run(merged(light)).ttft_s.mean()
@@ -90,8 +90,8 @@ def test_weights() -> None:
         load_policy("fair", {"weights": {"a": 0}})
 
 
-def test_a_tenant_that_was_away_is_owed_nothing() -> None:
-    """b comes after 4 s of a alone: from then on each gets its half, and a is not shut out until b has caught up."""
+def test_idle_time_earns_a_tenant_no_credit() -> None:
+    """Tenant b arrives after 4 s of a alone. From then on each gets half; a is not blocked until b has caught up."""
     rng = random.Random(4)
     trace = merged(requests(rng, "a", 40, 0, 9), requests(rng, "b", 60, 4, 9))
     outcome = run(trace)
@@ -101,7 +101,7 @@ def test_a_tenant_that_was_away_is_owed_nothing() -> None:
 
 
 def test_counters_survive_swaps() -> None:
-    """While `fcfs` decides, b gets little; under `fair` again it catches up: at the end both have got the same."""
+    """Under `fcfs`, b gets little; under `fair` again it catches up, and in the end both have received the same."""
     rng = random.Random(5)
     trace = merged(requests(rng, "a", 60, 0, 12), requests(rng, "b", 16, 0, 12))
     simulation = Simulation(trace, Setup(COST, policy="fair"))
@@ -136,6 +136,6 @@ def test_a_thousand_tenants() -> None:
     assert len(first_half) > 950, "everybody's first request goes before anybody's second"
 
 
-def test_unknown_parameters_are_told() -> None:
+def test_unknown_parameters_are_refused() -> None:
     with pytest.raises((UnknownPolicy, ValueError), match=r"It knows: .*weights, input_weight, output_weight"):
         load_policy("fair", {"weight": {}})

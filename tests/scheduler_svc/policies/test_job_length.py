@@ -1,4 +1,4 @@
-"""Policies that order by length: nobody starves beyond the ageing bound; estimators of output lengths."""
+"""Policies that order by length: no request starves beyond the ageing bound; estimators of output lengths."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.job_lengths import heavy_tail, run
 
 
 @pytest.mark.parametrize("policy", ["sjf", "ljf"])
-def test_nobody_is_overtaken_by_what_came_later_than_the_bound(policy: str) -> None:
+def test_no_request_is_overtaken_by_one_beyond_the_bound(policy: str) -> None:
     ageing_s = 2.0
     outcome = run(heavy_tail(2), policy, ageing_s=ageing_s)
     overtaken = 0
     for i in range(len(outcome.arrival_s)):
         later = outcome.arrival_s > outcome.arrival_s[i] + ageing_s
-        # prompts differ, so a seat taken a step earlier may still mean a first token a step later
+        # prompts differ, so a slot taken a step earlier may still mean a first token a step later
         assert (outcome.first_token_s[later] >= outcome.first_token_s[i] - 0.1).all(), i
         overtaken += int(
             (outcome.first_token_s[outcome.arrival_s > outcome.arrival_s[i]] < outcome.first_token_s[i]).sum()
@@ -46,7 +46,7 @@ def test_estimators() -> None:
 
 
 class Half:
-    """A third party's estimator."""
+    """A third-party estimator."""
 
     def predict(self, request: RequestView) -> float:
         return request.max_tokens / 2
@@ -65,5 +65,5 @@ def test_an_estimator_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(length_estimators, "entry_points", lambda group: [FakeEntryPoint()])
     policy = load_policy("sjf", {"estimator": "half"})
     assert isinstance(policy, Sjf) and isinstance(policy._length.estimator, Half)
-    with pytest.raises(WrongParameters, match="there is no 'quarter'; there are: half, max_tokens, tenant_history"):
+    with pytest.raises(WrongParameters, match="'quarter' is not installed; available are: half, max_tokens"):
         load_policy("sjf", {"estimator": "quarter"})

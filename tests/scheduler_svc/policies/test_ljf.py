@@ -1,4 +1,4 @@
-"""`ljf` on the simulator: a batch that came all at once is done sooner."""
+"""`ljf` on the simulator: a batch that arrives all at once is done sooner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUESTS = 200
 
 
 def all_at_once() -> Trace:
-    """Conversations of an hour, prompts capped as a server of chats caps them."""
+    """An hour of conversations arriving at once, with prompts capped as a chat server caps them."""
     rows = read_trace(TRACES / "azure_conv_2023_busiest2000.csv", REQUESTS).requests
     capped = (replace(row, arrival_s=0.0, prompt_tokens=min(row.prompt_tokens, 4096)) for row in rows)
     return Trace("all at once", tuple(capped))
@@ -25,7 +25,7 @@ def done_s(outcome: Outcome) -> float:
 
 
 def test_a_batch_is_done_sooner() -> None:
-    """Prompts that last as long as the longest answer leave no tail in which few of them decode alone."""
+    """While prompts take as long as the longest answer, no tail is left in which a few sequences decode alone."""
     cost = load_cost_model("h200-llama-3.1-8b")
     fcfs, ljf = (
         simulate(all_at_once(), Setup(cost, policy=policy, parameters={"step_tokens": 1024}))

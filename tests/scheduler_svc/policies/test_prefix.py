@@ -41,7 +41,7 @@ def test_more_of_the_prompts_comes_from_the_cache() -> None:
 
 
 def test_a_cold_request_is_passed_over_for_its_bound_at_most() -> None:
-    """Requests of one hot prefix never stop coming, as fast as they can be served; a cold one is among them."""
+    """Requests of one hot prefix keep arriving as fast as they can be served; a cold one is among them."""
     rng = random.Random(2)
     hot = [
         TraceRequest(t, 520, 16, prefix_hash_ids=(1, 10_000 + number))
@@ -51,7 +51,7 @@ def test_a_cold_request_is_passed_over_for_its_bound_at_most() -> None:
     cold = next(i for i, request in enumerate(trace.requests) if request.prompt_tokens == 600)
 
     def overtaken_by(max_wait_s: float) -> float:
-        """Latest arrival of a hot request that was served before the cold one, in seconds after the cold one's."""
+        """Returns the latest arrival of a hot request served before the cold one, in seconds after the cold one's."""
         outcome = run(trace, "prefix", max_wait_s=max_wait_s, window=32)
         before = outcome.first_token_s < outcome.first_token_s[cold]
         return float((outcome.arrival_s[before] - outcome.arrival_s[cold]).max())

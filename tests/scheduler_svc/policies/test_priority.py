@@ -1,4 +1,4 @@
-"""`priority` on the simulator: strict within the ageing bound, nobody starves beyond it, slots go to higher classes."""
+"""`priority` on the simulator: strict within the ageing bound, no starvation beyond it, slots go to higher classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGEING_S = 4.0
 
 
 def flood(seed: int, preempting: bool) -> Outcome:
-    """Twice what the runner can do, classes 0 to 2; every prompt alike, so that first tokens come in order of seats."""
+    """Twice the runner's capacity in classes 0 to 2, with equal prompts: first tokens arrive in order of admission."""
     rng = random.Random(seed)
     trace = merged([TraceRequest(t, 64, 16, priority=rng.choice((0, 1, 2))) for t in poisson(rng, 50, 0, 20)])
     parameters = {"ageing_s": AGEING_S, "preempt": preempting}
@@ -26,14 +26,14 @@ def flood(seed: int, preempting: bool) -> Outcome:
     return outcome
 
 
-def test_nobody_is_overtaken_by_what_came_later_than_the_bound() -> None:
+def test_no_request_is_overtaken_by_one_beyond_the_bound() -> None:
     outcome = flood(1, preempting=False)
     priority = np.array([request.priority for request in outcome.trace.requests])
     arrival, first = outcome.arrival_s, outcome.first_token_s
     overtaken_late = ordered = 0
     for i in range(len(arrival)):
         bound = np.maximum(0, priority - priority[i]) * AGEING_S
-        later = arrival > arrival[i] + bound + 0.1  # a turn of the engine may bring both
+        later = arrival > arrival[i] + bound + 0.1  # one turn of the engine may admit both
         assert (first[later] >= first[i]).all(), i
         higher = (priority > priority[i]) & (arrival > arrival[i]) & ~later
         overtaken_late += int((first[higher] < first[i]).sum())
@@ -45,7 +45,7 @@ def test_nobody_is_overtaken_by_what_came_later_than_the_bound() -> None:
 
 @pytest.mark.parametrize("victim", ["lowest_rank", "least_computed"])
 def test_a_higher_class_takes_a_slot_at_once(victim: str) -> None:
-    """Eight long requests of class 0 hold all slots; one of class 1 comes."""
+    """Eight long requests of class 0 occupy all slots when one of class 1 arrives."""
     low = [TraceRequest(0.1 * i, 100, 300) for i in range(8)]
     trace = merged(low, [TraceRequest(2.0, 100, 10, priority=1)])
 
@@ -63,7 +63,7 @@ def test_a_higher_class_takes_a_slot_at_once(victim: str) -> None:
     assert outcome.counters.preemptions == 0
 
 
-def test_the_same_class_takes_nothing() -> None:
+def test_the_same_class_is_not_preempted() -> None:
     trace = merged([TraceRequest(0.1 * i, 100, 100, priority=3) for i in range(20)])
     outcome = simulate(trace, Setup(round_cost(), policy="priority", check=True))
     assert outcome.counters.preemptions == 0
@@ -71,7 +71,7 @@ def test_the_same_class_takes_nothing() -> None:
 
 
 def test_blocks_are_taken_too() -> None:
-    """Slots are free, but two long contexts hold the KV cache: the least that makes room is preempted."""
+    """Slots are free, but two long contexts fill the KV cache: only as many are preempted as needed."""
     low = [TraceRequest(0.0, 1800, 200), TraceRequest(0.2, 1700, 200)]
     trace = merged(low, [TraceRequest(1.5, 1000, 5, priority=1)])
     outcome = simulate(trace, Setup(round_cost(), policy="priority", check=True))
@@ -80,8 +80,8 @@ def test_blocks_are_taken_too() -> None:
     assert outcome.tokens.tolist() == [200, 200, 5]
 
 
-def test_what_never_fits_costs_nobody_a_slot() -> None:
-    """The candidate needs more than all lower ones would free: nobody is preempted for it in vain."""
+def test_a_candidate_that_never_fits_preempts_no_sequence() -> None:
+    """The candidate needs more than all lower sequences would free, so none is preempted in vain."""
     running = [TraceRequest(0.0, 2400, 200, priority=2), TraceRequest(0.1, 600, 200)]
     trace = merged(running, [TraceRequest(1.5, 2000, 5, priority=1)])
     outcome = simulate(trace, Setup(round_cost(), policy="priority", check=True))

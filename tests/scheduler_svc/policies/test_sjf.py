@@ -20,7 +20,7 @@ def test_mean_time_to_the_last_token_is_shorter() -> None:
 
 
 def test_tenant_history_beats_a_limit_that_says_nothing() -> None:
-    """Everybody asks for at most 600 tokens; tenants differ in what they really take."""
+    """All requests set max_tokens to 600; tenants differ in the lengths of their outputs."""
     rng = random.Random(3)
     trace = merged(
         [TraceRequest(t, 40, rng.randint(3, 9), tenant="brief", max_tokens=600) for t in poisson(rng, 40, 0, 12)],

@@ -1,4 +1,4 @@
-"""`static` against `fcfs` on the simulator: how much request-level batches lose, and when (docs/policies.md)."""
+"""`static` against `fcfs` on the simulator: the cost of request-level batching by workload (docs/policies.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def heavy_tailed(count: int, seed: int) -> list[int]:
 
 
 def test_heavy_tailed_outputs_take_static_batches_several_times_as_long() -> None:
-    """All requests are there from the start: the ratio is that of the throughputs."""
+    """All requests arrive at the start, so the ratio is that of the throughputs."""
     lengths = heavy_tailed(256, 1)
     trace = Trace("heavy", tuple(TraceRequest(0.0, 64, length) for length in lengths))
     static, fcfs = run(trace, "static", 32), run(trace, "fcfs", 32)
@@ -42,7 +42,7 @@ def test_outputs_of_one_length_cost_nothing() -> None:
 
 
 def test_at_equal_latency_the_gap_is_far_larger() -> None:
-    """At ten times the rate that makes static batches slow, sequences that join at any step still are not."""
+    """At ten times the rate at which static batches become slow, batches that sequences join at any step do not."""
     rng = random.Random(2)
     lengths = heavy_tailed(200, 3)
 

@@ -1,4 +1,4 @@
-"""The step-time model against numpy, and on steps whose times are known."""
+"""The step-time model against numpy, and on steps of known times."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_solutions_are_those_of_numpy(seed: int) -> None:
     assert found == pytest.approx(by_numpy(gram, moment), rel=1e-6, abs=1e-9)
 
 
-def test_times_that_follow_the_model_are_foretold() -> None:
+def test_times_that_follow_the_model_are_predicted() -> None:
     rng = random.Random(1)
     model = StepTimeModel()
     for _ in range(400):

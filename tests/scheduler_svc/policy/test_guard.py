@@ -1,4 +1,4 @@
-"""Every function of a policy may fail, in every way: the guard's answer fits, and the failure is counted."""
+"""Every function of a policy may fail in every way: the guard's answer is valid, and the failure is counted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_not_overridden_is_not_asked() -> None:
 
 
 class Chaotic(Policy):
-    """Overrides everything; half of what it does is wrong."""
+    """Overrides every function; half of its answers are wrong."""
 
     name = "chaotic"
     rerank_window = 8

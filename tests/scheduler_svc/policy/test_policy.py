@@ -1,4 +1,4 @@
-"""Policies through the interface: the built-in ones, the guard, loading by name."""
+"""The policy interface: built-in policies, the guard, loading by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_fcfs_leaves_decoding_rows_their_place_and_prompts_at_least_one_position
     assert Fcfs(PolicyParameters(step_tokens=16, finish_tokens=16)).budget(load()) == Budget(13)
 
 
-def test_orca_never_splits_and_static_joins_nobody() -> None:
+def test_orca_never_splits_and_static_admits_no_sequence_meanwhile() -> None:
     assert not Orca(PolicyParameters()).budget(load()).may_chunk
     assert Static(PolicyParameters()).budget(load()).max_new == 0
     fresh = Static(PolicyParameters()).budget(load(running=0, decoding=0))
@@ -94,7 +94,7 @@ def test_static_batches_never_mix() -> None:
 
 
 class Broken(Policy):
-    """Every function fails, one way or the other."""
+    """Every function fails, by raising or by an invalid answer."""
 
     name = "broken"
 
@@ -170,7 +170,7 @@ def test_a_refusal_of_the_policy_reaches_the_client() -> None:
     assert answer is not None and (answer.message, answer.retry_after_ms) == ("not now", 2500)
 
 
-def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> None:
+def test_policies_are_found_by_name_and_errors_list_what_exists() -> None:
     assert {"fcfs", "orca", "static"} <= set(available_policies())
     assert load_policy("fcfs", {"step_tokens": 7}).parameters.step_tokens == 7
     with pytest.raises(UnknownPolicy, match=r"no policy 'fcsf'.*fcfs.*orca.*static"):
@@ -185,15 +185,15 @@ def test_policies_are_found_by_name_and_unknown_ones_are_told_what_exists() -> N
         load_policy("sjf", {"finish_tokens": 1152})
 
 
-def test_a_budget_within_a_bound_is_stretched_no_further_than_that() -> None:
+def test_the_overflow_of_a_budget_within_a_bound_stays_within_it() -> None:
     budget = Budget(100, overflow=28)
     assert budget.within(float("inf")) == budget.within(128) == budget
     assert budget.within(110.5) == Budget(100, overflow=10)
     assert budget.within(63.7) == Budget(63)
 
 
-def test_the_former_name_of_a_budgets_overflow_is_understood_for_one_release() -> None:
-    """A policy written for it must not fall back to `fcfs`."""
+def test_the_former_name_of_a_budgets_overflow_is_accepted_for_one_release() -> None:
+    """A policy that uses the former name must not fall back to `fcfs`."""
 
     class Former(Policy):
         name = "former"

@@ -1,4 +1,4 @@
-"""Policies found by name: what can't be imported or is no policy is told in a sentence, whoever wrote it."""
+"""Policies found by name: a third-party entry point that can't be imported or is not a policy gives a clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Other:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on sys.path with a module and its dist-info, as pip leaves them."""
+    """A folder on sys.path with a module and its dist-info, as installed by pip."""
     (tmp_path / "outside_policies.py").write_text(MODULE)
     (tmp_path / "broken_policies.py").write_text("import a_module_that_is_not_there")
     info = tmp_path / "outside_policies-1.0.dist-info"
@@ -50,15 +50,15 @@ def test_a_policy_from_outside_is_found(package: Path) -> None:
     ("name", "sentence"),
     [
         ("other", "outside_policies:Other is not a class that extends Policy"),
-        ("missing", "can't be imported: AttributeError"),
+        ("missing", "cannot be imported: AttributeError"),
         ("broken", "No module named 'a_module_that_is_not_there'"),
     ],
 )
-def test_what_is_no_policy_is_told(package: Path, name: str, sentence: str) -> None:
+def test_an_entry_point_that_is_no_policy_is_refused(package: Path, name: str, sentence: str) -> None:
     with pytest.raises(UnknownPolicy, match=sentence):
         load_policy(name, {})
 
 
-def test_a_value_that_names_no_object_is_told() -> None:
-    with pytest.raises(UnknownPolicy, match="can't be imported"):
+def test_a_value_that_names_no_object_is_refused() -> None:
+    with pytest.raises(UnknownPolicy, match="cannot be imported"):
         import_policy(EntryPoint("odd", "a value:", "roster.policies"))

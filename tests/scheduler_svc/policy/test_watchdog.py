@@ -1,4 +1,4 @@
-"""A policy that takes too long is interrupted; the interrupt never strikes outside its call."""
+"""A policy that takes too long is interrupted; the interrupt is never raised outside its call."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ print(watchdog.call("f", work), watchdog.overruns, flush=True)
 
 
 def test_a_pause_of_the_process_is_no_slow_call() -> None:
-    """It is stopped within a call, while the watchdog is awake, for longer than a call may take."""
+    """The process is stopped within a call, while the watchdog is awake, for longer than the timeout."""
     with subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True) as paused:
         assert paused.stdout is not None and paused.stdout.readline() == "begins\n"
         time.sleep(0.02)
@@ -114,7 +114,7 @@ def test_a_pause_of_the_process_is_no_slow_call() -> None:
 
 
 def test_the_interrupt_never_strikes_outside_the_call() -> None:
-    """Calls that end just when the watchdog looks: whatever happens, nothing is raised between or after them."""
+    """Calls end just when the watchdog checks them, and nothing is ever raised between or after them."""
     watchdog = Watchdog(0.002)
     rng = random.Random(8)
     slow = fast = 0
@@ -126,7 +126,7 @@ def test_the_interrupt_never_strikes_outside_the_call() -> None:
                 fast += 1
             except PolicyTooSlow:
                 slow += 1
-            for _ in range(rng.randrange(3000)):  # an interrupt that came late would strike here
+            for _ in range(rng.randrange(3000)):  # a late interrupt would be raised here
                 pass
     finally:
         watchdog.close()
@@ -147,7 +147,7 @@ def test_the_thread_sleeps_while_there_are_no_calls(watchdog: Watchdog) -> None:
 
 
 class Slow(Policy):
-    """Hangs in every second budget."""
+    """Hangs in every second call of `budget`."""
 
     name = "slow"
 

@@ -1,4 +1,4 @@
-"""The roster as operators watch it, against what the engine was given; and what watchers of steps are told of times."""
+"""The view of WatchRoster against the engine's requests, and the times reported to watchers of steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def look(stack: Stack, *handles: int) -> list[engine_pb2.RosterReply]:
     return replies[-len(handles) :]
 
 
-def test_running_sequences_with_their_progress_and_who_waits() -> None:
+def test_running_sequences_with_their_progress_and_the_queue() -> None:
     stack = stack_with_runner()
     stack.submit([1, 2, 3], 30, tenant="a")
     stack.submit(list(range(1, 30)), 20, tenant="b")
@@ -48,7 +48,7 @@ def test_running_sequences_with_their_progress_and_who_waits() -> None:
     assert reply.roster.running[1].computed >= 29
 
 
-def test_all_who_ask_between_two_steps_get_the_same_answer() -> None:
+def test_all_queries_between_two_steps_get_the_same_answer() -> None:
     stack = stack_with_runner()
     stack.submit([1], 5)
     advance(stack, 3, turn_s=0.5)

@@ -1,4 +1,4 @@
-"""What policies are told of each result, against what the streams of the simulation saw."""
+"""The reports that policies receive of each result, against the streams of the simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.simulated_cost import round_cost
 
 
 class Recorder(Policy):
-    """Keeps the reports."""
+    """Records the reports."""
 
     name = "recorder"
 
@@ -29,7 +29,7 @@ class Recorder(Policy):
 
 
 @pytest.mark.parametrize("setup", [{}, {"kv_tokens": 1600}], ids=["plenty", "preempting"])
-def test_reports_tell_what_the_streams_saw(setup: dict[str, Any]) -> None:
+def test_reports_agree_with_the_streams(setup: dict[str, Any]) -> None:
     rng = random.Random(1)
     trace = merged([TraceRequest(t, rng.randint(5, 400), rng.randint(1, 60)) for t in poisson(rng, 4, 0, 15)])
     recorder = Recorder()
@@ -44,7 +44,7 @@ def test_reports_tell_what_the_streams_saw(setup: dict[str, Any]) -> None:
     first = {first.request.request_id: first.ttft_s for report in reports for first in report.first_tokens}
     ended = {end.request.request_id: end.generated for report in reports for end in report.ended}
     assert [first[str(i)] for i in range(len(trace.requests))] == pytest.approx(outcome.ttft_s.tolist())
-    # the last ones may end without another result to report them with
+    # the last ends may lack a further result with which to be reported
     assert len(ended) >= len(trace.requests) - 8
     assert all(generated == trace.requests[int(i)].output_tokens for i, generated in ended.items())
     gaps_s = np.concatenate([report.gaps_s for report in reports])

@@ -1,4 +1,4 @@
-"""What a prefix index loses: blocks to others, and all of it with its runner."""
+"""A prefix index loses blocks to other sequences, and is lost with its runner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_runner_that_dies_takes_its_index_along() -> None:
     assert [served.cached(request) for request in requests] == [3 * SIZE, *[5 * SIZE] * 3]
 
 
-def test_names_are_made_anew_for_a_runner_with_other_blocks() -> None:
+def test_names_are_recomputed_for_a_runner_with_another_block_size() -> None:
     served = service(slots=2, step_tokens=SIZE)
     prompts = [prompt(3 * SIZE) + prompt(4 * SIZE, seed=seed) for seed in (2, 3, 2)]
     requests = [served.stack.submit(tokens, 4 * SIZE) for tokens in prompts]
@@ -66,7 +66,7 @@ def test_the_deepest_blocks_are_evicted_first() -> None:
 
 
 def test_a_hit_is_pinned_at_once() -> None:
-    """Its blocks are free when it is seated; the fresh blocks of the same step must not be taken from them."""
+    """The hit's blocks are free on admission; the fresh blocks of the same step must not be taken from them."""
     served = service(slots=4, num_blocks=8)
     served.stack.submit(prompt(4 * SIZE), OUTPUT)
     served.finish()

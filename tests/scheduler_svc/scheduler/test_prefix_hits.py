@@ -1,4 +1,4 @@
-"""What of a prompt is hit, to the block; and that no stream can tell."""
+"""Which blocks of a prompt are hit, and that streams do not depend on hits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_preempted_sequence_hits_its_own_blocks() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_conversations_give_the_same_with_and_without(seed: int) -> None:
-    """Prompts from few stems, cut at any length, through a pool that evicts and preempts."""
+    """Prompts from a few stems, cut at any length, in a pool that causes eviction and preemption."""
     streams: list[list[list[int]]] = []
     hits = []
     for sharing in (True, False):
@@ -120,7 +120,7 @@ def test_random_conversations_give_the_same_with_and_without(seed: int) -> None:
 
 
 def test_nothing_that_goes_on_from_before_a_flush_is_hit_after_it() -> None:
-    """Blocks that decoding fills are named when their sequence leaves: a flush in between counts for them too."""
+    """Blocks filled by decoding are named when their sequence leaves; a flush before that applies to them too."""
     served = service()
     running = served.stack.submit(prompt(3 * SIZE), 4 * SIZE)
     served.advance(SIZE)

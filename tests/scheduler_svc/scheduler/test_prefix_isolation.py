@@ -1,4 +1,4 @@
-"""What is never shared: other salts, other tenants, positions that depend on more than the prefix."""
+"""Prefixes that are never shared: other salts, other tenants, positions that depend on more than the prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts whose next block is being computed: who waits for it, who passes, and who comes back."""
+"""Sequences whose next block is being computed are parked: others pass them, and they return to the queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_blocks_are_hit_only_once_a_result_has_confirmed_them() -> None:
     assert [served.cached(first), served.cached(second)] == [0, 3 * SIZE]
 
 
-def test_others_pass_those_who_wait_for_a_block() -> None:
+def test_others_pass_sequences_that_wait_for_a_block() -> None:
     served = service(step_tokens=4 * SIZE)
     requests = [served.stack.submit(prompt(2 * SIZE + 1), OUTPUT) for _ in range(3)]
     passing = served.stack.submit(prompt(SIZE, seed=9), OUTPUT)
@@ -34,8 +34,9 @@ def test_others_pass_those_who_wait_for_a_block() -> None:
     assert sorted(served.cached(request) for request in [*requests, passing]) == [0, 0, 2 * SIZE, 2 * SIZE]
 
 
-def test_who_computes_a_block_ranks_as_high_as_who_waits_for_it() -> None:
-    """Higher classes keep coming and take every step; the waiting one of them must not wait for the lowest class."""
+def test_a_blocks_owner_ranks_as_high_as_a_sequence_that_waits_for_it() -> None:
+    """Sequences of a high class keep arriving and use every step. One of them waits for a block of the lowest class,
+    and must not wait as long as that."""
     served = service(slots=8, step_tokens=SIZE, policy="priority", num_blocks=256)
     low = served.stack.submit(prompt(12 * SIZE), 40 * SIZE, priority=-5)
     served.advance()
@@ -49,8 +50,9 @@ def test_who_computes_a_block_ranks_as_high_as_who_waits_for_it() -> None:
     served.finish()
 
 
-def test_who_computes_a_block_and_who_waits_for_it_do_not_rank_the_same() -> None:
-    """They did: where memory was full neither could be preempted for the other, and both stood still forever."""
+def test_a_blocks_owner_and_a_sequence_that_waits_for_it_do_not_rank_the_same() -> None:
+    """Regression: with equal ranks and full memory, neither could be preempted for the other, and both stopped
+    forever."""
     served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=16)
     low = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=0)
     served.advance()
@@ -60,8 +62,8 @@ def test_who_computes_a_block_and_who_waits_for_it_do_not_rank_the_same() -> Non
     assert served.cached(low) == 0
 
 
-def test_who_has_computed_what_others_waited_for_ranks_by_itself_again() -> None:
-    """Or a long job of the lowest class that once had a prompt in common with the highest would stay one of these."""
+def test_an_owner_returns_to_its_own_rank_when_its_blocks_are_computed() -> None:
+    """Otherwise a long job of the lowest class that once shared a prompt with the highest would keep its rank."""
     served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=16)
     low = served.stack.submit(prompt(6 * SIZE), 8 * SIZE, priority=-5)
     served.advance()
@@ -82,7 +84,7 @@ def test_who_has_computed_what_others_waited_for_ranks_by_itself_again() -> None
 
 
 def test_ranks_under_another_policy_are_its_own() -> None:
-    """Also of one that went ahead of another by the policy before."""
+    """This includes the rank of a sequence that was moved ahead of another under the former policy."""
     served = service(slots=4, step_tokens=SIZE, policy="priority", num_blocks=64)
     requests = []
     for priority in (0, 5):
@@ -112,7 +114,7 @@ def test_when_the_owner_of_a_pending_block_goes_another_computes_it(how: str) ->
     served.stack.assert_clean()
 
 
-def test_who_waits_for_a_block_can_be_cancelled() -> None:
+def test_a_sequence_that_waits_for_a_block_can_be_cancelled() -> None:
     served = service(step_tokens=SIZE)
     requests = [served.stack.submit(prompt(4 * SIZE + 1), OUTPUT) for _ in range(3)]
     served.advance()
@@ -124,7 +126,7 @@ def test_who_waits_for_a_block_can_be_cancelled() -> None:
     served.stack.assert_clean()
 
 
-def test_those_who_come_back_are_found_behind_many_who_were_cancelled() -> None:
+def test_returning_sequences_are_found_behind_many_cancelled_ones() -> None:
     served = service(step_tokens=SIZE)
     requests = [served.stack.submit(prompt(30 * SIZE + 1), OUTPUT) for _ in range(4 * STEPS_ASIDE)]
     served.advance(8)
@@ -162,12 +164,12 @@ def test_ten_thousand_behind_one_block_cost_a_step_a_few_lookups(monkeypatch: py
     served.stack.assert_clean()
 
 
-def test_a_flush_brings_back_who_waits_for_a_block() -> None:
+def test_a_flush_brings_back_sequences_that_wait_for_a_block() -> None:
     served = service(step_tokens=SIZE)
     requests = [served.stack.submit(prompt(8 * SIZE + 1), OUTPUT) for _ in range(3)]
     served.advance(2)
     assert served.scheduler.table.num_running == 1
     served.stack.front.put(flush_prefixes=engine_pb2.FlushPrefixes(handle=1))
     served.finish()
-    # The second computes the prefix anew, and the third waits for it.
+    # The second computes the prefix again, and the third waits for it.
     assert sorted(served.cached(request) for request in requests) == [0, 0, 8 * SIZE]

@@ -1,4 +1,4 @@
-"""Which prompt gets a step's budget: in order of rank, whether it is under way or waits."""
+"""Prompts get a step's budget in order of rank, whether they are under way or waiting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stack_of(policy: str, **parameters: object) -> tuple[Stack, int]:
 
 
 def steps_until_first_token(policy: str, **parameters: object) -> tuple[int, int]:
-    """Of a prompt of 80 tokens that is under way, and of one of 8 that comes after its first chunks."""
+    """Returns the steps of a prompt of 80 tokens, and of one of 8 tokens that arrives after its first chunks."""
     stack, session = stack_of(policy, **parameters)
     long = stack.submit(list(range(80)), 4)
     stack.step()

@@ -1,4 +1,4 @@
-"""StepBudget: a step takes what fits, and is stretched once, for what thereby ends."""
+"""StepBudget: a step takes what fits, and overflows at most once, for a prompt that it completes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_a_whole_prompt_waits_unless_no_step_could_hold_it() -> None:
     assert (room.chunk(100), room.chunk(101), room.chunk(513)) == (100, 0, 100)
 
 
-def test_what_ends_by_it_stretches_the_step_and_nothing_else_does() -> None:
+def test_only_a_prompt_that_it_completes_overflows_the_step() -> None:
     room = StepBudget.of(Budget(100, overflow=28), 0, 512)
     assert (room.chunk(128), room.chunk(129)) == (128, 100)
     room.use(128)
     assert room.chunk(1) == 0
 
 
-def test_a_full_step_is_not_stretched() -> None:
+def test_a_full_step_does_not_overflow() -> None:
     room = StepBudget.of(Budget(100, overflow=28), 0, 512)
     room.use(100)
     assert room.chunk(5) == 0

@@ -1,4 +1,4 @@
-"""What settings may open to the network, and what they may not."""
+"""Settings that expose an unprotected address to the network are refused; others are not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_not(settings: dict[str, object]) -> None:
     ("settings", "sentence"),
     [
         ({"tls_cert": "cert.pem"}, "tls_cert and tls_key belong together"),
-        ({"tls_client_ca": "ca.pem"}, "tls_client_ca asks clients for certificates"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca requires TLS: set tls_cert and tls_key too"),
         ({"link_key": "key"}, "link_key and link_runners"),
         ({"link_runners": "runners"}, "link_key and link_runners"),
     ],

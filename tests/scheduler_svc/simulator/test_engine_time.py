@@ -1,4 +1,4 @@
-"""Turns that were taken at once are charged what those of their kind took that were taken alone."""
+"""Skipped turns are charged the mean time of sampled turns, which were taken alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that are taken at once bring all that they bring one by one, to the last bit."""
+"""A fast-forward gives exactly the same outcome as its turns taken one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.thoroughness import count
 
 
 class Recorded(Simulation):
-    """A simulation that keeps what leaves its engine, ids counted from its first one."""
+    """A simulation that records its engine's output, with ids counted from the first one."""
 
     def __init__(self, trace: Trace, setup: Setup) -> None:
         super().__init__(trace, setup)
@@ -71,7 +71,7 @@ class Recorded(Simulation):
 
 
 def state(engine: Engine) -> dict[str, Any]:
-    """What the engine has learnt, counted and measured, and how its blocks lie."""
+    """The engine's counters and measurements, the policy's model, and the layout of blocks."""
     measured = engine.requests.measurements
     measured.count()
     (scheduler,) = engine.pool.schedulers.values()
@@ -137,7 +137,7 @@ def test_the_same_as_turn_by_turn(policy: str) -> None:
 
 
 def before_steady_turns(**fields: Any) -> Simulation:
-    """Two sequences that decode, and nothing else to come."""
+    """Two sequences that decode, with no further request."""
     trace = Trace("two", (TraceRequest(0.0, 10, 60, tenant="a"), TraceRequest(0.0, 40, 60, tenant="b")))
     simulation = Simulation(trace, Setup(round_cost(), policy="priority", **fields))
     for _ in range(8):
@@ -147,7 +147,7 @@ def before_steady_turns(**fields: Any) -> Simulation:
 
 
 def test_how_far_a_fast_forward_goes() -> None:
-    """Until a sequence has all its tokens planned; from the row counts and positions of the plan after the last."""
+    """It ends when a sequence has all its tokens planned, and starts from the last plan's row counts and positions."""
     simulation = before_steady_turns()
     chance = possible_fast_forward(simulation.engine)
     assert chance is not None
@@ -173,11 +173,11 @@ def make_masks(engine: Engine) -> None:
     engine.constraints._masking._open = 1
 
 
-def suspect_somebody(engine: Engine) -> None:
+def suspect_a_request(engine: Engine) -> None:
     engine.quarantine._reserved = 1
 
 
-def let_somebody_wait(engine: Engine) -> None:
+def let_a_request_wait(engine: Engine) -> None:
     submit = engine_pb2.Submit(handle=9, request_id="9", prompt=pack([1]), n=1, max_tokens=5)
     engine.requests.queue.push(build_request(submit, b"", 9, 0.0).sequences[0])
 
@@ -186,11 +186,11 @@ def send_the_runner_away(engine: Engine) -> None:
     engine.pool.schedulers[1].leaving = True
 
 
-def give_somebody_a_stop_token(engine: Engine) -> None:
+def give_a_sequence_a_stop_token(engine: Engine) -> None:
     engine.pool.schedulers[1].table.stops.add([7])
 
 
-def constrain_somebody(engine: Engine) -> None:
+def constrain_a_sequence(engine: Engine) -> None:
     engine.pool.schedulers[1].table.num_constrained = 1
 
 
@@ -213,11 +213,11 @@ def take_a_plan_back(engine: Engine) -> None:
         ask_for_the_roster,
         load_a_policy,
         make_masks,
-        suspect_somebody,
-        let_somebody_wait,
+        suspect_a_request,
+        let_a_request_wait,
         send_the_runner_away,
-        give_somebody_a_stop_token,
-        constrain_somebody,
+        give_a_sequence_a_stop_token,
+        constrain_a_sequence,
         compute_a_shared_block,
         follow_the_caches,
         take_a_plan_back,

@@ -1,4 +1,4 @@
-"""The simulation makes the plans of a live engine: the same requests over ZeroMQ to a real runner process."""
+"""The simulation makes the same plans as a live engine that serves the requests over ZeroMQ on a real runner."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.simulated_cost import round_cost
 
 SLOTS, KV_TOKENS, STEP_TOKENS, VOCAB_SIZE = 6, 640, 64, 512
 SETUP = Setup(round_cost(), slots=SLOTS, kv_tokens=KV_TOKENS, step_tokens=STEP_TOKENS, depth=1, fast_forwards=False)
-"""One plan in flight: with two, what a plan holds depends on which results happened to come together."""
+"""One plan in flight: with two, a plan depends on which results happened to arrive together."""
 
 
 def what_it_says(plan: plan_pb2.Plan) -> plan_pb2.Plan:
-    """The plan without what names the process (ids, noise) or holds sampled tokens."""
+    """Returns the plan without process-specific values (ids, noise) and sampled tokens."""
     said = plan_pb2.Plan()
     said.CopyFrom(plan)
     for admission in said.admissions:
@@ -52,7 +52,7 @@ def simulated_plans(trace: Trace) -> list[plan_pb2.Plan]:
 
 
 class _PlanRecorder(RecordingLink):
-    """Keeps the plans themselves."""
+    """Records the plans."""
 
     def __init__(self, link: RunnerLink) -> None:
         super().__init__(link)
@@ -69,7 +69,7 @@ def live_plans(trace: Trace, endpoint: str) -> list[plan_pb2.Plan]:
     link = RunnerLink(context, endpoint, silence_s=60, plan_timeout_s=60, clock=time.monotonic)
     recorder = _PlanRecorder(link)
     clock = VirtualClock()
-    clock.now_s = -1.0  # nothing arrives before the runner is there
+    clock.now_s = -1.0  # no request arrives before the runner has connected
     front = SimulatedFront(trace, clock, 0.0, VOCAB_SIZE, real_prompts=True)
     engine = Engine(settings, PolicyGuard(load_policy("fcfs", {})), front, recorder)
     flags = {"device": "hash", "slots": SLOTS, "kv_tokens": KV_TOKENS, "max_step_tokens": STEP_TOKENS}
@@ -99,7 +99,7 @@ def test_the_same_plans_as_over_zeromq(tmp_path: Path) -> None:
 
 
 def test_messages_are_those_of_the_contract() -> None:
-    """What the simulated client submits is a whole Submit, as a front worker sends it."""
+    """The simulated client sends a complete Submit, as a front worker does."""
     front = SimulatedFront(Trace("t", (TraceRequest(0.0, 7, 3),)), VirtualClock(), 0.0, VOCAB_SIZE, real_prompts=True)
     (_, hello), (_, command) = front.receive()
     assert hello.WhichOneof("command") == "hello"

@@ -1,4 +1,4 @@
-"""The simulation: every request gets its tokens, the same each time, and the times are those of the cost model."""
+"""The simulation: every request gets its tokens, runs are repeatable, and the times are those of the cost model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.thoroughness import choice
 from tests.support.thoroughness import count as how_many
 
 NUM_REQUESTS = how_many(80, in_ci=40)
-"""Of the heaviest tests."""
+"""Requests of the slowest tests, fewer in CI."""
 
 
 def random_trace(seed: int, count: int = 80, **fields: object) -> Trace:
@@ -71,7 +71,7 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 
 def test_one_plan_in_flight_waits_for_the_scheduler() -> None:
-    """At depth 1 link and scheduler stand between two steps; at depth 2 they don't."""
+    """At depth 1, link and scheduler add to the time between two steps; at depth 2 they do not."""
 
     def itl(depth: int) -> float:
         cost = round_cost(link_s=0.001)
@@ -122,7 +122,7 @@ def test_more_runners_serve_faster() -> None:
 
 
 def test_a_slow_scheduler_slows_many_runners() -> None:
-    """64 runners with steps of about 10 ms need 6,400 plans a second: at 1 ms a plan the engine can't."""
+    """64 runners with steps of about 10 ms need 6,400 plans per second; at 1 ms per plan, the engine cannot keep up."""
     trace = Trace("burst", tuple(TraceRequest(0.0, 10, 50) for _ in range(64 * 8)))
     fast, slow = (simulate(trace, Setup(round_cost(), runners=64, scheduler_s=s)) for s in (1e-6, 1e-3))
     assert float(np.median(fast.itl_s)) == pytest.approx(0.0108, rel=0.05)
@@ -130,7 +130,7 @@ def test_a_slow_scheduler_slows_many_runners() -> None:
 
 
 class _Lazy(Policy):
-    """Admits nobody."""
+    """Admits no sequence."""
 
     name = "lazy"
 
@@ -138,7 +138,7 @@ class _Lazy(Policy):
         return Budget(0, max_new=0)
 
 
-def test_a_policy_that_admits_nobody_is_told() -> None:
+def test_a_policy_that_admits_no_sequence_is_reported() -> None:
     with pytest.raises(SimulationStuck, match="80 sequences wait"):
         simulate(random_trace(6), Setup(round_cost(), policy=_Lazy(PolicyParameters())))
 

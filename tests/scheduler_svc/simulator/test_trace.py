@@ -1,4 +1,4 @@
-"""Reading and reshaping traces, and prompts that share what the trace says they share."""
+"""Reading and rescaling traces, and prompts that share exactly the trace's prefixes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_rate_jitter_and_lengths() -> None:
     assert shorter.hash_block_tokens == 16
     assert {(r.prompt_tokens, r.output_tokens) for r in shorter.requests} == {(17, 2), (18, 2)}
     assert all(len(r.prefix_hash_ids) == -(-r.prompt_tokens // 16) for r in shorter.requests)
-    with pytest.raises(TraceError, match="divisor must divide that"):
+    with pytest.raises(TraceError, match="the divisor must divide the 512 tokens"):
         trace.divided(100, 1)
     with pytest.raises(TraceError, match="above 0"):
         trace.at_rate(0)

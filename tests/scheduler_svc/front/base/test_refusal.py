@@ -1,4 +1,4 @@
-"""Refusals as google.rpc.Status, from here and from the engine."""
+"""Refusals of the front and of the engine as google.rpc.Status."""
 
 from __future__ import annotations
 

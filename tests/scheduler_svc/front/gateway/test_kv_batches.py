@@ -1,4 +1,4 @@
-"""Snapshots in chunks, and changes, as a gateway reads them."""
+"""Conversion of snapshots and changes into a gateway's batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 4
 
 
 def chain(first: int, count: int, parent: int | None = None) -> engine_pb2.KvStored:
-    """Blocks `first`, `first` + 1, ... of one prefix; the tokens of block b are b, b, b, b."""
+    """Returns blocks `first`, `first` + 1, ... of one prefix; the tokens of block b are b, b, b, b."""
     names = np.arange(first, first + count, dtype="<i8")
     return engine_pb2.KvStored(
         parent=parent, names=names.tobytes(), tokens=np.repeat(names, SIZE).astype("<i4").tobytes()
@@ -24,7 +24,7 @@ def chain(first: int, count: int, parent: int | None = None) -> engine_pb2.KvSto
 
 
 def snapshot(parents: dict[int, int], partial: bool = False) -> engine_pb2.KvSubscribed:
-    """Blocks by name with their parents, in this order; those that begin a sequence are their own."""
+    """Returns a snapshot of blocks, name to parent, in this order; the first block of a sequence is its own parent."""
     names = np.array(list(parents), "<i8")
     taken = engine_pb2.KvSnapshot(
         names=names.tobytes(),
@@ -36,8 +36,8 @@ def snapshot(parents: dict[int, int], partial: bool = False) -> engine_pb2.KvSub
 
 
 @pytest.mark.parametrize("chunk_blocks", [1, 3, 4, 10, 1024])
-def test_a_snapshot_is_whole_and_tells_parents_first(monkeypatch: pytest.MonkeyPatch, chunk_blocks: int) -> None:
-    """Whatever its chunks, and in whatever order it came."""
+def test_a_snapshot_is_complete_with_parents_first(monkeypatch: pytest.MonkeyPatch, chunk_blocks: int) -> None:
+    """For any chunk size and any order of the blocks."""
     monkeypatch.setattr(kv_batches, "CHUNK_BLOCKS", chunk_blocks)
     chains = {1: 1, 20: 20, 30: 3, 31: 77} | {name: name - 1 for name in (*range(2, 8), *range(21, 24))}
     mixed = list(chains)

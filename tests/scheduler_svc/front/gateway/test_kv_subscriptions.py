@@ -1,4 +1,4 @@
-"""SubscribeKvEvents over real gRPC, with the fake engine behind."""
+"""SubscribeKvEvents over real gRPC with a fake engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.front_stack import FrontStack, front_stack
 
 WAIT_S = 200
 BIG = 64
-"""Blocks of each message in the test of a slow reader; of 256 tokens each, so that buffers fill."""
+"""Blocks per message in the test of a slow reader; each has 256 tokens, so that buffers fill."""
 
 Call = grpc.aio.UnaryStreamCall[common_pb2.SubscribeKvEventsRequest, common_pb2.KvEventBatch]
 
@@ -68,7 +68,7 @@ async def test_other_streams_go_on_while_a_snapshot_is_put_in_order(
     first_batches, others = kv_subscriptions.first_batches, threading.Event()
 
     def slow(start: engine_pb2.KvSubscribed, unix_s: float) -> Iterator[common_pb2.KvEventBatch]:
-        assert others.wait(WAIT_S), "the event loop waits too"
+        assert others.wait(WAIT_S), "the event loop is blocked"
         return first_batches(start, unix_s)
 
     monkeypatch.setattr(kv_subscriptions, "first_batches", slow)
@@ -110,7 +110,7 @@ async def test_an_old_cursor_is_refused_before_it_begins(stack: FrontStack) -> N
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.OUT_OF_RANGE, "too old")
 
 
-async def test_who_reads_too_slowly_loses_its_place(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_subscriber_gets_data_loss(stack: FrontStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_subscriptions, "BEHIND_BLOCKS", 4 * BIG)
     slow, quick = subscribe(stack), subscribe(stack)
     async with asyncio.timeout(WAIT_S):

@@ -1,4 +1,4 @@
-"""The gateway's service over real gRPC, with the fake engine behind: what a gateway sees, and what the engine hears."""
+"""The gateway's service over real gRPC with a fake engine: the answers to a gateway and the engine's commands."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_absent_parameters_take_our_defaults(stack: FrontStack, stub: vllm
         {"max_tokens": 0},
     ],
 )
-async def test_what_is_not_done_is_refused(stub: vllm_grpc.VllmEngineStub, params: dict[str, object]) -> None:
+async def test_unsupported_options_are_refused(stub: vllm_grpc.VllmEngineStub, params: dict[str, object]) -> None:
     code, message = await refusal(stub, asked(**params))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert next(iter(params)) in message
@@ -238,7 +238,7 @@ async def test_health_follows_readiness(stack: FrontStack, stub: vllm_grpc.VllmE
 async def test_without_a_model_calls_are_unavailable() -> None:
     async with front_stack(with_model=False) as stack:
         stub = vllm_grpc.VllmEngineStub(stack.channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:  # an answer would be enough for a gateway to register it
+        with pytest.raises(grpc.aio.AioRpcError) as refused:  # a gateway registers a worker on any answer
             await stub.HealthCheck(vllm.HealthCheckRequest(), wait_for_ready=True)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         code, _ = await refusal(stub, asked())

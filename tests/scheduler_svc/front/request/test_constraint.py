@@ -1,4 +1,4 @@
-"""A request's constraint at the door: what can be said of it without compiling it."""
+"""Checks of a request's constraint that need no compilation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_goes_to_the_engine_as_it_is(text: ModelText, kind: str, source: str)
         ({"constraint": pb.Constraint(regex="a"), "stop": pb.StopConditions(ignore_eos=True)}, "stop.ignore_eos"),
     ],
 )
-def test_what_can_not_be_used_is_refused_at_its_field(text: ModelText, fields: dict[str, object], field: str) -> None:
+def test_an_unusable_constraint_is_refused_by_its_field(text: ModelText, fields: dict[str, object], field: str) -> None:
     with pytest.raises(Refusal) as refused:
         validate(request(**fields), text, 4096)
     assert (refused.value.code, refused.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)

@@ -1,4 +1,4 @@
-"""Whose call it is: the table of tenant.py, row by row, and the file of tokens."""
+"""Authentication of calls: each row of the table in tenant.py, and token files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bearer(token: str) -> tuple[str, str]:
     return ("authorization", f"Bearer {token}")
 
 
-def test_without_tokens_everybody_is_who_he_says() -> None:
+def test_without_tokens_the_named_tenant_is_accepted() -> None:
     tenants = Tenants()
     assert not tenants.need_tokens
     assert tenants.of(()) == tenants.of(None) == ""
@@ -28,7 +28,7 @@ def test_without_tokens_everybody_is_who_he_says() -> None:
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_with_tokens_the_token_says_it() -> None:
+def test_with_tokens_the_token_names_the_tenant() -> None:
     tenants = Tenants({ACME: "acme", ZEN: "zen"})
     assert tenants.need_tokens
     assert tenants.of([bearer(ACME)]) == "acme"
@@ -50,7 +50,7 @@ def test_with_tokens_the_token_says_it() -> None:
         ([bearer(ACME), ("roster-tenant", "")], StatusCode.PERMISSION_DENIED),
     ],
 )
-def test_who_is_turned_away(metadata: list[tuple[str, str | bytes]], code: StatusCode) -> None:
+def test_refused_credentials(metadata: list[tuple[str, str | bytes]], code: StatusCode) -> None:
     with pytest.raises(Refusal) as caught:
         Tenants({ACME: "acme", ZEN: "zen"}).of(metadata)
     assert caught.value.code is code
@@ -59,7 +59,7 @@ def test_who_is_turned_away(metadata: list[tuple[str, str | bytes]], code: Statu
 
 def test_a_file_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    path.write_text(f"# who may call\nacme {ACME}\n\nacme  second-token-of-acme\nzen {ZEN}\n")
+    path.write_text(f"# tenants and their tokens\nacme {ACME}\n\nacme  second-token-of-acme\nzen {ZEN}\n")
     tenants = Tenants.read(path)
     assert tenants.of([bearer("second-token-of-acme")]) == tenants.of([bearer(ACME)]) == "acme"
 
@@ -67,15 +67,15 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "holds no token"),
+        ("", "contains no tokens"),
         ("acme\n", "line 1: write a tenant and its token"),
         (f"acme {ACME} more\n", "line 1: write a tenant and its token"),
-        ("acme short\n", "line 1: a token has at least 16 characters"),
-        (f"acme {ACME}\nzen {ACME}\n", "line 2: the token stands in an earlier line too"),
-        (f"{'x' * 129} {ACME}\n", "line 1: a tenant is printable ASCII"),
+        ("acme short\n", "line 1: a token must have at least 16 characters"),
+        (f"acme {ACME}\nzen {ACME}\n", "line 2: an earlier line has the same token"),
+        (f"{'x' * 129} {ACME}\n", "line 1: a tenant must be printable ASCII"),
     ],
 )
-def test_files_that_can_not_be_used(tmp_path: Path, text: str, sentence: str) -> None:
+def test_unusable_token_files(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     with pytest.raises(UnusableTokens, match=sentence) as caught:

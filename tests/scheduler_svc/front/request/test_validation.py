@@ -1,4 +1,4 @@
-"""Every refusal by field, at both sides of every limit; and what a valid request resolves to."""
+"""Every refusal by field, on both sides of every limit, and the resolution of valid requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refuse(*changes: Change, pool_tokens: int = POOL) -> Refusal:
 
 
 def put(path: str, value: object) -> Change:
-    """Sets a field by its path; lists are extended, maps updated."""
+    """Returns a change that sets a field by its path; it extends lists and updates maps."""
 
     def change(made: Request) -> None:
         *parents, name = path.split(".")
@@ -126,9 +126,9 @@ def test_a_value_out_of_range_is_refused_by_its_field(path: str, value: object) 
 @pytest.mark.parametrize(
     "path", ["stop.max_tokens", "stop.min_tokens", "timeout_ms", "ttft_target_ms", "itl_target_ms"]
 )
-def test_minus_one_of_a_careless_client_is_told_what_it_became(path: str) -> None:
+def test_a_wrapped_minus_one_is_named_in_the_refusal(path: str) -> None:
     message = refuse(put(path, 2**32 - 1), pool_tokens=2**40).message
-    assert "4294967295 is more than an int32 holds" in message and "leave it out" in message
+    assert "4294967295 exceeds the int32 maximum" in message and "omit the field" in message
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
@@ -356,17 +356,17 @@ def test_a_huge_prompt_is_refused_without_being_tokenized() -> None:
     """16 MB would take seconds to tokenize."""
     huge = inference_pb2.Prompt(text="x" * (16 << 20))
     begin = time.process_time()
-    with pytest.raises(Refusal, match="can not fit"):
+    with pytest.raises(Refusal, match="cannot fit"):
         prompt_tokens(huge, text())
     chat = inference_pb2.Prompt()
     chat.chat.messages.add(role="user").parts.add(text=huge.text)
-    with pytest.raises(Refusal, match="can not fit"):
+    with pytest.raises(Refusal, match="cannot fit"):
         prompt_tokens(chat, text())
     assert time.process_time() - begin < 0.5
 
 
 def test_a_tokenizer_beyond_the_vocabulary_is_caught() -> None:
-    """A token that the tokenizer knows and the model doesn't never reaches the runner."""
+    """A token of the tokenizer that is outside the model's vocabulary never reaches the runner."""
     small = byte_model("byte", "Byte", VOCAB, CONTEXT)
     small.vocab_size = 200
     with pytest.raises(Refusal) as caught:

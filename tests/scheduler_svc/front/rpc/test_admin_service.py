@@ -1,4 +1,4 @@
-"""WatchSteps: a reader that does not keep up misses steps in bounded memory, one that wants times gets them late."""
+"""WatchSteps: a slow reader loses steps in bounded memory; a reader of done steps gets them with their times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler_svc.front.rpc.admin_service import STEPS_KEPT, AdminService
 
 
 class _Client:
-    """Takes commands and does nothing."""
+    """Ignores commands."""
 
     def __init__(self) -> None:
         self.commands: list[engine_pb2.Command] = []
@@ -27,7 +27,7 @@ class _SlowContext:
         self.reading = asyncio.Event()
 
     async def send_initial_metadata(self, metadata: tuple[()]) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def write(self, report: admin_pb2.WatchStepsResponse) -> None:
         """Blocks like flow control."""
@@ -75,7 +75,7 @@ async def test_steps_with_their_times_come_when_they_are_done() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert sent.numbers == [1, 2]
-    assert done.numbers == [1], "step 2 is still under way, and nobody saw b's begin"
+    assert done.numbers == [1], "step 2 is still running, and the start of b's step was not reported"
     assert (done.reports[0].done_s, done.reports[0].run_s) == (3.5, 0.25)
     assert not sent.reports[0].HasField("done_s")
     for watch in watches:

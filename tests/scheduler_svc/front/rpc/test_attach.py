@@ -1,4 +1,4 @@
-"""Attach: every cursor continues exactly, while the request runs and after it has ended."""
+"""Attach: a stream continues exactly at every cursor, while the request runs and after its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _attached(stack: FrontStack, request_id: str, received: list[int]) -> 
 
 
 async def _boundaries(stack: FrontStack, asked: pb.GenerateRequest) -> tuple[dict[int, str], Gathered]:
-    """Runs a request; returns the text delivered up to each cursor at which a delta ended, and the whole."""
+    """Runs a request; returns the text up to each cursor at which a delta ended, and the whole text."""
     texts = {0: ""}
     gathered = Gathered()
     async for response in stack.stub.Generate(asked):
@@ -39,7 +39,7 @@ async def test_every_cursor_of_an_ended_request() -> None:
     async with front_stack() as stack:
         asked = request(text, 60, request_id="ended", output=pb.OutputOptions(logprobs=1))
         texts, whole = await _boundaries(stack, asked)
-        assert len(texts) > 3  # messages, fewer of them where others hold the cores
+        assert len(texts) > 3  # messages; fewer on a loaded machine
         for cursor, before in texts.items():
             rest = await _attached(stack, "ended", [cursor])
             assert rest.tokens[0] == whole.tokens[0][cursor:]
@@ -72,7 +72,7 @@ async def test_a_running_request_changes_hands_without_a_gap() -> None:
         texts = {0: "", 1: ""}
 
         async def read(call: grpc.aio.UnaryStreamCall, messages: int) -> bool:
-            """Reads some messages; whether the stream has ended."""
+            """Reads some messages; returns whether the stream has ended."""
             for _ in range(messages):
                 message = await call.read()
                 if message is grpc.aio.EOF:
@@ -92,7 +92,7 @@ async def test_a_running_request_changes_hands_without_a_gap() -> None:
             ended = await read(call, generator.randint(2, 30))
             if hops == 0:
                 with pytest.raises(grpc.aio.AioRpcError) as detached:
-                    while True:  # what was on its way when the other call took over comes twice
+                    while True:  # messages in transit when the other call attached arrive twice
                         await asyncio.wait_for(former.read(), 5)
                 assert detached.value.code() is grpc.StatusCode.ABORTED
             hops += 1

@@ -1,4 +1,4 @@
-"""Generate over real gRPC, with the fake engine behind: what arrives, in which order, and what the engine hears."""
+"""Generate over real gRPC with a fake engine: the messages, their order, and the engine's commands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.gathered import echo, gather, random_text, request
 
 
 async def _heard(engine: FakeEngine, kind: str, count: int = 1) -> None:
-    """Returns once the engine got `count` commands of a kind."""
+    """Waits until the engine has received `count` commands of a kind."""
     async with asyncio.timeout(5):
         while len(engine.commands_of(kind)) < count:
             await asyncio.sleep(0.005)
 
 
 async def _forgotten(stack: FrontStack) -> None:
-    """Returns once the worker follows no request any more."""
+    """Waits until the worker follows no requests."""
     async with asyncio.timeout(5):
         while stack.worker.num_requests:
             await asyncio.sleep(0.005)
@@ -100,8 +100,8 @@ async def test_received_tokens_are_neither_repeated_nor_lost() -> None:
         assert gathered.finishes[0].num_tokens == 30
 
 
-async def test_a_request_whose_received_tokens_end_with_a_stop_string_has_only_its_end_to_tell() -> None:
-    """What a client sends that got the last token before everything died, but not the finish."""
+async def test_a_request_whose_received_tokens_end_with_a_stop_string_only_ends() -> None:
+    """A client sends this if it received the last token but not the finish before the service died."""
     async with front_stack() as stack:
         stop = pb.StopConditions(strings=["fgh"], max_tokens=500)
         received = list(b"abcdefgh")
@@ -188,7 +188,7 @@ async def test_timeout_and_deadline_travel_to_the_engine() -> None:
     async with front_stack() as stack:
         gathered = await gather(stack.stub.Generate(request("abc", 4000, timeout_ms=80), timeout=30))
         assert gathered.finishes[0].reason == pb.FINISH_REASON_DEADLINE
-        stack.engine.stepping.clear()  # or its own word on the deadline may come first
+        stack.engine.stepping.clear()  # gRPC's own status for the deadline can arrive first
         call = stack.stub.Generate(request("abc", 4000, timeout_ms=60_000), timeout=0.7)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await gather(call)
@@ -198,7 +198,7 @@ async def test_timeout_and_deadline_travel_to_the_engine() -> None:
         assert 0 < submits[1].timeout_ms <= 700
 
 
-async def test_a_slow_reader_gets_merged_messages_and_slows_nobody() -> None:
+async def test_a_slow_reader_gets_merged_messages_and_delays_no_other() -> None:
     small_window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096))
     async with (
         front_stack(step_s=0.001, flush_ms=0) as stack,
@@ -219,7 +219,7 @@ async def test_a_slow_reader_gets_merged_messages_and_slows_nobody() -> None:
 async def _messages(
     first: pb.GenerateResponse, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 ) -> AsyncIterator[pb.GenerateResponse]:
-    """A stream whose first message was read already."""
+    """Yields all messages of a stream whose first message was read before."""
     yield first
     while (response := await call.read()) is not grpc.aio.EOF:
         yield response

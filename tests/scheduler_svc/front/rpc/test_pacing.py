@@ -1,4 +1,4 @@
-"""The pacer's promises: nothing waits without load, the rate holds under load, no wait is longer than allowed."""
+"""The pacer: no wait without load, the configured rate under load, and bounded waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_few_streams_never_wait() -> None:
 
 @pytest.mark.parametrize("streams", [64, 128])
 def test_many_streams_in_step_are_spread_at_the_rate(streams: int) -> None:
-    """Each stream reserves again at the first step after its last message, as the gates do."""
+    """Each stream reserves again at the first step after its last message, as a FlushGate does."""
     pacer = MessagePacer(0.03, workers=1)
     due = [0.0] * streams
     sent = []

@@ -1,4 +1,4 @@
-"""Refusals with google.rpc details while a neighbour streams undisturbed."""
+"""Refusals with google.rpc details while another request streams undisturbed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _violated_field(error: grpc.aio.AioRpcError) -> str:
     return details.field_violations[0].field
 
 
-async def test_each_refusal_names_its_field_and_the_engine_never_hears_of_it() -> None:
+async def test_each_refusal_names_its_field_and_never_reaches_the_engine() -> None:
     async with front_stack() as stack:
         neighbour = asyncio.create_task(gather(stack.stub.Generate(request("neighbour 🎉", 600))))
         for asked, code, field in BAD:

@@ -1,4 +1,4 @@
-"""Looks at the roster: shared by who asks at the same time, and never closer together than a tenth of a second."""
+"""Roster snapshots: shared by concurrent calls, and at least a tenth of a second apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_svc.front.rpc.roster_looks import LEAST_APART_S, RosterLooks
 
 
 class _Engine:
-    """Answers each query with the number of queries so far, when the test lets it."""
+    """Answers each query with the number of queries so far, when the test allows it."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -46,7 +46,7 @@ async def test_looks_are_shared_and_apart() -> None:
     assert (await looks.look()).time_s == 2.0 and engine.queries == 2
 
 
-async def test_a_lost_engine_is_told_and_asked_again() -> None:
+async def test_a_lost_engine_is_reported_and_queried_again() -> None:
     engine = _Engine()
     engine.answers.set()
     engine.lost = True

@@ -1,4 +1,4 @@
-"""Session: many requests over one stream, tags, refusals as events, cancel, attach and the ends of a session."""
+"""Session: many requests over one stream, tags, refusals as events, cancel, attach and the end of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session whose client sends and does not read: it gets no more work in than a bound allows."""
+"""A session whose client sends but does not read: its open requests are bounded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_no_more_is_read_of_a_client_than_it_may_have_open(monkeypatch: py
 
 
 async def test_a_client_that_never_reads_holds_what_its_requests_may_say_and_no_more() -> None:
-    """Its tokens merge into ever fewer, bigger messages; the worker's other streams do not notice."""
+    """Its tokens merge into fewer and bigger messages; other streams of the worker are not affected."""
     async with front_stack(step_s=0.001, flush_ms=0) as stack:
         call = stack.stub.Session()
         for tag in range(50):

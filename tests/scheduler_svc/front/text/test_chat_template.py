@@ -59,7 +59,7 @@ def test_the_date_is_that_of_now() -> None:
 
 
 def test_a_template_can_refuse() -> None:
-    with pytest.raises(ChatTemplateError, match=re.escape("can not render these messages: no system messages")):
+    with pytest.raises(ChatTemplateError, match=re.escape("cannot render these messages: no system messages")):
         render("{{ raise_exception('no system messages') }}")
 
 
@@ -75,7 +75,7 @@ def test_a_template_can_refuse() -> None:
     ],
 )
 def test_what_fails_or_escapes_is_an_error_with_a_reason(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="can not render"):
+    with pytest.raises(ChatTemplateError, match="cannot render"):
         render(source)
 
 

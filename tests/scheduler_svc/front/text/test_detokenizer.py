@@ -1,4 +1,4 @@
-"""Incremental text against `Tokenizer.decode`, over every kind of tokenizer and any tokens."""
+"""Incremental detokenization compared with `Tokenizer.decode`, for every kind of tokenizer and any tokens."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_encoded_text_comes_back_as_the_library_decodes_it(kind: str, text: str)
 @pytest.mark.parametrize("kind", small_tokenizers.BYTE_FALLBACK)
 @given(runs=st.lists(st.lists(BYTE_PIECES, max_size=6), max_size=6))
 def test_fallback_bytes_decode_as_utf8_whatever_they_are(kind: str, runs: list[list[bytes]]) -> None:
-    """Runs of byte tokens with a letter between: each run reads as Python decodes it, U+FFFD for ill-formed parts."""
+    """Each run of byte tokens between letters reads as Python decodes it, with U+FFFD for ill-formed parts."""
     vocabulary = original(kind).get_vocab()
     ids: list[int] = [vocabulary["a"]]
     expected = "a"
@@ -102,7 +102,7 @@ def _is_utf8(data: bytes) -> bool:
 @given(data=st.binary(max_size=40))
 @example(data=b"\xed\xa0\xed\xa0\x80a")
 def test_bytes_are_decided_as_soon_as_they_can_be(data: bytes) -> None:
-    """After every byte, what is out is all but the bytes at the end that may still become one character."""
+    """After every byte, all text is out except final bytes that can still become one character."""
     texts = TokenTexts(original("byte_level"), specials("byte_level"), True)
     detokenizer = Detokenizer(texts)
     out = ""
@@ -114,7 +114,7 @@ def test_bytes_are_decided_as_soon_as_they_can_be(data: bytes) -> None:
 
 
 def _may_continue(data: bytes, length: int) -> bool:
-    """Whether the last `length` bytes, or a longer end of at most 3, begin a character that is not complete yet."""
+    """Returns whether some suffix of `length` to 3 bytes begins an incomplete character."""
     return any(
         _is_utf8(data[len(data) - size :] + rest) and len((data[len(data) - size :] + rest).decode()) == 1
         for size in range(length, min(3, len(data)) + 1)
@@ -142,7 +142,7 @@ def test_a_skipped_token_inside_a_character_does_not_break_it() -> None:
 @pytest.mark.parametrize("kind", small_tokenizers.ALL)
 @given(data=st.data(), skip=st.booleans())
 def test_the_model_decodes_with_its_own_special_tokens(kind: str, data: st.DataObject, skip: bool) -> None:
-    """The model's tokenizer knows special tokens by other names, which must not show."""
+    """The model's tokenizer has aliases for special tokens, which must not appear in the text."""
     shown = sorted(specials(kind)) + [original(kind).token_to_id(text) for text in ("a", "the", "one")]
     ids = data.draw(st.lists(st.sampled_from([index for index in shown if index is not None]), max_size=10))
     assert model_text(kind).decode(ids, skip) == original(kind).decode(ids, skip_special_tokens=skip)

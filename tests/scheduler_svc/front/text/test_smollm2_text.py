@@ -1,4 +1,4 @@
-"""A real vocabulary, where it lies on this machine: SmolLM2's tokenizer and chat template as the runner cached them."""
+"""A real vocabulary: SmolLM2's tokenizer and chat template from the runner's cache, if this machine has it."""
 
 from __future__ import annotations
 

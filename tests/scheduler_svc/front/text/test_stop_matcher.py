@@ -1,4 +1,4 @@
-"""The automaton against a slow twin that searches with `endswith`."""
+"""The automaton compared with a slow implementation that searches with `endswith`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ stop_strings = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_siz
 
 
 def slow_match(strings: list[str], text: str) -> Match | None:
-    """The first place where a string ends; of those that end there, the longest."""
+    """Returns the first position where a string ends, and the longest string that ends there."""
     for end in range(1, len(text) + 1):
         ending = [string for string in strings if text[:end].endswith(string)]
         if ending:
@@ -24,7 +24,7 @@ def slow_match(strings: list[str], text: str) -> Match | None:
 
 
 def slow_hold(strings: list[str], text: str) -> int:
-    """Length of the longest end of the text that is a beginning, but not the whole, of a stop string."""
+    """Returns the length of the longest suffix of the text that is a proper prefix of a stop string."""
     return max(
         length
         for length in range(len(text) + 1)
@@ -76,7 +76,7 @@ def test_equal_sets_share_an_automaton_and_big_ones_are_not_kept() -> None:
 
 
 def test_the_cost_of_a_character_does_not_grow_with_the_strings() -> None:
-    """64 strings of 256 bytes that almost match everywhere: about as fast as one; trying each would be 16,000 times."""
+    """64 strings of 256 bytes that almost match everywhere cost about as much as one; a naive search, 16,000 times."""
     text = "a" * 20_000
 
     def seconds(strings: list[str]) -> float:

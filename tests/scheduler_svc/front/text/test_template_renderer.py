@@ -1,4 +1,4 @@
-"""Hostile templates: none of them may hang or fill a worker, and an honest one is rendered as ever."""
+"""Hostile templates can neither hang a worker nor exhaust its memory; well-behaved ones render as usual."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_hostile_template_is_refused_in_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_template_is_not_even_compiled_here(name: str) -> None:
-    """Jinja folds constants when it compiles, so a bomb may go off there."""
+    """Jinja folds constants when it compiles, so compilation alone can exceed the limits."""
     hostile = renderer(CONSTANTS[name])
     for _ in range(2):
         with pytest.raises(ChatTemplateError, match="the model's chat template"):
@@ -92,12 +92,12 @@ def test_a_template_that_breaks_its_limits_again_and_again_is_given_up() -> None
     for _ in range(STRIKES - 1):
         with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s"):
             moody.render(bomb, True)
-    assert moody.render(MESSAGES, True) == "fine"  # which forgives the strikes
+    assert moody.render(MESSAGES, True) == "fine"  # which resets the strikes
     for _ in range(STRIKES):
         with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s"):
             moody.render(bomb, True)
     began = time.monotonic()
-    with pytest.raises(TemplateUnusable, match="broke its limits 3 times"):
+    with pytest.raises(TemplateUnusable, match="exceeded its limits 3 times"):
         moody.render(MESSAGES, True)
     assert time.monotonic() - began < 0.3
     moody.close()
@@ -114,7 +114,7 @@ print(renderer.render([{"role": "user", "content": "fine"}], True), flush=True)
 
 
 def test_a_pause_of_the_machine_is_no_time_of_the_template() -> None:
-    """Both processes are stopped in the middle for longer than both may take."""
+    """Both processes are stopped during rendering for longer than their limits together."""
     with subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True, process_group=0) as worker:
         assert worker.stdout is not None and worker.stdout.readline() == "begins\n"
         time.sleep(0.05)
@@ -167,6 +167,6 @@ def test_a_chat_for_a_hostile_template_is_a_clean_refusal() -> None:
 
 
 def template_processes() -> set[int]:
-    """Those of this process; a test that ran before in it may have left some to the garbage collector."""
+    """Returns the template processes of this process; an earlier test can have left some to the garbage collector."""
     children = psutil.Process().children(recursive=True)
     return {child.pid for child in children if "scheduler_svc.front.text.template_process" in child.cmdline()}

@@ -1,4 +1,4 @@
-"""A choice's deltas against slow twins: the whole text, every cut into batches, every cursor, every stop string."""
+"""A choice's deltas compared with slow implementations: whole texts, all batches, all cursors, all stop strings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream(kind: str, options: TextOptions, received: Sequence[int] = ()) -> Cho
 
 
 def batches(tokens: Sequence[int], seed: int) -> Iterator[Sequence[int]]:
-    """The tokens in runs of 1 to 8."""
+    """Splits the tokens into runs of 1 to 8."""
     draw = random.Random(seed)
     start = 0
     while start < len(tokens):
@@ -46,7 +46,7 @@ def batches(tokens: Sequence[int], seed: int) -> Iterator[Sequence[int]]:
 
 
 def run(choice: ChoiceText, tokens: Sequence[int], seed: int = 0) -> list[Piece]:
-    """All deltas of a choice that ends after these tokens."""
+    """Returns all deltas of a choice that ends after these tokens."""
     pieces = []
     for batch in batches(tokens, seed):
         choice.push(batch)
@@ -64,12 +64,15 @@ def text_of(pieces: Sequence[Piece]) -> str:
 
 
 def slow_ends(kind: str, tokens: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
-    """Where the text of each token ends: the characters that the tokens up to it decide, found by decoding prefixes."""
+    """Returns where the text of each token ends: the characters that all tokens up to it decide.
+
+    It decodes prefixes.
+    """
     whole = model_text(kind).decode(tokens, skip_special_tokens)
     ends = []
     for count in range(1, len(tokens) + 1):
         text = model_text(kind).decode(tokens[:count], skip_special_tokens)
-        # U+FFFD at the end may be an open character, which any following character settles one way or the other.
+        # U+FFFD at the end can be an incomplete character, which any following character decides.
         open_end = text.endswith("\ufffd") and not _is_settled(kind, tokens[:count], text, skip_special_tokens)
         ends.append(len(text) - open_end)
     if ends:
@@ -78,7 +81,7 @@ def slow_ends(kind: str, tokens: Sequence[int], skip_special_tokens: bool = True
 
 
 def _is_settled(kind: str, tokens: Sequence[int], text: str, skip_special_tokens: bool) -> bool:
-    """No continuation byte changes the last character."""
+    """Returns whether no continuation byte changes the last character."""
     byte_tokens = [model_text(kind)._tokenizer.token_to_id(name) for name in _byte_names(kind)]
     return all(
         model_text(kind).decode([*tokens, token], skip_special_tokens) == text + "\ufffd"
@@ -88,7 +91,7 @@ def _is_settled(kind: str, tokens: Sequence[int], text: str, skip_special_tokens
 
 
 def _byte_names(kind: str) -> list[str]:
-    """What the vocabulary calls the continuation bytes of UTF-8."""
+    """Returns the vocabulary's names of UTF-8 continuation bytes."""
     if kind in small_tokenizers.BYTE_FALLBACK:
         return [f"<0x{byte:02X}>" for byte in range(0x80, 0xC0)]
     return byte_alphabet()[0x80:0xC0]
@@ -97,7 +100,7 @@ def _byte_names(kind: str) -> list[str]:
 def slow_stop(
     text: str, ends: Sequence[int], options: TextOptions, num_received: int = 0
 ) -> tuple[str | None, int, str]:
-    """(stop string, tokens kept, text) by looking at every place where a string ends, in order."""
+    """Returns (stop string, tokens kept, text), found by checking every position where a string ends, in order."""
     first_token = max(options.min_tokens, num_received - 1)
     for token in range(first_token, len(ends)):
         begin = ends[token - 1] if token else 0
@@ -139,7 +142,7 @@ def test_the_text_of_a_delta_depends_on_its_tokens_only(
 ) -> None:
     """Each delta carries exactly the text between its two cursors, whatever the batches and stop strings."""
     tokens = data.draw(any_tokens(kind))
-    options = TextOptions(stop_strings=tuple(strings), min_tokens=len(tokens))  # they hold text back but never match
+    options = TextOptions(stop_strings=tuple(strings), min_tokens=len(tokens))  # they cause hold-back but never match
     ends = [0, *slow_ends(kind, tokens)]
     whole = model_text(kind).decode(tokens)
     for piece in run(stream(kind, options), tokens, seed):
@@ -170,7 +173,7 @@ def test_a_stream_resumes_at_every_cursor(kind: str, strings: tuple[str, ...]) -
     stop, kept, text = slow_stop(whole, ends[1:], options)
     for known in range(len(tokens) + 1):  # tokens that exist when the stream is resumed
         for cursor in range(known + 1):
-            if cursor > kept:  # the choice never had so many
+            if cursor > kept:  # more than the choice has
                 continue
             choice = stream(kind, options)
             choice.resume(tokens[:known], cursor)
@@ -223,7 +226,7 @@ def test_stops_agree_with_the_slow_twin(
     ends = slow_ends("byte_level", tokens)
     stop, kept, text = slow_stop(data, ends, options, num_received)
     assert (choice.stop, choice.num_tokens) == (stop, kept)
-    delivered = len(data.encode()[:num_received].decode(errors="ignore"))  # never taken back by a match that spans it
+    delivered = len(data.encode()[:num_received].decode(errors="ignore"))  # never revoked by a match that spans it
     assert text_of(pieces) == text[delivered:]
     assert [token for piece in pieces for token in piece.tokens] == tokens[num_received:kept]
 
@@ -325,12 +328,12 @@ def test_a_cut_never_falls_within_a_character() -> None:
     assert "".join(piece.text for piece in run(choice, data)) == "x中"
     assert choice.num_tokens == 7  # with the token that completes the character
     unfinished = stream("byte_level", TextOptions(stop_strings=("文", "\ufffd")))
-    assert "".join(piece.text for piece in run(unfinished, data[:6])) == "x中\ufffd"  # it ended for another reason
+    assert "".join(piece.text for piece in run(unfinished, data[:6])) == "x中\ufffd"  # it ended without a stop string
     assert unfinished.stop is None and unfinished.num_tokens == 6
 
 
 def test_many_empty_tokens_behind_held_text_stay_cheap() -> None:
-    """Skipped special tokens while a stop string may be under way: each costs a bisection, not a scan of them all."""
+    """Each special token that is skipped while text is held back costs a bisection, not a scan of all held tokens."""
     choice = stream("byte_level", TextOptions(stop_strings=("ab",)))
     choice.push([97, *[257] * 20_000])
     assert choice.take_piece() is None

@@ -1,4 +1,4 @@
-"""Prompts to tokens: who may write special tokens, what is added, and that nothing else differs from the library."""
+"""Tokenization of prompts: special tokens, tokens that are added, and otherwise equality with the library."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def chat(*contents: str, role: str = "user", add_generation_prompt: bool | None 
 
 
 def rendered_by_hand(kind: str, *contents: str) -> str:
-    """What the template of `kind` writes for user messages."""
+    """Returns the output of the template of `kind` for user messages."""
     if TEMPLATES[kind] is CHAT_TEMPLATE:
         turns = "".join(f"<|im_start|>user\n{content}<|im_end|>\n" for content in contents)
         return turns + "<|im_start|>assistant\n"
@@ -95,12 +95,12 @@ def test_a_chat_without_special_tokens_encodes_as_the_library_does(kind: str, co
 @pytest.mark.parametrize("kind", TEMPLATES)
 @given(data=st.data())
 def test_users_never_write_a_special_token(kind: str, data: st.DataObject) -> None:
-    """Neither whole, nor nested, nor cut over parts; and what they wrote is still there as text."""
+    """Neither whole, nested, nor split over parts; the users' text is preserved as text."""
     pieces = st.sampled_from([*special_texts(kind), "<|im_", "end|>", "a", " ", "s>", "<"])
     content = "".join(data.draw(st.lists(pieces, max_size=8)))
     text = model_text(kind)
     as_text = text.encode(content)
-    allowed = set(original(kind).encode("").ids)  # what the post-processor adds
+    allowed = set(original(kind).encode("").ids)  # added by the post-processor
     assert special_ids(kind).isdisjoint(as_text[len(allowed) :])
     harmless = text.encode_prompt(chat("a"))
     ids = text.encode_prompt(chat(content))
@@ -111,7 +111,7 @@ def test_users_never_write_a_special_token(kind: str, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_special_token_in_a_message_is_spelled_as_its_letters(kind: str) -> None:
-    """Exactly the tokens that a tokenizer without that special token gives for the rendered text."""
+    """It has exactly the tokens that a tokenizer without that special token returns for the rendered text."""
     text = model_text(kind)
     for special in special_texts(kind):
         ids = text.encode_prompt(chat(f"a {special} b"))
@@ -204,7 +204,7 @@ def test_what_a_template_objects_to_reaches_the_caller() -> None:
 
 
 def test_thousands_of_special_tokens_are_found_in_linear_time() -> None:
-    """6,000 of them and 200,000 places where one could begin: seconds if each were tried at each place."""
+    """With 6,000 special tokens and 200,000 candidate positions, trying each at each position would take seconds."""
     tokenizer = small_tokenizers.byte_level()
     tokenizer.add_special_tokens([f"<unused{number}>" for number in range(6000)])
     text = ModelText(small_tokenizers.model_of(tokenizer, CHAT_TEMPLATE))

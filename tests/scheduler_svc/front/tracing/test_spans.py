@@ -1,4 +1,4 @@
-"""Spans of requests that were made up, from an in-memory exporter: times, parents, names and attributes."""
+"""Spans of artificial requests in an in-memory exporter: times, parents, names and attributes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def begun(tracing: Tracing, *metadata: tuple[str, str]) -> RequestTrace:
 
 
 def lived(trace: RequestTrace, *ends: tuple[engine_pb2.End, int], queue_s: float = 2.0) -> None:
-    """Prepared for 1 s, queued for `queue_s`, first token 5 s after its arrival."""
+    """Completes a trace with 1 s of preparation, `queue_s` of queueing, and the first token 5 s after arrival."""
     trace.submitted(valid(len(ends)), "acme", "smollm2")
     trace.submitted_ns = 2_000_000_000
     trace.first_token_ns = 6_000_000_000
@@ -147,7 +147,7 @@ def test_refusals_before_and_after_the_request_is_understood(tracing: Tracing, e
     trace = begun(tracing)
     trace.submitted(valid(), "", "m")
     trace.refused(refusal)
-    trace.refused(refusal)  # told once more as it passes through the service
+    trace.refused(refusal)  # the service reports it again
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["prepare", "refused", "prepare", "queue", "chat m"]
     for span in (spans[1], spans[4]):

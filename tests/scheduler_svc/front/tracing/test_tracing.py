@@ -1,4 +1,4 @@
-"""Tracing as it is set: spans reach a collector over OTLP from every kind of call; off, nothing of it is imported."""
+"""Tracing: spans of every kind of call reach an OTLP collector; with tracing off, OpenTelemetry is not imported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_spans_of_calls_and_sessions_reach_the_collector_in_the_callers_tr
             assert len(first.choices[0].token_ids) == 7 and len(second.choices[0].token_ids) == 3
             with otel.use_span(otel.INVALID_SPAN):
                 await client.generate("hello", max_tokens=2, request_id="alone").completion()
-        spans = await asyncio.to_thread(receiver.wait_for, 3 * 5 + 2)  # the worker has gone, and sent all before
+        spans = await asyncio.to_thread(receiver.wait_for, 3 * 5 + 2)  # the worker exported all on exit
     roots = {attributes(span.attributes).get("gen_ai.response.id", "?"): span for span in spans if span.kind == 2}
     assert set(roots) == {"one", "two", "?", "alone"}
     for name, root in roots.items():
@@ -64,7 +64,7 @@ async def test_spans_of_calls_and_sessions_reach_the_collector_in_the_callers_tr
     assert receiver.resource["service.name"] == "roster"
 
 
-async def test_a_collector_that_is_away_costs_nobody_anything() -> None:
+async def test_an_unavailable_collector_affects_no_request() -> None:
     async with (
         front_stack(otlp_endpoint="http://127.0.0.1:9") as stack,
         RosterClient(stack.address) as client,

@@ -1,4 +1,4 @@
-"""Fitting: known coefficients come back, outliers don't count, and no coefficient turns negative."""
+"""Fitting: known coefficients are recovered, outliers are ignored, and no coefficient is negative."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_too_few_steps_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nonnegative_least_squares_is_optimal(seed: int) -> None:
-    """The Karush-Kuhn-Tucker conditions: no gradient points into the allowed side, none is left where x > 0."""
+    """Checks the Karush-Kuhn-Tucker conditions: no gradient points into the feasible side, and it is 0 where x > 0."""
     rng = np.random.default_rng(seed)
     matrix, target = rng.normal(size=(30, 5)), rng.normal(size=30)
     x = nonnegative_least_squares(matrix, target)
