@@ -76,7 +76,7 @@ def swap_linear_layers(model: nn.Module, layers: set[nn.Module]) -> None:
     keep_plain = sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)) <= MAX_PLAIN_WEIGHTS
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # a layer may be in two
     for parent in model.modules():
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():
             if child in layers:
                 places.setdefault(id(child), []).append((parent, name))
     layers.clear()

@@ -48,6 +48,7 @@ def _loaded(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
 
     register()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         model, report = model_class.from_pretrained(
             str(folder),
@@ -56,6 +57,7 @@ def _loaded(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # which are refused below, by name
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:

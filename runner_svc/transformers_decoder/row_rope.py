@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner_svc.model.errors import UnsupportedModel
-
 
 @dataclass(slots=True, eq=False)
 class RowLengths:
@@ -95,21 +93,15 @@ def _scaling(module: Any, layer_type: str | None) -> tuple[str | None, int]:
 
 
 def compute_by_row(model: Any, rows: RowLengths) -> int | None:
-    """Replaces the forward of such modules; returns the positions below which frequencies are fixed (None: all are).
-
-    Raises UnsupportedModel for a module of this kind that can't be told apart from its neighbours.
-    """
+    """Replaces the forward of such modules; returns the positions below which frequencies are fixed (None: all are)."""
     bounds = []
-    for name, module in model.named_modules():
+    for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if kinds is None:
             continue
-        for layer_type in kinds if isinstance(kinds, dict) else (None,):
-            kind, original = _scaling(module, layer_type)
-            if kind is not None:
-                bounds.append(original)
-        if bounds and not isinstance(module.forward, _RowRotary):
-            if not hasattr(module, "config"):
-                raise UnsupportedModel(f"Its rotary embedding {name!r} depends on the longest row of a batch.")
+        scalings = [_scaling(module, layer_type) for layer_type in (kinds if isinstance(kinds, dict) else (None,))]
+        scaled = [original for kind, original in scalings if kind is not None]
+        if scaled:
+            bounds += scaled
             module.forward = _RowRotary(module, rows)
     return min(bounds, default=None)

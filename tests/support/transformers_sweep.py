@@ -26,7 +26,7 @@ import transformers
 
 from runner_svc.backends.torch_backend import TorchBackend
 from runner_svc.model.errors import UnsupportedModel
-from tests.support.in_process import Stack
+from tests.support.in_process import Stack, Submitted
 from tests.support.tested_backend import poison
 from tests.support.transformers_models import make_tiny, make_unloadable, names
 
@@ -65,19 +65,9 @@ def serve_tiny(model_type: str, name: str, folder: Path, seed: int = 0) -> Verdi
 def serve_folder(model_type: str, name: str, folder: Path, seed: int = 0) -> Verdict:
     """Does that for a model that is there: chunks, prefix hits, preemptions, batches, two choices of one prompt."""
     try:
-        backend = TorchBackend.load(
-            str(folder),
-            cache_folder=folder,
-            progress=lambda what, share: None,
-            num_blocks=BLOCKS,
-            block_size=BLOCK_SIZE,
-            num_slots=6,
-            max_step_tokens=64,
-            decoder="transformers",
-        )
+        backend = load(folder, num_blocks=BLOCKS)
     except UnsupportedModel as error:
         return Verdict(model_type, name, "refused", str(error).replace(str(folder), "its folder"))
-    poison(backend.cache.data)
     rng = random.Random(seed)
     stack = Stack(depth=2, policy_parameters={"step_tokens": 9})
     session = stack.add_runner(backend)
@@ -92,20 +82,44 @@ def serve_folder(model_type: str, name: str, folder: Path, seed: int = 0) -> Ver
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
     wrong = []
     for request in stack.requests.values():
-        prompt = np.frombuffer(request.submit.prompt, "<i4").tolist()
-        own = _generate(model, prompt)
+        prompt = prompt_of(request)
+        own = generated(model, prompt, MAX_TOKENS)
         wrong += [len(prompt) for stream in request.streams if stream.tokens != own]
     scheduler = stack.engine.pool.schedulers[session]
     why = f"other tokens than generate's after prompts of {wrong} tokens" if wrong else ""
     return Verdict(model_type, name, "wrong" if wrong else "works", why, scheduler.preemptions, scheduler.cached_tokens)
 
 
-def _generate(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+def load(folder: Path, *, num_blocks: int) -> TorchBackend:
+    """Loads a folder through transformers; its cache holds NaN, and it ends at no token."""
+    backend = TorchBackend.load(
+        str(folder),
+        cache_folder=folder,
+        progress=lambda what, share: None,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_slots=6,
+        max_step_tokens=64,
+        decoder="transformers",
+    )
+    poison(backend.cache.data)
+    del backend.model.eos_token_ids[:]
+    return backend
+
+
+def prompt_of(request: Submitted) -> list[int]:
+    """Returns its token ids."""
+    prompt: list[int] = np.frombuffer(request.submit.prompt, "<i4").tolist()
+    return prompt
+
+
+def generated(model: torch.nn.Module, prompt: list[int], max_tokens: int) -> list[int]:
+    """Returns the tokens of `generate` for a prompt alone."""
     ids = torch.tensor([prompt])
     output = model.generate(  # type: ignore[operator]
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=MAX_TOKENS,
+        max_new_tokens=max_tokens,
         do_sample=False,
         num_beams=1,
         eos_token_id=None,
