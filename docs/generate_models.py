@@ -42,8 +42,9 @@ refused at start, with a sentence.
   are refused, as are quantized checkpoints and models with code of their own (`auto_map`).
 - **Its masks are causal, or a causal sliding window.** The mask function of each layer is evaluated at chosen pairs of
   positions. Masks that a layer changes, and scores that an argument changes, are refused.
-- **All layers have as many query heads and as many key-value heads.** Keys and values of unlike sizes are padded to the
-  widest of them: expanded latent attention (192 and 128) takes 1.2 times the memory that it needs.
+- **All layers have as many query heads.** The cache has one shape for all layers. Keys and values of unlike sizes are
+  padded to the widest of them: expanded latent attention (192 and 128) takes 1.2 times the memory that it needs. Layers
+  with fewer key-value heads than others, and layers that share those of another, store theirs several times.
 - **It computes alone what it computes in a batch.** At start, four short rows are computed in chunks, with a prefix
   hit, in shared steps, and compared with each row through the model's own eager attention. They may differ by twice
   what its own SDPA attention differs by. Its `generate` must agree with its forward pass, too.

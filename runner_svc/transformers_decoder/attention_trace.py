@@ -103,7 +103,8 @@ def trace(forward: Callable[[Tensor, Tensor], Any]) -> list[TracedCall]:
     if not calls:
         raise UnsupportedModel("its forward pass never calls the attention function, so that nothing would be cached.")
     shapes = {(call.num_heads, call.num_kv_heads) for call in calls}
-    if len(shapes) > 1:
+    most = max(kv_heads for _, kv_heads in shapes)
+    if len({heads for heads, _ in shapes}) > 1 or any(most % kv_heads or heads % most for heads, kv_heads in shapes):
         raise UnsupportedModel(
             "its layers differ in their numbers of query and key-value heads: "
             f"{', '.join(f'{heads} and {kv_heads}' for heads, kv_heads in sorted(shapes))}."

@@ -58,7 +58,7 @@ class TransformersConfig:
             vocab_size=vocab_size,
             num_layers=len(calls),
             num_heads=calls[0].num_heads,
-            num_kv_heads=calls[0].num_kv_heads,
+            num_kv_heads=max(call.num_kv_heads for call in calls),
             head_dim=max(max(call.key_dim, call.value_dim) for call in calls),
             attention_layers=tuple(call.layer for call in calls),
             context_length=context_length(model),
