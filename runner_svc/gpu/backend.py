@@ -99,7 +99,7 @@ class CudaBackend:
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
-            self.fingerprints = fingerprints(config.ropes, device.device, self._decoder.dtype, self._cache_dtype)
+            self.fingerprints = fingerprints(config, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)

@@ -104,6 +104,22 @@ class ModelConfig:
         return (self.num_layers * attention + mlp) * self.hidden_size
 
     @property
+    def decoder(self) -> str:
+        """See `ServedConfig`."""
+        return "roster"
+
+    @property
+    def rope_fingerprint(self) -> str:
+        """Type, base and scaling of each rotary embedding, as text to compare."""
+        return (
+            "; ".join(
+                f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
+                for rope in self.ropes
+            )
+            or "none"
+        )
+
+    @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         """Attention of each layer."""
         sinks = self.sinks or (None,) * self.num_layers

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from roster_protos import plan_pb2
-from runner_svc.model.config import ModelConfig, token_ids
+from runner_svc.interface.served_config import ServedConfig
+from runner_svc.model.config import token_ids
 from runner_svc.model.errors import ModelNotFound
 
 # Vocabularies in formats older than tokenizer.json, which transformers converts.
@@ -15,7 +16,7 @@ _OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def describe_model(name: str, folder: Path, config: ModelConfig, weights_version: str) -> plan_pb2.Model:
+def describe_model(name: str, folder: Path, config: ServedConfig, weights_version: str) -> plan_pb2.Model:
     """Returns the model's description; `name` is the runner's setting `model`.
 
     Raises ModelNotFound if the folder has no tokenizer.
@@ -32,6 +33,7 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(folder, tokenizer_config),
         prefix_positions=config.prefix_positions,
+        decoder=config.decoder,
     )
 
 
@@ -43,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:
+def _eos_token_ids(folder: Path, config: ServedConfig) -> list[int]:
     """Returns the ids of generation_config.json, as chat models have several end tokens, then those of the config."""
     generation = token_ids(read_json(folder / "generation_config.json").get("eos_token_id"))
     return list(dict.fromkeys((*generation, *config.eos_token_ids)))

@@ -74,6 +74,12 @@ class RunnerSettings(ServiceSettings):
         "The CPU computes in float32.",
         json_schema_extra=EVERYONE,
     )
+    decoder: Literal["auto", "roster", "transformers"] = Field(
+        "auto",
+        description="What computes the model; auto: Roster's own decoder where it covers the architecture, else "
+        "transformers' forward pass over Roster's cache and attention.",
+        json_schema_extra=tuning("a model's answers are to be compared between the two"),
+    )
     weights: CliSuppress[Literal["checkpoint", "random"]] = Field(
         "checkpoint",
         description="'random' generates random weights on a GPU, for benchmarks; the model's folder needs no weights.",

@@ -69,6 +69,8 @@ class RunnerPool:
             return "it offers no slots or no KV blocks: give it more memory or a smaller model"
         if hello.max_step_tokens < hello.num_slots:
             return f"max_step_tokens ({hello.max_step_tokens}) must be at least its slots ({hello.num_slots})"
+        if hello.cache_groups > 1:
+            return f"its model needs {hello.cache_groups} block tables a sequence, this scheduler has one: upgrade it"
         other = next(iter(self.schedulers.values()), None)
         return self.likeness.unlike(hello, None if other is None else other.hello.block_size)
 

@@ -30,7 +30,7 @@ HOST_SHARE = 2
 ModelBackend = TorchBackend | CudaBackend
 
 
-def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: int) -> TorchBackend:
+def _load_cpu(folder: Path, *, dtype: torch.dtype, **sizes: Any) -> TorchBackend:
     return TorchBackend.load(str(folder), cache_folder=folder / "unused", progress=no_progress, **sizes)
 
 
