@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.rope_config import RopeConfig
 
@@ -88,6 +89,11 @@ class ModelConfig:
         """Elements of the matrices of all layers (embeddings and head not counted)."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         return self.num_layers * (attention + 3 * self.intermediate_size * self.hidden_size)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """Attention of each layer."""
+        return tuple(AttentionLayer(window) for window in self.windows)
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any] | HuggingFaceConfig) -> ModelConfig:
