@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from runner_svc.interface.attention_layer import AttentionLayer
 from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.folder.config_keys import checked_config
+from runner_svc.model.folder.layer_keys import SLIDING
 from runner_svc.model.rope_config import RopeConfig
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -29,10 +31,6 @@ class Architecture:
     qk_norm: bool = False
     # A checkpoint that already holds merged qkv_proj and gate_up_proj.
     merged_weights: bool = False
-    # The configuration's `use_sliding_window` must be set for a window to count.
-    window_needs_flag: bool = False
-    # Values of fields that older configurations leave out.
-    defaults: tuple[tuple[str, Any], ...] = ()
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -40,11 +38,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral", qkv_bias=False, output_bias=False),
     "MinistralForCausalLM": Architecture("ministral", qkv_bias=False, output_bias=False),
     "Phi3ForCausalLM": Architecture("phi3", qkv_bias=False, output_bias=False, merged_weights=True),
-    "Qwen2ForCausalLM": Architecture("qwen2", qkv_bias=True, output_bias=False, window_needs_flag=True),
-    "Qwen3ForCausalLM": Architecture("qwen3", qk_norm=True, window_needs_flag=True, defaults=(("head_dim", 128),)),
-    "SmolLM3ForCausalLM": Architecture(
-        "smollm3", window_needs_flag=True, defaults=(("rope_theta", 2_000_000.0), ("tie_word_embeddings", True))
-    ),
+    "Qwen2ForCausalLM": Architecture("qwen2", qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": Architecture("qwen3", qk_norm=True),
+    "SmolLM3ForCausalLM": Architecture("smollm3"),
 }
 """Supported architectures by the name in a configuration's `architectures`. SmolLM and SmolLM2 are Llama."""
 
@@ -102,13 +98,8 @@ class ModelConfig:
         Raises UnsupportedModel for an architecture, RoPE type, activation or quantization that the decoder lacks, and
         for a configuration that misses a size.
         """
-        raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
-        name, architecture = _architecture(raw)
-        raw = {**dict(architecture.defaults), **{key: value for key, value in raw.items() if value is not None}}
-        if "quantization_config" in raw:
-            raise UnsupportedModel(
-                f"{name} is quantized; use a checkpoint in float32, float16 or bfloat16, or a GGUF file."
-            )
+        name, raw = checked_config(dict(config) if isinstance(config, Mapping) else config.to_dict())
+        architecture = ARCHITECTURES[name]
         num_layers = _size(raw, "num_hidden_layers")
         num_heads = _size(raw, "num_attention_heads")
         num_kv_heads = _size(raw, "num_key_value_heads") if "num_key_value_heads" in raw else num_heads
@@ -140,8 +131,8 @@ class ModelConfig:
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
             merged_weights=architecture.merged_weights,
             rope=rope,
-            windows=_windows(raw, architecture, num_layers),
-            rotary_layers=_rotary_layers(raw, architecture, num_layers),
+            windows=_windows(raw, num_layers),
+            rotary_layers=_rotary_layers(raw, num_layers),
             context_length=rope.context_length(max_positions),
             eos_token_ids=token_ids(raw.get("eos_token_id")),
         )
@@ -154,17 +145,6 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _architecture(raw: Mapping[str, Any]) -> tuple[str, Architecture]:
-    names = raw.get("architectures") or [
-        name for name, architecture in ARCHITECTURES.items() if architecture.model_type == raw.get("model_type")
-    ]
-    for name in names:
-        if name in ARCHITECTURES:
-            return name, ARCHITECTURES[name]
-    asked = ", ".join(names) or raw.get("model_type") or "unnamed"
-    raise UnsupportedModel(f"Architecture {asked} is not supported; supported: {', '.join(ARCHITECTURES)}.")
-
-
 def _size(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
@@ -172,24 +152,12 @@ def _size(raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _windows(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: by `layer_types` where given, else by `max_window_layers` (Qwen), else in all."""
+def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer: by `layer_types` where the class has them, else the same in all."""
     window = raw.get("sliding_window")
-    if window is None or (architecture.window_needs_flag and not raw.get("use_sliding_window", False)):
-        return (None,) * num_layers
-    if "layer_types" in raw:
-        return tuple(window if kind == "sliding_attention" else None for kind in raw["layer_types"])
-    if architecture.model_type == "smollm3":
-        rotary = _rotary_layers(raw, architecture, num_layers)
-        return tuple(None if rotates else window for rotates in rotary)
-    first = raw.get("max_window_layers", 28) if architecture.window_needs_flag else 0
-    return tuple(window if layer >= first else None for layer in range(num_layers))
+    kinds = raw.get("layer_types") or [SLIDING] * num_layers
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def _rotary_layers(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    if architecture.model_type != "smollm3":
-        return (True,) * num_layers
-    if "no_rope_layers" in raw:  # named after its zeros: 1 rotates, 0 does not
-        return tuple(bool(rotates) for rotates in raw["no_rope_layers"][:num_layers])
-    interval = raw.get("no_rope_layer_interval", 4)
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+def _rotary_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    return tuple(map(bool, raw.get("no_rope_layers") or (True,) * num_layers))

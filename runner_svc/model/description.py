@@ -9,6 +9,7 @@ from typing import Any
 from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.folder.json_file import read_object
 from runner_svc.model.rope_config import RopeType
 
 # Vocabularies in formats from before tokenizer.json, which transformers converts.
@@ -37,11 +38,8 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file's object; {} when there is no such file."""
-    if not path.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    """The file's object; {} when there is no such file. Raises UnsupportedModel for a file that is broken."""
+    return read_object(path)
 
 
 def _eos_token_ids(folder: Path, config: ModelConfig) -> list[int]:

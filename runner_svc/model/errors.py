@@ -1,9 +1,5 @@
-"""What can be wrong with a model that a runner is told to serve."""
+"""What can be wrong with a model: `runner_svc.model.folder.errors`, which the folder's readers raise too."""
 
+from runner_svc.model.folder.errors import BrokenModel, ModelNotFound, UnsupportedModel
 
-class UnsupportedModel(ValueError):
-    """The model can't be served; the message says why and what is supported."""
-
-
-class ModelNotFound(ValueError):
-    """No model under that name; the message says where it was looked for."""
+__all__ = ["BrokenModel", "ModelNotFound", "UnsupportedModel"]

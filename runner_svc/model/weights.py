@@ -7,28 +7,28 @@ model never exists.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.errors import ModelNotFound, UnsupportedModel
+from runner_svc.model.errors import UnsupportedModel
+from runner_svc.model.expected_tensors import EMBEDDINGS, HEAD, check_tensors
+from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 # A fingerprint reads this many samples of each file, of this many bytes: milliseconds where all of it takes seconds,
 # and no training step leaves all of them as they were.
 FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,20 +64,21 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, by name."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises what `checkpoint_tensors` does."""
+        self.tensors = checkpoint_tensors(folder)
         self._folder = folder
         self._open_files: dict[Path, Any] = {}
-        self._file_of = {name: path for path in checkpoint_files(folder) for name in self._open(path).keys()}  # noqa: SIM118
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self.tensors
 
     def read(self, name: str) -> Tensor:
         """The tensor, as stored. Raises UnsupportedModel when there is none of that name."""
-        if name not in self._file_of:
+        if name not in self.tensors:
             raise UnsupportedModel(
                 f"The checkpoint in {self._folder} has no tensor {name!r}, which its config.json asks for."
             )
-        tensor: Tensor = self._open(self._file_of[name]).get_tensor(name)
+        tensor: Tensor = self._open(self.tensors[name].path).get_tensor(name)
         return tensor
 
     def _open(self, path: Path) -> Any:
@@ -86,52 +87,44 @@ class Checkpoint:
         return self._open_files[path]
 
 
-def pickled_weights_sentence(folder: Path) -> str:
-    """What to do about weights that are there in a format that can run code when it is read; "" if there are none."""
-    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED_SUFFIXES)
-    if not pickled:
-        return ""
-    return f" {pickled[0]} is a pickle, which may run code when it is read, and is refused: convert it to safetensors."
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, sorted. Raises ModelNotFound when there is none or a shard is missing."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        paths = [folder / name for name in names]
-    else:
-        paths = [folder / SINGLE_FILE]
-    for path in paths:
-        if not path.is_file():
-            raise ModelNotFound(
-                f"{path} is missing; a model folder needs {SINGLE_FILE}, or {INDEX_FILE} and its shards."
-                f"{pickled_weights_sentence(folder)}"
-            )
-    return paths
-
-
 def load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> ModelWeights:
     """The weights in `dtype` on `device`; layers follow as they are iterated over, and `progress` with them."""
     checkpoint = Checkpoint(folder)
+    check_tensors(checkpoint.tensors, config)
 
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    embeddings = read("model.embed_tokens.weight")
-    if embeddings.shape != (config.vocab_size, config.hidden_size):
-        raise UnsupportedModel(
-            f"The checkpoint's embeddings are {tuple(embeddings.shape)}, its config.json says "
-            f"{(config.vocab_size, config.hidden_size)}."
-        )
+    embeddings, head = _ends(checkpoint, config, read)
     return ModelWeights(
         embeddings=embeddings,
-        head=embeddings if config.tied_embeddings else read("lm_head.weight"),
+        head=head,
         norm=read("model.norm.weight"),
         layers=_layers(read, config, progress),
     )
+
+
+def _ends(checkpoint: Checkpoint, config: ModelConfig, read: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the embeddings and the head, tied or not as transformers decides.
+
+    Tied ones may have either name. Where both are there and differ, the checkpoint counts and not the configuration.
+    """
+    embeddings = read(EMBEDDINGS if EMBEDDINGS in checkpoint else HEAD)
+    if HEAD not in checkpoint or EMBEDDINGS not in checkpoint:
+        return embeddings, embeddings
+    head = read(HEAD)
+    if not config.tied_embeddings:
+        return embeddings, head
+    if torch.equal(embeddings, head):
+        return embeddings, embeddings
+    log.warning(
+        "config.json ties the head to the embeddings, but the checkpoint has another one, which is used",
+        tensor=HEAD,
+        hint="set tie_word_embeddings to false in config.json",
+    )
+    return embeddings, head
 
 
 def _layers(read: Callable[[str], Tensor], config: ModelConfig, progress: Progress) -> Iterator[LayerWeights]:

@@ -51,7 +51,7 @@ def test_old_rope_scaling_reads_as_rope_parameters(spelling: str) -> None:
         ({"rope_type": "dynamic", "factor": 2.0}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
-        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 2048),
     ],
 )
 def test_context_length_counts_the_scaling(parameters: dict[str, Any], context_length: int) -> None:
@@ -106,7 +106,7 @@ def test_an_unsupported_architecture_lists_the_supported_ones() -> None:
         ({"vocab_size": 0}, "'vocab_size'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor'"),
-        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "layer types"),
+        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "layer type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
 )
