@@ -101,6 +101,11 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
         ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"),
         (_OFF, "a decoder reads an encoder"),
     ),
+    **dict.fromkeys(
+        ("do_layer_norm_before", "layer_norm_elementwise_affine", "scale_attn_weights"),
+        ((None, True), "norms or scores are of another kind"),
+    ),
+    **dict.fromkeys(("_remove_final_layer_norm",), (_OFF, "there is no last norm")),
     **dict.fromkeys(("pruned_heads", "per_layer_config"), ((None, {}, []), "layers differ in their sizes")),
     **dict.fromkeys(("trust_remote_code",), (_OFF, "code of the folder would run")),
 }

@@ -44,8 +44,14 @@ _NEEDED = {
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-# Read for other types only, or in training: transformers leaves them aside.
-_UNREAD = {"short_factor", "long_factor", "finetuned", *(key for keys in _READ.values() for key in keys)}
+# Read for other types only, in training, or for images: the positions of a text are the same on each axis.
+_UNREAD = {
+    "short_factor",
+    "long_factor",
+    "finetuned",
+    "mrope_section",
+    *(key for keys in _READ.values() for key in keys),
+}
 # These types have their original context beside the parameters, or in them.
 _WITH_ORIGINAL = ("yarn", "llama3")
 # transformers turns these into longrope, for Phi-3 alone.
