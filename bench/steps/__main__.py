@@ -36,7 +36,7 @@ from bench.steps.times import BATCHES, FIRST, LAST, PROMPT, StepTimes, print_hea
 from runner_svc.execution.runner import Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 
 def measure(

@@ -15,7 +15,7 @@ from runner_svc.gpu.backend import CudaBackend, CudaSizes
 from runner_svc.gpu.launchers import CudaLaunchers
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import ModelWeights
+from runner_svc.weights.model_weights import ModelWeights
 
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16

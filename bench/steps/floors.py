@@ -7,7 +7,7 @@ import torch
 from bench.common.gpu_timing import graph_microseconds
 from bench.steps.backend import DTYPE
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 
 def products_ms(
@@ -23,10 +23,10 @@ def products_ms(
 
     def launch() -> None:
         for layer in layers:
-            torch.mm(hidden, layer.qkv.t())
-            torch.mm(attended, layer.output.t())
-            torch.mm(hidden, layer.gate_up.t())
-            torch.mm(activated, layer.down.t())
+            torch.mm(hidden, layer.qkv.weight.t())
+            torch.mm(attended, layer.output.weight.t())
+            torch.mm(hidden, layer.mlp.gate_up.weight.t())
+            torch.mm(activated, layer.mlp.down.weight.t())
         torch.mm(hidden[:sampled], weights.head.t())
 
     return graph_microseconds([launch]) / 1e3

@@ -28,7 +28,7 @@ from roster_protos import plan_pb2
 from runner_svc.execution.runner import LaunchedPlan, Runner
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.random_weights import random_weights
-from runner_svc.model.weights import ModelWeights
+from runner_svc.weights.model_weights import ModelWeights
 
 DECODING = 32
 """Decoding rows of a step."""

@@ -56,7 +56,7 @@ class TorchBackend:
         self.max_step_tokens = max_step_tokens
         self.host_slots = HostSlots(num_slots, model.context_length, block_size)
         self.cache = KVCache(config, num_blocks, block_size, torch.float32, device)
-        self.fingerprints = fingerprints(config.rope, device, torch.float32, torch.float32)
+        self.fingerprints = fingerprints(config.ropes, device, torch.float32, torch.float32)
         self._decoder = decoder
         self._attention = CpuAttention(self.cache, config.num_heads, config.num_kv_heads, config.attention_layers)
         self._sampler = Sampler(config.vocab_size, device)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roster_protos import plan_pb2
-from runner_svc.decoder.cuda_decoder import CudaDecoder, Hidden
+from runner_svc.decoder.cuda_decoder import CudaDecoder
+from runner_svc.decoder.hidden import Hidden
 from runner_svc.gpu.capture import capture_decode_steps, capture_mixed_steps
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.graphs import StepGraphs
@@ -37,9 +38,9 @@ from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import StepBatch, StepOutput
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.fingerprints import fingerprints
-from runner_svc.model.weights import ModelWeights
 from runner_svc.sampling.device_logprobs import CHUNK, PendingLogprobs, launch_logprobs, launch_row_logprobs
 from runner_svc.sampling.sample_records import RowPacker
+from runner_svc.weights.model_weights import ModelWeights
 
 # Steps launched and not yet waited for, at most.
 MAX_IN_FLIGHT = 4
@@ -98,7 +99,7 @@ class CudaBackend:
             self._pack_rows = RowPacker()
             self._result = torch.zeros(2 * aligned(sizes.num_slots), dtype=torch.int32, device=device.device)
             self._cache_dtype = FP8 if sizes.fp8_cache else self._decoder.dtype
-            self.fingerprints = fingerprints(config.rope, device.device, self._decoder.dtype, self._cache_dtype)
+            self.fingerprints = fingerprints(config.ropes, device.device, self._decoder.dtype, self._cache_dtype)
             self.num_blocks = sizes.num_blocks or self._fitting_blocks(progress)
             scales = self._calibrated_scales(progress) if sizes.fp8_cache else None
             self.cache = KVCache(config, self.num_blocks, sizes.block_size, self._cache_dtype, device.device, scales)

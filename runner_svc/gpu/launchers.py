@@ -19,13 +19,15 @@ from runner_svc.cuda.products.gated_product import GatedProduct
 from runner_svc.cuda.products.gated_variant import GatedVariant
 from runner_svc.cuda.products.skinny_product import SkinnyProducts, fits
 from runner_svc.cuda.products.skinny_variant import SkinnyVariant
+from runner_svc.cuda.residual_norm import ResidualNorm
 from runner_svc.cuda.rope_kv import RopeKvWrite
 from runner_svc.cuda.sampling import CudaSampler
 from runner_svc.cuda.scatter import ScatterSegments
 from runner_svc.interface.kv_cache import KVCache
-from runner_svc.interface.layer_launchers import DecoderLaunchers
+from runner_svc.interface.layer_launchers import DecoderLaunchers, NormLauncher
 from runner_svc.interface.skinny_launchers import SkinnyLaunchers
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import NormKind, QkNorm
 
 
 class CudaLaunchers:
@@ -47,10 +49,10 @@ class CudaLaunchers:
         """Those of the layers. Raises ValueError for sizes that the kernels lack."""
         config = self._config
         return DecoderLaunchers(
-            norm=AddRmsNorm(config.hidden_size, self._dtype, config.rms_norm_eps, overlap=self._overlap),
+            norm=self._norm(),
             activation=ActivationMul(config.intermediate_size, self._dtype, config.activation, overlap=self._overlap),
             gated=self._gated() if is_hopper() else None,
-            rotating=self._rope(config.rope.rotary_dim, fp8_cache),
+            rotating=[self._rope(rope.rotary_dim, fp8_cache) for rope in config.ropes],
             plain=self._rope(0, fp8_cache),
         )
 
@@ -65,7 +67,7 @@ class CudaLaunchers:
                 f"{blocks} a multiprocessor",
                 embed,
                 SkinnyProducts(
-                    config.rms_norm_eps,
+                    config.norm_eps,
                     config.activation,
                     partial(SkinnyVariant.choose, blocks),
                     overlap=self._overlap,
@@ -76,7 +78,12 @@ class CudaLaunchers:
 
     def attention(self, cache: KVCache, tables: Tensor, max_batch: int) -> CudaAttention:
         """Attention over `cache`. Raises ValueError for sizes that the kernels lack."""
-        return CudaAttention(cache, tables, self._config.num_heads, self._config.windows, max_batch, self._dtype)
+        config, scores = self._config, {(layer.scale, layer.soft_cap) for layer in self._config.layers}
+        if len(scores) > 1:
+            raise ValueError("the GPU kernels need the same scale and soft cap of attention in all layers")
+        return CudaAttention(
+            cache, tables, config.num_heads, config.windows, max_batch, self._dtype, *next(iter(scores))
+        )
 
     def gather(self, tokens: Tensor, tables: Tensor, block_size: int) -> GatherInputs:
         """Inputs from a token buffer and block tables."""
@@ -94,6 +101,21 @@ class CudaLaunchers:
         """Draws from float32 logits, written into a token buffer."""
         return CudaSampler(self._config.vocab_size, torch.float32, tokens)
 
+    def _norm(self) -> NormLauncher:
+        config = self._config
+        post_norms = any(layer.post_norms for layer in config.layers)
+        if config.norm is NormKind.RMS and config.multiplier == 1.0 and not post_norms:
+            return AddRmsNorm(config.hidden_size, self._dtype, config.norm_eps, overlap=self._overlap)
+        return ResidualNorm(
+            config.hidden_size,
+            self._dtype,
+            config.norm_eps,
+            config.norm,
+            multiplier=config.multiplier,
+            post_norms=post_norms,
+            overlap=self._overlap,
+        )
+
     def _gated(self) -> GatedProduct:
         choose = partial(GatedVariant.choose, num_multiprocessors())
         return GatedProduct(self._dtype, self._config.activation, choose, overlap=self._overlap)
@@ -106,8 +128,8 @@ class CudaLaunchers:
             head_dim=config.head_dim,
             rotary_dim=rotary_dim,
             dtype=self._dtype,
-            eps=config.rms_norm_eps,
-            qk_norm=config.qk_norm,
+            eps=config.norm_eps,
+            qk_norm=config.layers[0].qk_norm is not QkNorm.NONE,
             fp8_cache=fp8_cache,
             overlap=self._overlap,
         )

@@ -11,7 +11,7 @@ LM head, whose rows are few and vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, Hidden, Mlp, StepAttention
+from runner_svc.decoder.cuda_decoder import CudaDecoder, DeviceInputs, StepAttention
+from runner_svc.decoder.cuda_mlp import CudaMlp
 from runner_svc.decoder.fusions import Activating, Adding, Fusions
-from runner_svc.decoder.skinny_decoder import SkinnyDecoder, SkinnyMlp, matrices
+from runner_svc.decoder.hidden import Hidden
+from runner_svc.decoder.skinny_decoder import SkinnyDecoder, matrices, skinny_mlps
 from runner_svc.decoder.step_rotations import StepRows
 from runner_svc.gpu.device_slots import DeviceSlots
 from runner_svc.gpu.fusion_choice import FusionChoice
@@ -100,9 +102,9 @@ class CudaSteps:
         variants: list[Variant] = []
         for part in self._skinny if bucket <= MAX_ROWS else []:
             variants.append(Variant(f"own, {part.name}", partial(self._run_own, part.decoder, stream, bucket)))
-            for products, mlp in part.mlps.items():
+            for products, mlps in part.mlps.items():
                 name = f"cuBLAS, own {products}, {part.name}"
-                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlp)))
+                variants.append(Variant(name, partial(self._run_decode, stream, bucket, Fusions(), mlps)))
         for fusions in self._decode_fusions(bucket):
             variants.append(Variant(fusions.name, partial(self._run_decode, stream, bucket, fusions)))
         return variants
@@ -118,11 +120,15 @@ class CudaSteps:
         ]
 
     def _run_decode(
-        self, current_stream: Callable[[], int], bucket: int, fusions: Fusions, mlp: Mlp | None = None
+        self,
+        current_stream: Callable[[], int],
+        bucket: int,
+        fusions: Fusions,
+        mlps: Sequence[CudaMlp] | None = None,
     ) -> None:
         stream = current_stream()
         inputs = self._gathered(stream, bucket, bucket)
-        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlp)
+        hidden = self._decoder.forward(stream, inputs, self.cache, self._decode_attention(bucket), fusions, mlps)
         self._decoder.logits(stream, hidden, self.logits[:bucket])
 
     def _run_own(self, decoder: SkinnyDecoder, current_stream: Callable[[], int], bucket: int) -> None:
@@ -248,7 +254,7 @@ class _SkinnyParts:
 
     name: str
     decoder: SkinnyDecoder
-    mlps: dict[str, SkinnyMlp]  # by the products that are their own
+    mlps: dict[str, Sequence[CudaMlp]]  # by the products that are their own
 
 
 def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyParts]:
@@ -260,8 +266,8 @@ def _skinny_parts(decoder: CudaDecoder, launchers: Launchers) -> list[_SkinnyPar
             each.name,
             SkinnyDecoder(decoder, each),
             {
-                "gate-up and down": SkinnyMlp(decoder, each.products, own_down=True),
-                "gate-up": SkinnyMlp(decoder, each.products, own_down=False),
+                "gate-up and down": skinny_mlps(decoder, each.products, own_down=True),
+                "gate-up": skinny_mlps(decoder, each.products, own_down=False),
             },
         )
         for each in found

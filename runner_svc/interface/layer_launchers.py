@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,10 @@ class NormLauncher(Protocol):
     """As `runner_svc.cuda.norm.AddRmsNorm`."""
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None: ...
+
+    def add_normed(
+        self, stream: int, hidden: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, out: Tensor
+    ) -> None: ...
 
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None: ...
 
@@ -58,6 +63,7 @@ class DecoderLaunchers:
     activation: ActivationLauncher
     # None: there is none for this GPU.
     gated: GatedLauncher | None
-    rotating: RopeKvLauncher
+    # By rotary embedding of the model.
+    rotating: Sequence[RopeKvLauncher]
     # For layers without rotary embedding (SmolLM3 has some).
     plain: RopeKvLauncher

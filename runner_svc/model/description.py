@@ -10,7 +10,6 @@ from roster_protos import plan_pb2
 from runner_svc.model.config import ModelConfig, token_ids
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.folder.json_file import read_object
-from runner_svc.model.rope_config import RopeType
 
 # Vocabularies in formats from before tokenizer.json, which transformers converts.
 _OLDER_VOCABULARIES = ("tokenizer.model", "vocab.json")
@@ -33,7 +32,7 @@ def describe_model(name: str, folder: Path, config: ModelConfig, weights_version
         tokenizer=_tokenizer_json(folder),
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=_special_tokens(folder, tokenizer_config),
-        prefix_positions=config.rope.original_positions if config.rope.type is RopeType.DYNAMIC else None,
+        prefix_positions=config.prefix_positions,
     )
 
 

@@ -5,15 +5,23 @@ A value may not change with the release alone, or runners could not be upgraded 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from runner_svc.model.rope_config import RopeConfig
 
 
-def fingerprints(rope: RopeConfig, device: torch.device, computed: torch.dtype, cached: torch.dtype) -> dict[str, str]:
+def fingerprints(
+    ropes: Sequence[RopeConfig], device: torch.device, computed: torch.dtype, cached: torch.dtype
+) -> dict[str, str]:
     """Those of a model that is computed in one type, with KV in another. The weights' own is in Model."""
     return {
-        "rope": f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions",
+        "rope": "; ".join(
+            f"{rope.type}, theta {rope.theta:g}, factor {rope.factor:g} of {rope.original_positions} positions"
+            for rope in ropes
+        )
+        or "none",
         "kv": _name(cached),
         "numerics": f"{_processor(device)} {_name(computed)}",
     }

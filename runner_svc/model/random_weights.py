@@ -9,7 +9,9 @@ from torch import Tensor
 
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
-from runner_svc.model.weights import LayerWeights, ModelWeights
+from runner_svc.model.families.description import LayerDescription, NormKind, QkNorm
+from runner_svc.weights.linear_weights import LinearWeights
+from runner_svc.weights.model_weights import LayerWeights, MlpWeights, ModelWeights
 
 # As transformers initialises matrices; sums over a layer stay small enough for 16 bits.
 _SCALE = 0.02
@@ -24,34 +26,53 @@ def random_weights(
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.empty(rows, columns, dtype=dtype, device=device).normal_(0.0, _SCALE, generator=generator)
 
-    def ones(size: int) -> Tensor:
-        return torch.ones(size, dtype=dtype, device=device)
+    def linear(rows: int, columns: int, has_bias: bool) -> LinearWeights:
+        return LinearWeights(matrix(rows, columns), torch.zeros(rows, dtype=dtype, device=device) if has_bias else None)
 
-    def bias(size: int, wanted: bool) -> Tensor | None:
-        return torch.zeros(size, dtype=dtype, device=device) if wanted else None
+    def ones(size: int, kind: NormKind = NormKind.RMS) -> Tensor:
+        weights = torch.full((size,), float(kind is not NormKind.RMS_PLUS_ONE), dtype=dtype, device=device)
+        return torch.stack((weights, torch.zeros_like(weights))) if kind is NormKind.LAYER else weights
 
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query_width = config.num_heads * config.head_dim
-    qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
+    def layer(described: LayerDescription) -> LayerWeights:
+        qk_norms = _qk_norm_sizes(config, described)
+        qk_kind = described.norm if described.qk_norm is QkNorm.HEAD else NormKind.RMS
+        norm = ones(hidden, described.norm)
+        return LayerWeights(
+            attention_norm=norm if described.pre_norms else None,
+            attention_post_norm=norm if described.post_norms else None,
+            q_norm=ones(qk_norms[0], qk_kind) if qk_norms else None,
+            k_norm=ones(qk_norms[1], qk_kind) if qk_norms else None,
+            qkv=linear(query_width + 2 * config.num_kv_heads * config.head_dim, hidden, described.qkv_bias),
+            output=linear(hidden, query_width, described.output_bias),
+            mlp_norm=norm if described.pre_norms and not described.parallel else None,
+            mlp_post_norm=norm if described.post_norms else None,
+            mlp=MlpWeights(
+                gate_up=linear((1 + described.mlp.gated) * described.mlp.width, hidden, described.mlp.bias),
+                down=linear(hidden, described.mlp.width, described.mlp.bias),
+            ),
+        )
+
+    hidden, query_width = config.hidden_size, config.num_heads * config.head_dim
 
     def layers() -> Iterator[LayerWeights]:
-        for index in range(config.num_layers):
-            yield LayerWeights(
-                attention_norm=ones(hidden),
-                q_norm=ones(config.head_dim) if config.qk_norm else None,
-                k_norm=ones(config.head_dim) if config.qk_norm else None,
-                qkv=matrix(qkv_width, hidden),
-                qkv_bias=bias(qkv_width, config.qkv_bias),
-                output=matrix(hidden, query_width),
-                output_bias=bias(hidden, config.output_bias),
-                mlp_norm=ones(hidden),
-                gate_up=matrix(2 * inner, hidden),
-                gate_up_bias=bias(2 * inner, config.mlp_bias),
-                down=matrix(hidden, inner),
-                down_bias=bias(hidden, config.mlp_bias),
-            )
+        for index, described in enumerate(config.layers):
+            yield layer(described)
             progress("making weights up", (index + 1) / config.num_layers)
 
     embeddings = matrix(config.vocab_size, hidden)
-    head = embeddings if config.tied_embeddings else matrix(config.vocab_size, hidden)
-    return ModelWeights(embeddings=embeddings, head=head, norm=ones(hidden), layers=layers())
+    return ModelWeights(
+        embeddings=embeddings,
+        head=embeddings if config.tied_embeddings else matrix(config.vocab_size, hidden),
+        norm=ones(hidden, config.norm),
+        layers=layers(),
+        positions=matrix(config.context_length, hidden) if config.model.position_offset is not None else None,
+    )
+
+
+def _qk_norm_sizes(config: ModelConfig, described: LayerDescription) -> tuple[int, int] | None:
+    """Returns the weights of the queries' norm and of the keys'."""
+    if described.qk_norm is QkNorm.NONE:
+        return None
+    if described.qk_norm is QkNorm.HEAD:
+        return config.head_dim, config.head_dim
+    return config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

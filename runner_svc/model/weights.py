@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from torch import Tensor
 from runner_svc.interface.progress import Progress
 from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.expected_tensors import EMBEDDINGS, HEAD, check_tensors
+from runner_svc.model.expected_tensors import base_name, check_tensors
 from runner_svc.model.folder.checkpoint_files import checkpoint_files, checkpoint_tensors
+from runner_svc.model.layer_reader import LayerReader
+from runner_svc.weights.model_weights import LayerWeights, ModelWeights
 
 # A fingerprint reads this many samples of each file, of this many bytes: milliseconds where all of it takes seconds,
 # and no training step leaves all of them as they were.
@@ -29,35 +30,6 @@ FINGERPRINT_SAMPLES = 256
 FINGERPRINT_SAMPLE_BYTES = 4096
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """One layer; matrices are [out, in], as torch.nn.functional.linear takes them."""
-
-    attention_norm: Tensor  # [hidden_size]
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None  # [head_dim]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
-    qkv_bias: Tensor | None
-    output: Tensor  # [hidden_size, num_heads * head_dim]
-    output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden_size]
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden_size, intermediate_size]
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelWeights:
-    """A whole model."""
-
-    embeddings: Tensor  # [vocab_size, hidden_size]
-    head: Tensor  # [vocab_size, hidden_size]; the embeddings themselves where they are tied
-    norm: Tensor  # [hidden_size]
-    # To be read once.
-    layers: Iterator[LayerWeights]
 
 
 class Checkpoint:
@@ -97,63 +69,47 @@ def load_weights(
     def read(name: str) -> Tensor:
         return checkpoint.read(name).to(device=device, dtype=dtype)
 
-    embeddings, head = _ends(checkpoint, config, read)
+    reader = LayerReader(config, base_name(config.names, checkpoint.tensors), read)
+    embeddings, head = _ends(
+        checkpoint, config, read, reader.name(config.names.embeddings, "weight"), f"{config.names.head}.weight"
+    )
     return ModelWeights(
         embeddings=embeddings,
         head=head,
-        norm=read("model.norm.weight"),
-        layers=_layers(read, config, progress),
+        norm=reader.norm(config.names.norm, config.norm),
+        layers=_layers(reader, progress),
+        positions=reader.positions(),
     )
 
 
-def _ends(checkpoint: Checkpoint, config: ModelConfig, read: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the embeddings and the head, tied or not as transformers decides.
+def _ends(
+    checkpoint: Checkpoint, config: ModelConfig, read: Callable[[str], Tensor], first: str, last: str
+) -> tuple[Tensor, Tensor]:
+    """Returns the embeddings and the head by their names, tied or not as transformers decides.
 
     Tied ones may have either name. Where both are there and differ, the checkpoint counts and not the configuration.
     """
-    embeddings = read(EMBEDDINGS if EMBEDDINGS in checkpoint else HEAD)
-    if HEAD not in checkpoint or EMBEDDINGS not in checkpoint:
-        return embeddings, embeddings
-    head = read(HEAD)
+    if first not in checkpoint or last not in checkpoint:
+        tied = read(first if first in checkpoint else last)
+        return tied, tied
+    embeddings, head = read(first), read(last)
     if not config.tied_embeddings:
         return embeddings, head
     if torch.equal(embeddings, head):
         return embeddings, embeddings
     log.warning(
         "config.json ties the head to the embeddings, but the checkpoint has another one, which is used",
-        tensor=HEAD,
+        tensor=last,
         hint="set tie_word_embeddings to false in config.json",
     )
     return embeddings, head
 
 
-def _layers(read: Callable[[str], Tensor], config: ModelConfig, progress: Progress) -> Iterator[LayerWeights]:
-    for index in range(config.num_layers):
-        yield _layer(read, config, f"model.layers.{index}")
-        progress("loading weights", (index + 1) / config.num_layers)
-
-
-def _layer(read: Callable[[str], Tensor], config: ModelConfig, prefix: str) -> LayerWeights:
-    def merged(module: str, whole: str, parts: tuple[str, ...], kind: str) -> Tensor:
-        names = (whole,) if config.merged_weights else parts
-        return torch.cat([read(f"{prefix}.{module}.{name}.{kind}") for name in names])
-
-    qkv = ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"))
-    gate_up = ("mlp", "gate_up_proj", ("gate_proj", "up_proj"))
-    return LayerWeights(
-        attention_norm=read(f"{prefix}.input_layernorm.weight"),
-        q_norm=read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm=read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-        qkv=merged(*qkv, "weight"),
-        qkv_bias=merged(*qkv, "bias") if config.qkv_bias else None,
-        output=read(f"{prefix}.self_attn.o_proj.weight"),
-        output_bias=read(f"{prefix}.self_attn.o_proj.bias") if config.output_bias else None,
-        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=merged(*gate_up, "weight"),
-        gate_up_bias=merged(*gate_up, "bias") if config.mlp_bias else None,
-        down=read(f"{prefix}.mlp.down_proj.weight"),
-        down_bias=read(f"{prefix}.mlp.down_proj.bias") if config.mlp_bias else None,
-    )
+def _layers(reader: LayerReader, progress: Progress) -> Iterator[LayerWeights]:
+    num_layers = reader.config.num_layers
+    for index in range(num_layers):
+        yield reader.layer(index)
+        progress("loading weights", (index + 1) / num_layers)
 
 
 def weights_fingerprint(folder: Path, dtype: torch.dtype) -> str:

@@ -6,21 +6,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runner_svc.decoder.cpu_decoder import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.mlp import ACTIVATION_FUNCTIONS
+from runner_svc.decoder.norm import Norm
 from runner_svc.interface.skinny_launchers import ScaledRows
 from runner_svc.model.config import ModelConfig
+from runner_svc.model.families.description import NormKind
 
 
 class HostNorm:
-    def __init__(self, eps: float) -> None:
-        self._eps = eps
+    def __init__(self, eps: float, kind: NormKind = NormKind.RMS, multiplier: float = 1.0) -> None:
+        self._eps, self._kind, self._multiplier = eps, kind, multiplier
 
     def add(self, stream: int, hidden: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
-        residual += hidden
+        residual.add_(hidden, alpha=self._multiplier)
         self.norm(stream, residual, weight, out)
 
+    def add_normed(
+        self, stream: int, hidden: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, out: Tensor
+    ) -> None:
+        residual.add_(self._normed(hidden, post_weight), alpha=self._multiplier)
+        if weight is not None:
+            self.norm(stream, residual, weight, out)
+
     def norm(self, stream: int, hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-        out.copy_(functional.rms_norm(hidden, weight.shape, weight, self._eps))
+        out.copy_(self._normed(hidden, weight))
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return Norm(self._kind, weight, self._eps)(hidden)
 
 
 def host_embed(
@@ -37,7 +49,7 @@ def host_embed(
 
 
 def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: Tensor) -> ScaledRows:
-    """RMSNorm but for the factor 1 / rms."""
+    """Computes RMSNorm without the factor 1 / rms."""
     out.copy_(residual * norm_weight)
     squares[0, : len(residual)] = residual.float().square().sum(dim=1)
     return ScaledRows(out, squares[:1])
@@ -45,7 +57,7 @@ def unscaled_norm(residual: Tensor, norm_weight: Tensor, out: Tensor, squares: T
 
 class HostProducts:
     def __init__(self, config: ModelConfig) -> None:
-        self._eps = config.rms_norm_eps
+        self._eps = config.norm_eps
         self._activation = ACTIVATION_FUNCTIONS[config.activation]
 
     def store(self, stream: int, x: ScaledRows, weight: Tensor, out: Tensor) -> None:
@@ -88,7 +100,7 @@ class HostActivation:
 class HostGated:
     def __init__(self, name: str) -> None:
         self._activation = HostActivation(name)
-        self.prepared = 0  # for so many positions
+        self.prepared = 0  # positions for which it was prepared
 
     def fits(self, weight: Tensor) -> bool:
         return True
@@ -123,7 +135,7 @@ class HostRopeKv:
         split = qkv.clone().view(-1, heads + 2 * kv_heads, head_dim)
         for part, weight in ((split[:, :heads], q_norm), (split[:, heads : heads + kv_heads], k_norm)):
             if weight is not None:
-                part.copy_(functional.rms_norm(part, (head_dim,), weight, config.rms_norm_eps))
+                part.copy_(functional.rms_norm(part, (head_dim,), weight, config.norm_eps))
         if self._rotary_dim:
             half = self._rotary_dim // 2
             cos, sin = rotations[rotation_rows.long()].unsqueeze(1).split(half, dim=-1)

@@ -10,7 +10,7 @@ ids that a file names, and at no default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,12 @@ QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
 
 
+LLAMA_LIKE = frozenset(
+    f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3")
+)
+"""Architectures whose derived values are computed here; readers of the others derive their own."""
+
+
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
     return frozenset((*class_fields(architecture).fields, *_ALWAYS_USED)) - HARMLESS.keys()
@@ -39,14 +45,14 @@ def harmless_keys(architecture: str) -> Mapping[str, str]:
     return {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
 
 
-def checked_config(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a configuration's architecture, and the values of the keys that it uses.
+def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[str, dict[str, Any]]:
+    """Returns the name of a configuration's architecture, one of `supported`, and the values of the keys that it uses.
 
-    The values have their class's defaults, and no nulls; `rope_parameters` and `layer_types` say what transformers
-    would make of them. Raises UnsupportedModel for an architecture without a row, and for any key that is unknown or
-    has a value that can't be used.
+    The values have their class's defaults, and no nulls. For the architectures of `LLAMA_LIKE`, sizes, `layer_types`
+    and `rope_parameters` are as transformers completes them. Raises UnsupportedModel for another architecture, and for
+    any key that is unknown or has a value that can't be used.
     """
-    name = _architecture(raw)
+    name = _architecture(raw, [name for name in DECLARED if name in supported])
     used, harmless = used_keys(name), harmless_keys(name)
     for key in raw:
         _check_key(key, raw[key], name, used, harmless)
@@ -62,9 +68,17 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         elif key in BASE_FIELDS or key in declared.fields:
             check_type(key, value, (declared.fields.get(key) or BASE_FIELDS[key]).kinds)
     _check_dtype(raw)
-    _fill_sizes(name, raw, values)
     values["eos_token_id"] = _end_ids(values["eos_token_id"], values["vocab_size"])
-    values["rope_parameters"] = rope_parameters(
+    if name in LLAMA_LIKE:
+        _complete(name, raw, values)
+    return name, {key: value for key, value in values.items() if value is not None}
+
+
+def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Adds what transformers' class derives from other keys."""
+    _fill_sizes(name, values)
+    declared = class_fields(name)
+    parameters = rope_parameters(
         raw,
         declared.default_theta,
         values["max_position_embeddings"],
@@ -73,9 +87,8 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     )
     values.update(layer_values(name, raw, values))
     for key in ROPE_KEYS:
-        if key != "rope_parameters":
-            values.pop(key, None)
-    return name, {key: value for key, value in values.items() if value is not None}
+        values.pop(key, None)
+    values["rope_parameters"] = parameters
 
 
 _FIELDS = {
@@ -88,7 +101,7 @@ _FIELDS = {
 """Of keys that are used and that an architecture's own class does not declare."""
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
+def _architecture(raw: Mapping[str, Any], supported: Sequence[str]) -> str:
     """The class that transformers takes, which `model_type` decides; `architectures` must not contradict it."""
     for key in ("model_type", "architectures"):
         if raw.get(key) is not None:
@@ -96,17 +109,17 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     asked = [name for name in raw.get("architectures") or () if name]
     model_type = raw.get("model_type")
     if model_type is None:
-        found = [name for name in asked if name in DECLARED]
+        found = [name for name in asked if name in supported]
     else:
         # As transformers' AutoConfig does for configurations that were written before there was Ministral.
         layered = model_type == "mistral" and "layer_types" in raw
         model_type = "ministral" if layered else model_type
-        found = [name for name in DECLARED if class_fields(name).model_type == model_type]
+        found = [name for name in supported if class_fields(name).model_type == model_type]
         if layered:
             asked = ["MinistralForCausalLM" if name == "MistralForCausalLM" else name for name in asked]
-    if not found or (asked and not set(asked) & DECLARED.keys()):
+    if not found or (asked and not set(asked) & set(supported)):
         unknown = ", ".join(asked) or model_type or "unnamed"
-        raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(DECLARED)}.")
+        raise UnsupportedModel(f"Architecture {unknown} is not supported; supported: {', '.join(supported)}.")
     if asked and found[0] not in asked:
         raise UnsupportedModel(
             f"The model's config.json has 'model_type' {model_type!r}, which is {found[0]}, and 'architectures' "
@@ -148,7 +161,7 @@ def _check_dtype(raw: Mapping[str, Any]) -> None:
             )
 
 
-def _fill_sizes(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _fill_sizes(name: str, values: dict[str, Any]) -> None:
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     if values["num_key_value_heads"] is None:
         values["num_key_value_heads"] = heads

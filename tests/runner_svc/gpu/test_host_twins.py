@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def host_rope(case: RopeCase) -> HostRopeKv:
     config = SimpleNamespace(
-        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, rms_norm_eps=EPS
+        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, norm_eps=EPS
     )
     return HostRopeKv(config, case.rotary_dim)
 

@@ -1,0 +1,38 @@
+"""The names of a checkpoint's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names of modules, whose tensors are NAME.weight and NAME.bias; the defaults are Llama's.
+
+    Several names of one product are merged in this order. Names but that of the head are below `base`, which a
+    checkpoint of the model without its head lacks.
+    """
+
+    base: str = "model"
+    head: str = "lm_head"
+    embeddings: str = "embed_tokens"
+    positions: str = "embed_positions"
+    norm: str = "norm"
+    layers: str = "layers"
+    # Of a layer:
+    attention_norm: str = "input_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    # Whether layer norms have biases.
+    norm_bias: bool = True
+    # Whether a layer's matrices are stored [in, out].
+    transposed: bool = False
+    # Whether the dimensions 2i and 2i + 1 of a head rotate together, in place of i and i + rotary_dim / 2.
+    interleaved: bool = False
