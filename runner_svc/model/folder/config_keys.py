@@ -21,7 +21,7 @@ from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, 
 from runner_svc.model.folder.layer_keys import LAYER_KEYS, layer_values
 from runner_svc.model.folder.rope_keys import ROPE_KEYS, rope_parameters
 
-QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config")
 # Read wherever they are, whether the class declares them or not.
 _ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
 

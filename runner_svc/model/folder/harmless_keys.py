@@ -10,9 +10,11 @@ from typing import Any
 _REASONS: dict[str, str] = {
     "It says where the file comes from.": "transformers_version _name_or_path _model_name_or_path name_or_path "
     "_commit_hash tokenizer_class processor_class finetuning_task task_specific_params model_name license "
-    "unsloth_fixed unsloth_version unsloth_training_args huggingface_hub_version exporter",
+    "unsloth_fixed unsloth_version unsloth_training_args huggingface_hub_version exporter is_llama_config "
+    "transformers.js_config",
     "It matters in training only.": "attention_dropout hidden_dropout resid_pdrop embd_pdrop emb_pdrop attn_pdrop "
-    "dropout embedding_dropout residual_dropout classifier_dropout layerdrop initializer_range initializer_factor "
+    "dropout embedding_dropout residual_dropout classifier_dropout layerdrop attn_dropout "
+    "attention_probs_dropout_prob hidden_dropout_prob rotary_dropout initializer_range initializer_factor "
     "init_std initializer_cutoff_factor gradient_checkpointing pretraining_tp router_aux_loss_coef router_z_loss_coef "
     "router_jitter_noise output_router_logits aux_loss_alpha seq_aux ep_size loss_type z_loss_coefficient",
     "It says how transformers computes, not what.": "use_cache torchscript use_bfloat16 chunk_size_feed_forward "
@@ -45,7 +47,7 @@ _FOREIGN_REASONS: dict[str, str] = {
     "swiglu_limit swiglu_alpha conv_L_cache conv_bias use_qk_norm qk_layernorm attention_out_bias qkv_bias "
     "use_qkv_bias use_bias bias enable_bias audio_soft_tokens_per_image vision_soft_tokens_per_image",
     "It is another class's name for a size, and no class here reads it.": "n_embd n_head n_heads n_layer n_layers "
-    "n_inner n_positions n_ctx d_model ffn_dim ffn_hidden_size max_seq_len num_kv_heads word_embed_proj_dim "
+    "n_inner n_positions n_ctx d_model max_sequence_length seq_length max_seq_length ffn_dim ffn_hidden_size max_seq_len num_kv_heads word_embed_proj_dim "
     "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon block_auto_adjust_ff_dim block_ffn_dim_multiplier "
     "block_multiple_of full_attn_idxs",
 }
@@ -91,12 +93,14 @@ FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
         (_OFF, "attention is of another kind"),
     ),
     **dict.fromkeys(
-        ("activation", "activation_function", "hidden_activation"), ((None,), "another key names the activation")
+        ("activation", "activation_function", "hidden_activation"),
+        ((None, "silu", "swiglu"), "another key names the activation"),
     ),
     **dict.fromkeys(
-        ("parallel_attn", "use_parallel_residual", "new_decoder_architecture", "multi_query", "rope_interleave"),
+        ("parallel_attn", "use_parallel_residual", "new_decoder_architecture", "multi_query"),
         (_OFF, "layers are of another kind"),
     ),
+    **dict.fromkeys(("rope_interleave", "rope_interleaved"), (_OFF, "neighbouring dimensions rotate together")),
     **dict.fromkeys(
         ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "cross_attention_hidden_size"),
         (_OFF, "a decoder reads an encoder"),
