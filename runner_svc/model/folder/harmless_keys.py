@@ -13,8 +13,8 @@ _REASONS: dict[str, str] = {
     "unsloth_fixed unsloth_version unsloth_training_args huggingface_hub_version exporter is_llama_config "
     "transformers.js_config",
     "It matters in training only.": "attention_dropout hidden_dropout resid_pdrop embd_pdrop emb_pdrop attn_pdrop "
-    "dropout embedding_dropout residual_dropout classifier_dropout layerdrop attn_dropout "
-    "attention_probs_dropout_prob hidden_dropout_prob rotary_dropout initializer_range initializer_factor "
+    "dropout embedding_dropout residual_dropout classifier_dropout layerdrop activation_dropout "
+    "attn_dropout attention_probs_dropout_prob hidden_dropout_prob rotary_dropout initializer_range initializer_factor "
     "init_std initializer_cutoff_factor gradient_checkpointing pretraining_tp router_aux_loss_coef router_z_loss_coef "
     "router_jitter_noise output_router_logits aux_loss_alpha seq_aux ep_size loss_type z_loss_coefficient",
     "It says how transformers computes, not what.": "use_cache torchscript use_bfloat16 chunk_size_feed_forward "
@@ -47,7 +47,8 @@ _FOREIGN_REASONS: dict[str, str] = {
     "swiglu_limit swiglu_alpha conv_L_cache conv_bias use_qk_norm qk_layernorm attention_out_bias qkv_bias "
     "use_qkv_bias use_bias bias enable_bias audio_soft_tokens_per_image vision_soft_tokens_per_image",
     "It is another class's name for a size, and no class here reads it.": "n_embd n_head n_heads n_layer n_layers "
-    "n_inner n_positions n_ctx d_model max_sequence_length seq_length max_seq_length ffn_dim ffn_hidden_size max_seq_len num_kv_heads word_embed_proj_dim "
+    "n_inner n_positions n_ctx d_model max_sequence_length seq_length max_seq_length max_seq_len ffn_dim "
+    "ffn_hidden_size num_kv_heads word_embed_proj_dim "
     "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon block_auto_adjust_ff_dim block_ffn_dim_multiplier "
     "block_multiple_of full_attn_idxs",
 }
