@@ -120,7 +120,6 @@ class ModelConfig:
             raise UnsupportedModel(f"{num_heads} attention heads can't share {num_kv_heads} key-value heads evenly.")
         hidden_size = _size(raw, "hidden_size")
         head_dim = _size(raw, "head_dim") if "head_dim" in raw else hidden_size // num_heads
-        _size(raw, "intermediate_size")
         max_positions = _size(raw, "max_position_embeddings")
         try:
             layers, model = tuple(family.layers(raw, num_layers)), family.model(raw)
@@ -135,7 +134,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            norm_eps=float(raw.get(family.norm_eps, 1e-6)),
+            norm_eps=_norm_eps(raw, family.norm_eps),
             layers=layers,
             model=model,
             ropes=ropes,
@@ -156,8 +155,9 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 def _renamed(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Returns the configuration under Llama's keys, without nulls, with the family's defaults."""
     own = dict(family.renamed)
-    given = {own.get(key, key): value for key, value in raw.items() if value is not None}
-    return {**dict(family.defaults), **given}
+    read = {own.get(key, key): value for key, value in raw.items() if key not in family.unread}
+    given = {**dict(family.defaults), **read}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _size(raw: Mapping[str, Any], key: str) -> int:
@@ -165,6 +165,10 @@ def _size(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise UnsupportedModel(f"The model's config.json needs a positive integer {key!r}, it has {value!r}.")
     return value
+
+
+def _norm_eps(raw: Mapping[str, Any], key: str | float) -> float:
+    return float(raw.get(key, 1e-6)) if isinstance(key, str) else key
 
 
 def _check_activations(layers: tuple[LayerDescription, ...]) -> None:

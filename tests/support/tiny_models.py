@@ -69,6 +69,55 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
     "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "gemma": (transformers.GemmaConfig, {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 12.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "granite": (
+        transformers.GraniteConfig,
+        {
+            "attention_multiplier": 0.15,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": (transformers.Olmo2Config, {}),
+    "glm": (transformers.GlmConfig, {"head_dim": 32}),
+    "glm4": (transformers.Glm4Config, {"head_dim": 32, "attention_bias": False}),
+    "cohere": (transformers.CohereConfig, {"logit_scale": 0.3, "tie_word_embeddings": True}),
+    "cohere-qk-norm": (transformers.CohereConfig, {"logit_scale": 0.3, "use_qk_norm": True}),
+    "cohere2": (transformers.Cohere2Config, {"num_hidden_layers": 4, "logit_scale": 0.3, "sliding_window": 9}),
+    "gpt2": (transformers.GPT2Config, {"n_inner": 96, "tie_word_embeddings": True}),
+    "gpt2-scaled-by-layer": (
+        transformers.GPT2Config,
+        {"tie_word_embeddings": True, "scale_attn_by_inverse_layer_idx": True, "activation_function": "gelu"},
+    ),
+    "opt": (transformers.OPTConfig, {"ffn_dim": 96, "tie_word_embeddings": True}),
+    "opt-without-biases": (transformers.OPTConfig, {"ffn_dim": 96, "enable_bias": False}),
 }
 """Name to configuration class and the differences from `SIZES`."""
 

@@ -43,23 +43,44 @@ class Family:
     """Values of keys that a configuration leaves out."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Keys with a name of their own, each with Llama's name of it."""
-    norm_eps: str = "rms_norm_eps"
-    """The key of the norms' epsilon."""
+    unread: tuple[str, ...] = ()
+    """Keys of other families that transformers' class for this one leaves aside, wherever they come from."""
+    norm_eps: str | float = "rms_norm_eps"
+    """The key of the norms' epsilon, or the epsilon."""
     stretches: bool = True
     """Whether linear and dynamic scaling of positions stretch `max_position_embeddings`."""
 
 
-def layer_kinds(config: Config, num_layers: int) -> Sequence[str]:
-    """Returns `layer_types`: one of sliding_attention and full_attention for each layer.
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in `layer_types`."""
 
-    Raises ValueError for another kind, or another number of them.
+
+def layer_kinds(config: Config, num_layers: int, pattern: int) -> Sequence[str]:
+    """Returns FULL or SLIDING for each layer, as `layer_types` says; by default each `pattern`-th layer is FULL.
+
+    Raises ValueError for another kind, or another number of layers.
     """
-    kinds = config["layer_types"]
-    if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise ValueError(f"'layer_types' must name full_attention or sliding_attention for each of {num_layers} layers")
+    kinds = config.get("layer_types") or [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+    if len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
+        raise ValueError(f"'layer_types' must be {FULL} or {SLIDING} for each of the {num_layers} layers")
     return list(kinds)
 
 
 def qk_norm_of(wanted: bool) -> QkNorm:
     """Returns the norm of each head, or none."""
     return QkNorm.HEAD if wanted else QkNorm.NONE
+
+
+def size(config: Config, key: str) -> int:
+    """Returns a positive integer. Raises ValueError where there is none."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"its config.json needs a positive integer {key!r}, it has {value!r}")
+    return value
+
+
+def refuse(config: Config, **values: object) -> None:
+    """Raises ValueError for a key, present and not null, with another value than that given here."""
+    for key, wanted in values.items():
+        if config.get(key, wanted) != wanted:
+            raise ValueError(f"{key!r} {config[key]!r} is not supported by this decoder, which needs {wanted!r}")

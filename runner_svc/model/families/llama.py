@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner_svc.model.families.description import LayerDescription, MlpDescription
-from runner_svc.model.families.family import Config, Family, qk_norm_of
+from runner_svc.model.families.family import Config, Family, qk_norm_of, size
 from runner_svc.model.families.tensor_names import TensorNames
 
 
@@ -27,7 +27,7 @@ class LlamaLayers:
         """Returns the layers."""
         attention_bias = bool(config.get("attention_bias", False))
         mlp = MlpDescription(
-            width=config["intermediate_size"],
+            width=size(config, "intermediate_size"),
             activation=config.get("hidden_act", "silu"),
             bias=bool(config.get("mlp_bias", False)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_svc.model.families import llama
+from runner_svc.model.families import cohere, gemma, glm, gpt2, granite, llama, olmo2, opt
 from runner_svc.model.families.family import Family
 
 ARCHITECTURES: dict[str, Family] = {
@@ -13,4 +13,15 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2ForCausalLM": llama.QWEN2,
     "Qwen3ForCausalLM": llama.QWEN3,
     "SmolLM3ForCausalLM": llama.SMOLLM3,
+    "GemmaForCausalLM": gemma.GEMMA,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GraniteForCausalLM": granite.GRANITE,
+    "Olmo2ForCausalLM": olmo2.OLMO2,
+    "GlmForCausalLM": glm.GLM,
+    "Glm4ForCausalLM": glm.GLM4,
+    "CohereForCausalLM": cohere.COHERE,
+    "Cohere2ForCausalLM": cohere.COHERE2,
+    "GPT2LMHeadModel": gpt2.GPT2,
+    "OPTForCausalLM": opt.OPT,
 }
