@@ -31,7 +31,10 @@ def declared(architecture: str) -> str:
     """Returns a line of each field that the class adds to those of all classes."""
     kind = config_class(architecture)
     hints = typing.get_type_hints(kind, localns={"torch": torch})
-    head = [f"model_type: {kind.model_type}", f"default_theta: {float(kind.default_theta)}"]
+    head = [f"model_type: {kind.model_type}"]
+    if "rope_parameters" in hints and isinstance(kind.default_theta, float):
+        head.append(f"default_theta: {kind.default_theta}")
+    head += [f"{alias} -> {key}" for alias, key in sorted(kind.attribute_map.items())]
     rows = [
         f"{field.name}: {' | '.join(sorted(_kinds(hints[field.name])))} = {json.dumps(_default(field))}"
         for field in dataclasses.fields(kind)

@@ -1,8 +1,6 @@
-"""What transformers' configuration classes declare: type and default of each key, by architecture.
+"""What transformers' configuration classes declare: type and default of each key, read from `class_rows`.
 
-The rows are printed by `python -m tests.support.class_fields ARCHITECTURE`, and a test compares them with the installed
-transformers. They are kept here because importing transformers costs seconds at each start. A line without a type is
-an attribute of the class: the `model_type` of config.json, and the RoPE base of a configuration that has none.
+They are kept there because importing transformers costs seconds at each start.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from runner_svc.model.folder.class_rows import DECLARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,192 +28,12 @@ class ClassFields:
 
     model_type: str
     default_theta: float
+    """RoPE's base for a configuration that has none; 10,000 for a class that declares none."""
     fields: dict[str, Field]
+    """By key; other names of a key have its type."""
+    other_names: dict[str, str]
+    """The key that each other name stands for."""
 
-
-TRANSFORMERS = "5.24"
-"""The version that the rows were read from."""
-
-DECLARED = {
-    "LlamaForCausalLM": """
-model_type: llama
-default_theta: 10000.0
-attention_bias: bool = false
-attention_dropout: float | int | null = 0.0
-bos_token_id: int | null = 1
-eos_token_id: int | list[int] | null = 2
-head_dim: int | null = null
-hidden_act: str = "silu"
-hidden_size: int = 4096
-initializer_range: float = 0.02
-intermediate_size: int = 11008
-max_position_embeddings: int = 2048
-mlp_bias: bool = false
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int | null = null
-pad_token_id: int | null = null
-pretraining_tp: int | null = 1
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-tie_word_embeddings: bool = false
-use_cache: bool = true
-vocab_size: int = 32000
-""",
-    "MistralForCausalLM": """
-model_type: mistral
-default_theta: 10000.0
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = 1
-eos_token_id: int | list[int] | null = 2
-head_dim: int | null = null
-hidden_act: str = "silu"
-hidden_size: int = 4096
-initializer_range: float = 0.02
-intermediate_size: int = 14336
-max_position_embeddings: int = 131072
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int = 8
-pad_token_id: int | null = null
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-sliding_window: int | null = 4096
-tie_word_embeddings: bool = false
-use_cache: bool = true
-vocab_size: int = 32000
-""",
-    "MinistralForCausalLM": """
-model_type: ministral
-default_theta: 10000.0
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = 1
-eos_token_id: int | list[int] | null = 2
-head_dim: int | null = null
-hidden_act: str = "silu"
-hidden_size: int = 4096
-initializer_range: float = 0.02
-intermediate_size: int = 14336
-layer_types: list[str] | null = null
-max_position_embeddings: int = 131072
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int = 8
-pad_token_id: int | null = null
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-sliding_window: int | null = 4096
-tie_word_embeddings: bool = false
-use_cache: bool = true
-vocab_size: int = 32000
-""",
-    "Phi3ForCausalLM": """
-model_type: phi3
-default_theta: 10000.0
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = 1
-embd_pdrop: float | int = 0.0
-eos_token_id: int | list[int] | null = 32000
-hidden_act: str = "silu"
-hidden_size: int = 3072
-initializer_range: float = 0.02
-intermediate_size: int = 8192
-max_position_embeddings: int = 4096
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int | null = null
-original_max_position_embeddings: int = 4096
-pad_token_id: int | null = 32000
-resid_pdrop: float | int = 0.0
-rms_norm_eps: float = 1e-05
-rope_parameters: dict | null = null
-sliding_window: int | null = null
-tie_word_embeddings: bool = false
-use_cache: bool = true
-vocab_size: int = 32064
-""",
-    "Qwen2ForCausalLM": """
-model_type: qwen2
-default_theta: 10000.0
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = null
-eos_token_id: int | list[int] | null = null
-hidden_act: str = "silu"
-hidden_size: int = 4096
-initializer_range: float = 0.02
-intermediate_size: int = 22016
-layer_types: list[str] | null = null
-max_position_embeddings: int = 32768
-max_window_layers: int = 28
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int | null = 32
-pad_token_id: int | null = null
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-sliding_window: int | null = 4096
-tie_word_embeddings: bool = false
-use_cache: bool = true
-use_sliding_window: bool = false
-vocab_size: int = 151936
-""",
-    "Qwen3ForCausalLM": """
-model_type: qwen3
-default_theta: 10000.0
-attention_bias: bool = false
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = null
-eos_token_id: int | list[int] | null = null
-head_dim: int = 128
-hidden_act: str = "silu"
-hidden_size: int = 4096
-initializer_range: float = 0.02
-intermediate_size: int = 22016
-layer_types: list[str] | null = null
-max_position_embeddings: int = 32768
-max_window_layers: int = 28
-num_attention_heads: int = 32
-num_hidden_layers: int = 32
-num_key_value_heads: int | null = 32
-pad_token_id: int | null = null
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-sliding_window: int | null = 4096
-tie_word_embeddings: bool = false
-use_cache: bool = true
-use_sliding_window: bool = false
-vocab_size: int = 151936
-""",
-    "SmolLM3ForCausalLM": """
-model_type: smollm3
-default_theta: 2000000.0
-attention_bias: bool = false
-attention_dropout: float | int = 0.0
-bos_token_id: int | null = 128000
-eos_token_id: int | list[int] | null = 128001
-hidden_act: str = "silu"
-hidden_size: int = 2048
-initializer_range: float = 0.02
-intermediate_size: int = 11008
-layer_types: list[str] | null = null
-max_position_embeddings: int = 32768
-mlp_bias: bool = false
-no_rope_layer_interval: int = 4
-no_rope_layers: list[int] | null = null
-num_attention_heads: int = 16
-num_hidden_layers: int = 36
-num_key_value_heads: int | null = 4
-pad_token_id: int | null = 128004
-rms_norm_eps: float = 1e-06
-rope_parameters: dict | null = null
-sliding_window: int | null = null
-tie_word_embeddings: bool = true
-use_cache: bool = true
-use_sliding_window: bool = false
-vocab_size: int = 128256
-""",
-}
-"""The rows by the name in a configuration's `architectures`."""
 
 BASE_FIELDS = {
     "architectures": Field(("list[str]", "null"), None),
@@ -233,10 +53,15 @@ BASE_FIELDS = {
 @cache
 def class_fields(architecture: str) -> ClassFields:
     """Returns the class of an architecture of `DECLARED`."""
-    lines = dict(line.split(": ", 1) for line in DECLARED[architecture].strip().splitlines())
-    model_type, theta = lines.pop("model_type"), float(lines.pop("default_theta"))
+    lines = DECLARED[architecture].strip().splitlines()
+    other_names = dict(line.split(" -> ") for line in lines if " -> " in line)
+    rows = dict(line.split(": ", 1) for line in lines if " -> " not in line)
+    model_type, theta = rows.pop("model_type"), float(rows.pop("default_theta", 10_000))
     fields = {}
-    for key, line in lines.items():
-        kinds, default = line.split(" = ", 1)
+    for key, row in rows.items():
+        kinds, default = row.split(" = ", 1)
         fields[key] = Field(tuple(kinds.split(" | ")), json.loads(default))
-    return ClassFields(model_type, theta, fields)
+    for name, key in other_names.items():
+        if key in fields:
+            fields[name] = fields[key]
+    return ClassFields(model_type, theta, fields, other_names)

@@ -14,7 +14,8 @@ from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from runner_svc.model.folder.class_fields import BASE_FIELDS, DECLARED, Field, class_fields
+from runner_svc.model.folder.class_fields import BASE_FIELDS, Field, class_fields
+from runner_svc.model.folder.class_rows import DECLARED
 from runner_svc.model.folder.errors import BrokenModel, UnsupportedModel
 from runner_svc.model.folder.harmless_keys import FIXED, FOREIGN, HARMLESS
 from runner_svc.model.folder.key_values import DTYPES, check_range, check_type, shortened
@@ -26,15 +27,29 @@ QUANTIZATION_KEYS = ("quantization_config", "quantization", "compression_config"
 _ALWAYS_USED = ("model_type", "architectures", "dtype", "torch_dtype", "head_dim", "eos_token_id", *ROPE_KEYS)
 
 
-LLAMA_LIKE = frozenset(
-    f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3")
+# Of a head, the share that rotates unless a key says otherwise, for classes that read one.
+_SHARES = {"Phi3ForCausalLM": 1.0, "GlmForCausalLM": 0.5, "Glm4ForCausalLM": 0.5}
+_WHOLE_HEADS = ("LlamaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+"""Classes that refuse a `hidden_size` that is not a multiple of the heads, even where `head_dim` is given."""
+COMPLETED = frozenset(
+    f"{family}ForCausalLM"
+    for family in (
+        *("Llama", "Mistral", "Ministral", "Phi3", "Qwen2", "Qwen3", "SmolLM3"),
+        *("Gemma", "Gemma2", "Granite", "Olmo2", "Glm", "Glm4", "Cohere", "Cohere2"),
+    )
 )
 """Architectures whose derived values are computed here; readers of the others derive their own."""
+_READ_BESIDE = {
+    "Gemma3ForCausalLM": ("sliding_window_pattern", "rope_local_base_freq"),
+    "Cohere2ForCausalLM": ("sliding_window_pattern",),
+}
+"""Keys that a class reads without declaring them."""
 
 
 def used_keys(architecture: str) -> frozenset[str]:
     """Returns the keys that decide what a model of this architecture answers."""
-    return frozenset((*class_fields(architecture).fields, *_ALWAYS_USED)) - HARMLESS.keys()
+    beside = _READ_BESIDE.get(architecture, ())
+    return frozenset((*class_fields(architecture).fields, *beside, *_ALWAYS_USED)) - HARMLESS.keys()
 
 
 @cache
@@ -48,30 +63,31 @@ def harmless_keys(architecture: str) -> Mapping[str, str]:
 def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[str, dict[str, Any]]:
     """Returns the name of a configuration's architecture, one of `supported`, and the values of the keys that it uses.
 
-    The values have their class's defaults, and no nulls. For the architectures of `LLAMA_LIKE`, sizes, `layer_types`
-    and `rope_parameters` are as transformers completes them. Raises UnsupportedModel for another architecture, and for
-    any key that is unknown or has a value that can't be used.
+    Absent keys have their class's defaults. For the architectures of `COMPLETED`, sizes, `layer_types` and
+    `rope_parameters` are as transformers completes them. Raises UnsupportedModel for another architecture, and for any
+    key that is unknown or has a value that can't be used.
     """
     name = _architecture(raw, [name for name in DECLARED if name in supported])
     used, harmless = used_keys(name), harmless_keys(name)
     for key in raw:
         _check_key(key, raw[key], name, used, harmless)
     declared = class_fields(name)
-    values = {key: field.default for key, field in declared.fields.items() if key in used}
+    other_names = declared.other_names
+    values = {key: field.default for key, field in declared.fields.items() if key in used and key not in other_names}
     values["eos_token_id"] = None
     for key, value in raw.items():
         if key in used:
             if (field := declared.fields.get(key) or _FIELDS.get(key)) is not None:
                 check_type(key, value, field.kinds)
             check_range(key, value)
-            values[key] = value
+            values[other_names.get(key, key)] = value
         elif key in BASE_FIELDS or key in declared.fields:
             check_type(key, value, (declared.fields.get(key) or BASE_FIELDS[key]).kinds)
     _check_dtype(raw)
     values["eos_token_id"] = _end_ids(values["eos_token_id"], values["vocab_size"])
-    if name in LLAMA_LIKE:
+    if name in COMPLETED:
         _complete(name, raw, values)
-    return name, {key: value for key, value in values.items() if value is not None}
+    return name, values
 
 
 def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None:
@@ -83,6 +99,7 @@ def _complete(name: str, raw: Mapping[str, Any], values: dict[str, Any]) -> None
         declared.default_theta,
         values["max_position_embeddings"],
         values["head_dim"],
+        share=_SHARES.get(name),
         is_phi3=declared.model_type == "phi3",
     )
     values.update(layer_values(name, raw, values))
@@ -165,11 +182,13 @@ def _fill_sizes(name: str, values: dict[str, Any]) -> None:
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     if values["num_key_value_heads"] is None:
         values["num_key_value_heads"] = heads
+    if name == "Cohere2ForCausalLM":
+        values["head_dim"] = None  # its class overwrites it
     if values.get("head_dim") is None:
         if name == "MinistralForCausalLM":
             raise UnsupportedModel("MinistralForCausalLM needs 'head_dim', which the model's config.json lacks.")
         values["head_dim"] = hidden // heads
-    if name == "LlamaForCausalLM" and hidden % heads:
+    if name in _WHOLE_HEADS and hidden % heads:
         raise UnsupportedModel(f"The model's config.json has 'hidden_size' {hidden}, not a multiple of {heads} heads.")
     if values["head_dim"] < 1:
         raise UnsupportedModel(f"The model's config.json has more attention heads ({heads}) than 'hidden_size'.")

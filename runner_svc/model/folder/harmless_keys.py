@@ -21,8 +21,9 @@ _REASONS: dict[str, str] = {
     "output_hidden_states output_attentions _output_attentions return_dict use_return_dict attn_implementation "
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled "
     "use_flash_attn use_flash_attention experts_implementation _experts_implementation_internal tie_last_hidden_states "
-    "cache_implementation use_mem_efficient_attention memory_efficient_attention reorder_and_upcast_attn "
-    "ignore_keys_at_rope_validation _post_init_done",
+    "cache_implementation use_mem_efficient_attention memory_efficient_attention reorder_and_upcast_attn",
+    "transformers writes it and does not read it.": "_sliding_window_pattern ignore_keys_at_rope_validation "
+    "_post_init_done",
     "The request says how tokens are drawn.": "assistant_confidence_threshold assistant_lookbehind bad_words_ids "
     "begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
     "encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty forced_bos_token_id "

@@ -12,6 +12,9 @@ from runner_svc.model.folder.key_values import check_type, shortened
 LAYER_KEYS = ("layer_types",)
 """Declared by some classes, and read of others by transformers' cache."""
 
+# Their readers (`runner_svc.model.families`) complete the kinds of layers by a pattern.
+_BY_PATTERN = ("Gemma2ForCausalLM", "Cohere2ForCausalLM")
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -30,6 +33,8 @@ def layer_values(name: str, raw: Mapping[str, Any], values: Mapping[str, Any]) -
                 f"The model's config.json has 'layer_types' with {SLIDING}, which transformers' class for {name} does "
                 "not read: delete it to serve the model without."
             )
+        return found
+    if name in _BY_PATTERN:
         return found
     window = values.get("sliding_window") if values.get("use_sliding_window", True) else None
     if "no_rope_layers" in fields:

@@ -59,10 +59,17 @@ _PHI3_LONGROPE = ("su", "yarn")
 
 
 def rope_parameters(
-    raw: Mapping[str, Any], default_theta: float, max_positions: int, head_dim: int, *, is_phi3: bool
+    raw: Mapping[str, Any],
+    default_theta: float,
+    max_positions: int,
+    head_dim: int,
+    *,
+    share: float | None,
+    is_phi3: bool,
 ) -> dict[str, Any]:
     """Returns the parameters that transformers computes with: `rope_type`, `rope_theta` and those of the type.
 
+    `share`: how much of a head rotates by default; None for a class that rotates whole heads.
     Raises UnsupportedModel for a type that the decoders lack, a key that no type has, and a value out of range.
     """
     given = _object(raw)
@@ -85,7 +92,7 @@ def rope_parameters(
     return {
         "rope_type": name,
         "rope_theta": number("rope_theta", theta, 1.0 if name == "yarn" else 0.0),
-        **_partial(raw, given, name, head_dim, is_phi3),
+        **_partial(raw, given, name, head_dim, share),
         **_of_type(raw, given, name, max_positions),
     }
 
@@ -104,16 +111,16 @@ def _object(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _partial(
-    raw: Mapping[str, Any], given: Mapping[str, Any], name: str, head_dim: int, is_phi3: bool
+    raw: Mapping[str, Any], given: Mapping[str, Any], name: str, head_dim: int, default: float | None
 ) -> dict[str, float]:
-    """The share of a head that rotates. Only Phi-3 reads it; the others leave it aside, or fail in transformers."""
-    beside = raw.get("partial_rotary_factor")
+    """The share of a head that rotates. Classes without a default leave it aside, or fail in transformers."""
+    beside = raw.get("partial_rotary_factor", default)
     share = given.get("partial_rotary_factor", 1.0 if beside is None else beside)
     share = number("partial_rotary_factor", share)
     rotary_dim = int(head_dim * share)
-    if not is_phi3 and name == "default":
+    if default is None and name == "default":
         rotary_dim = head_dim
-    elif not is_phi3 and rotary_dim != head_dim:
+    elif default is None and rotary_dim != head_dim:
         raise UnsupportedModel(
             f"The model's config.json has 'partial_rotary_factor' {share:g} with RoPE type {name!r}, which its class "
             "does not support: delete it."
@@ -124,7 +131,7 @@ def _partial(
             f"Heads of {head_dim} elements of which {rotary_dim} rotate are not supported: an even number of at least "
             f"{least} has to rotate."
         )
-    return {"partial_rotary_factor": share} if is_phi3 else {}
+    return {} if default is None else {"partial_rotary_factor": share}
 
 
 def _of_type(raw: Mapping[str, Any], given: Mapping[str, Any], name: str, max_positions: int) -> dict[str, Any]:
