@@ -43,6 +43,19 @@ def declared(architecture: str) -> str:
     return "\n".join([*head, *sorted(rows)])
 
 
+def base_fields() -> dict[str, tuple[set[str], Any]]:
+    """Returns the types and the default of each field of all classes; types that are not JSON's are strings."""
+    hints = typing.get_type_hints(transformers.PreTrainedConfig, localns={"torch": torch})
+    return {
+        field.name: ({_json_kind(kind) for kind in _kinds(hints[field.name])}, _default(field))
+        for field in dataclasses.fields(transformers.PreTrainedConfig)
+    }
+
+
+def _json_kind(kind: str) -> str:
+    return kind if kind in ("bool", "dict", "int", "list[str]", "null", "str") else "str"
+
+
 def _default(field: Any) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 

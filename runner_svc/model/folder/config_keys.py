@@ -56,8 +56,9 @@ def used_keys(architecture: str) -> frozenset[str]:
 def harmless_keys(architecture: str) -> Mapping[str, str]:
     """Returns the reason of each key that changes no answer of this architecture, beside the keys of `FIXED`."""
     unread = f"transformers' class for {architecture} does not read it."
-    foreign = {key for other in DECLARED for key in class_fields(other).fields} - used_keys(architecture)
-    return {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
+    foreign = {key for other in DECLARED for key in class_fields(other).fields}
+    reasons = {**FOREIGN, **dict.fromkeys((*foreign, *LAYER_KEYS), unread), **HARMLESS}
+    return {key: reason for key, reason in reasons.items() if key not in used_keys(architecture)}
 
 
 def checked_config(raw: Mapping[str, Any], supported: Container[str]) -> tuple[str, dict[str, Any]]:
