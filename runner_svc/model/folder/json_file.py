@@ -61,7 +61,7 @@ def refuse_unreadable(path: Path) -> None:
 def refuse_pointer(path: Path, beginning: bytes) -> None:
     """Raises BrokenModel for a pointer of Git LFS, by the beginning of the file."""
     if beginning.startswith(LFS_POINTER):
-        raise BrokenModel(f"{path} is a pointer of Git LFS, not the file itself: run 'git lfs pull' in its folder.")
+        raise BrokenModel(f"{path} is a Git LFS pointer, not the file itself: run 'git lfs pull' in its folder.")
 
 
 def _parsed(path: Path, content: bytes, unique: bool) -> Any:
