@@ -26,9 +26,10 @@ from runner_svc.interface.kv_cache import KVCache
 from runner_svc.interface.progress import Progress
 from runner_svc.interface.step import MaskedDraw, StepBatch, StepOutput
 from runner_svc.model.decoder_choice import DecoderSetting, choose_decoder
-from runner_svc.model.description import describe_model, read_json
+from runner_svc.model.description import describe_model
 from runner_svc.model.errors import UnsupportedModel
 from runner_svc.model.fingerprints import fingerprints
+from runner_svc.model.folder.config_file import read_config
 from runner_svc.model.source import model_folder
 from runner_svc.model.weights import load_weights, weights_fingerprint
 from runner_svc.sampling.sampler import SampledRows, Sampler
@@ -194,7 +195,7 @@ def load_decoder(folder: Path, asked: DecoderSetting, progress: Progress) -> Ser
 
     Raises UnsupportedModel if neither serves it, ModelNotFound if weights are missing.
     """
-    raw = read_json(folder / "config.json")
+    raw = read_config(folder)
     choice = choose_decoder(raw, asked)
     if choice.config is not None:
         weights = load_weights(folder, choice.config, torch.float32, torch.device("cpu"), progress)
