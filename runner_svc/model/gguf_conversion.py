@@ -1,42 +1,45 @@
-"""Converts a GGUF file to a Hugging Face folder in safetensors, once.
+"""Keeps GGUF files as Hugging Face folders, each converted once.
 
-transformers needs 20 s to dequantize a small model, so the result is kept in a cache folder named after the file's
-content; from then on a start reads safetensors, without importing transformers at all.
+The result lies in a cache folder named after the file's content; from then on a start reads safetensors.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from runner_svc.gguf.conversion import Conversion
+from runner_svc.gguf.errors import GgufError
+from runner_svc.gguf.parts import part_files
 from runner_svc.interface.progress import Progress
+from runner_svc.model.config import ModelConfig
 from runner_svc.model.errors import UnsupportedModel
-from runner_svc.model.gguf_tokenizer import StatedTokenizer, write_stated_tokenizer
 from runner_svc.model.weights import sample_bytes
 
 # Part of the cache folder's name: raise it when a change here makes older conversions wrong.
-CONVERSION_VERSION = 3
+CONVERSION_VERSION = 4
 
 
 def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) -> Path:
     """The folder that holds the converted file, which is made unless it exists.
 
-    Raises UnsupportedModel when transformers can't read the file.
+    `gguf_file`: the file, or any part of a model that is split. Raises UnsupportedModel when it can't be served.
     """
-    digest = hashlib.blake2b(sample_bytes(gguf_file), digest_size=8, salt=bytes([CONVERSION_VERSION])).hexdigest()
-    target = cache_folder / f"{gguf_file.stem}-{digest}"
+    target = cache_folder / f"{part_files(gguf_file)[0].stem}-{_digest(gguf_file)}"
     if target.is_dir():
         return target
+    conversion = _planned(gguf_file)
     cache_folder.mkdir(parents=True, exist_ok=True)
     # Made under another name and then renamed: an interrupted conversion leaves nothing that looks whole.
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache_folder))
     try:
-        _convert(gguf_file, scratch, progress)
+        what = f"converting {gguf_file.name} (once)"
+        progress(what, 0.0)
+        conversion.write(scratch, progress, what)
+        progress(what, 1.0)
         try:
             os.rename(scratch, target)
         except OSError:
@@ -47,43 +50,27 @@ def converted_folder(gguf_file: Path, cache_folder: Path, progress: Progress) ->
     return target
 
 
-def _convert(gguf_file: Path, folder: Path, progress: Progress) -> None:
-    what = f"converting {gguf_file.name} (once)"
-    progress(what, 0.0)
-    # Read when tqdm is first imported: its own bars would be drawn over what `progress` shows.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # seconds, and only needed here
-
-    source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
+def why_not(gguf_file: Path) -> str | None:
+    """Why a GGUF file (or any part of a split one) can't be served, from its header alone; None when it can."""
     try:
-        stated = StatedTokenizer.read(gguf_file)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        progress(what, 0.3)
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype="float32", quantization_config=GgufConfig(dequantize=True)
-        )
-    except (ImportError, MemoryError):  # the machine's fault, not the file's
-        raise
-    except Exception as error:  # of any type: of a file that it can't read, transformers trips over what it finds
-        raise UnsupportedModel(_refusal(gguf_file, error)) from error
-    progress(what, 0.9)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_stated_tokenizer(stated, folder)
-    _drop_quantization(folder / "config.json")
-    progress(what, 1.0)
+        _planned(gguf_file)
+    except UnsupportedModel as error:
+        return str(error)
+    return None
 
 
-def _refusal(gguf_file: Path, error: Exception) -> str:
-    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".:!")
-    return (
-        f"{gguf_file} can't be converted by transformers {importlib.metadata.version('transformers')}: {said}. "
-        "Check that the file is whole, install a newer transformers, or give a folder with config.json and safetensors."
-    )
+def _digest(gguf_file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=8, salt=bytes([CONVERSION_VERSION]))
+    for part in part_files(gguf_file):
+        if part.is_file():
+            digest.update(sample_bytes(part))
+    return digest.hexdigest()
 
 
-def _drop_quantization(config_file: Path) -> None:
-    """What was saved is dequantized, whatever transformers still says about it."""
-    config = json.loads(config_file.read_text())
-    config.pop("quantization_config", None)
-    config_file.write_text(json.dumps(config, indent=2))
+def _planned(gguf_file: Path) -> Conversion:
+    try:
+        conversion = Conversion.plan(gguf_file)
+        ModelConfig.from_hugging_face(conversion.config)
+    except (GgufError, UnsupportedModel) as error:
+        raise UnsupportedModel(f"{gguf_file} can't be served: {error}") from error
+    return conversion

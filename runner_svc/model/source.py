@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
+from runner_svc.gguf.parts import only_model
 from runner_svc.interface.progress import Progress
 from runner_svc.model.errors import ModelNotFound
 from runner_svc.model.gguf_conversion import converted_folder
@@ -47,9 +48,9 @@ def _local_folder(folder: Path, cache_folder: Path, progress: Progress) -> Path:
     if (folder / "config.json").is_file():
         return folder
     gguf_files = sorted(folder.glob("*.gguf"))
-    if len(gguf_files) == 1:
-        return converted_folder(gguf_files[0], cache_folder, progress)
-    found = f"{len(gguf_files)} .gguf files; name one of them" if gguf_files else "no .gguf file either"
+    if (first := only_model(gguf_files)) is not None:
+        return converted_folder(first, cache_folder, progress)
+    found = f"{len(gguf_files)} .gguf files of several models; name one" if gguf_files else "no .gguf file either"
     raise ModelNotFound(f"{folder} has no config.json, and {found}.{pickled_weights_sentence(folder)}")
 
 

@@ -1,0 +1,71 @@
+"""How byte-level vocabularies split a text before merges, by `tokenizer.ggml.pre`, which names the rule only.
+
+The names are llama.cpp's (MIT, `llama-vocab.cpp`), the expressions those of the models' own tokenizer.json files, which
+transformers has as well (Apache-2.0, `gguf_tokenizer_mapping.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from runner_svc.gguf.errors import GgufError
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+
+_LLAMA3 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_QWEN2 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+_GPT4O = rf"{_CASED[0]}{_ENDINGS}?|{_CASED[1]}{_ENDINGS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """A rule of splitting, and what goes with it."""
+
+    steps: tuple[dict[str, Any], ...]
+    """As tokenizer.json has them."""
+    ignores_merges: bool = False
+    """Whether a piece that is a token as a whole is taken whole, however merges would make it."""
+    adds_bos: bool = False
+    """Whether BOS comes first where the file doesn't say."""
+
+    @property
+    def pre_tokenizer(self) -> dict[str, Any]:
+        """Of tokenizer.json."""
+        return self.steps[0] if len(self.steps) == 1 else {"type": "Sequence", "pretokenizers": list(self.steps)}
+
+
+def _by(expression: str) -> tuple[dict[str, Any], ...]:
+    split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    return split, {**_BYTES, "use_regex": False}
+
+
+_GPT2_STEP = {**_BYTES, "use_regex": True}
+_GPT2 = Splitting((_GPT2_STEP,))
+_DIGITS = Splitting(({"type": "Digits", "individual_digits": True}, _GPT2_STEP))
+
+_NAMES = {
+    "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum a.x-4.0": _GPT2,
+    "smollm starcoder refact command-r codeshell exaone minerva-7b": _DIGITS,
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": Splitting(_by(_LLAMA3), True, True),
+    "dbrx smaug-bpe": Splitting(_by(_LLAMA3)),
+    "tekken": Splitting(_by(_TEKKEN), True, True),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan": Splitting(_by(_QWEN2)),
+    "gpt-4o llama4 kanana2 talkie": Splitting(_by(_GPT4O)),
+}
+SPLITTINGS = {name: splitting for names, splitting in _NAMES.items() for name in names.split()}
+"""By `tokenizer.ggml.pre`."""
+
+
+def splitting_of(name: str) -> Splitting:
+    """The rule of that name; raises GgufError when there is none."""
+    if name not in SPLITTINGS:
+        known = ", ".join(SPLITTINGS)
+        said = f"Its tokenizer.ggml.pre is {name!r}" if name else "It has no key 'tokenizer.ggml.pre'"
+        raise GgufError(f"{said}, so it is not known how its tokenizer splits a text; known rules are {known}.")
+    return SPLITTINGS[name]
