@@ -5,6 +5,7 @@ The mapping of names and the order of rows are written down here once more, apar
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import transformers
 from gguf import TokenType
 from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from runner_svc.backends.byte_tokenizer import (
     CHAT_TEMPLATE,
@@ -90,10 +92,11 @@ _NAMES = {
 
 
 def tiny_model(architecture: str, seed: int = 0, **overrides: Any) -> Any:
-    """A random model of transformers' in float32; `overrides` of its configuration, nothing of it a default's."""
+    """A random model of transformers' in float32; `overrides` of its configuration, and of its `config_class`."""
     tiny = ARCHITECTURES[architecture]
     vocab = len(sentence_piece_tokens()) if tiny.sentence_piece else VOCAB_SIZE
-    config = tiny.config_class(**{"vocab_size": vocab, **SIZES, **tiny.overrides, **overrides})
+    config_class = overrides.pop("config_class", tiny.config_class)
+    config = config_class(**copy.deepcopy({"vocab_size": vocab, **SIZES, **tiny.overrides, **overrides}))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -139,19 +142,28 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_NAMES[stem]}.{kind}"
 
 
-def _rows(name: str, numbers: np.ndarray, config: Any, tiny: Tiny) -> np.ndarray:
+def _rows(name: str, numbers: np.ndarray, config: Any, tiny: Tiny, back: bool = False) -> np.ndarray:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if not tiny.are_pairs or heads is None:
         return numbers
-    halves = numbers.reshape(heads, 2, numbers.shape[0] // heads // 2, *numbers.shape[1:])
+    pair = (numbers.shape[0] // heads // 2, 2) if back else (2, numbers.shape[0] // heads // 2)
+    halves = numbers.reshape(heads, *pair, *numbers.shape[1:])
     return halves.swapaxes(1, 2).reshape(numbers.shape)
 
 
-def requantize(file: GgufFile, kind: GGMLQuantizationType, made: Callable[[tuple[int, ...]], StoredTensor]) -> None:
-    """Replaces each matrix of the layers by one of that type that `made` makes."""
-    for name, tensor in file.tensors.items():
-        if name.startswith("blk.") and len(tensor.shape) == 2:
-            file.tensors[name] = made(tensor.shape)
+def load_back(architecture: str, model: Any, file: GgufFile) -> None:
+    """Gives the model the file's numbers, as gguf dequantizes them; biases that the file lacks become zero."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = file.tensors.get(gguf_name(name))
+            if tensor is not None:
+                kind = GGMLQuantizationType(tensor.type)
+                blocks = np.frombuffer(tensor.content, np.uint8).reshape(*tensor.shape[:-1], -1)
+                numbers = dequantize(blocks, kind).reshape(tensor.shape)
+                halves = _rows(name, numbers, model.config, ARCHITECTURES[architecture], back=True)
+                parameter.copy_(torch.from_numpy(halves.astype(np.float32)))
+            elif name.endswith(".bias"):
+                parameter.zero_()
 
 
 def byte_level_keys(pre: str, specials: Mapping[int, str] = SPECIAL_TOKENS) -> dict[str, Any]:
